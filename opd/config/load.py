@@ -1,7 +1,7 @@
 """Read settings from YAML and dotted overrides; turn every mistake into one sentence with the key in it."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -53,7 +53,7 @@ def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "se
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(" ".join(_sentence(model, dict(issue), source) for issue in error.errors())) from error
+        raise ConfigError(" ".join(f"{source}: {said}" for said in _sentences(model, data, error.errors()))) from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -103,22 +103,30 @@ def _apply(data: dict[str, Any], override: str) -> None:
         node[last] = parsed
 
 
-def _sentence(model: type[BaseModel], issue: dict[str, Any], source: str) -> str:
-    keys, groups = _resolve(model, issue["loc"])
-    location = ".".join(keys)
-    if issue["type"] == "extra_forbidden":
-        valid = sorted({name for group in groups for name in group.model_fields})
-        near = difflib.get_close_matches(keys[-1], valid, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid keys here: {', '.join(valid) or 'none'}."
-        return f"{source}: unknown key {location!r}; {hint}"
-    if issue["type"] == "missing":
-        return f"{source}: key {location!r} is missing; give it a value."
-    message = str(issue["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
-    if not location:
-        return f"{source}: {message}."
-    if issue["type"] in _FORMS:
-        message = _FORMS[issue["type"]] + _example(keys, groups)
-    return f"{source}: {location} = {_shown(issue.get('input'))} is not valid: {message}."
+def _sentences(model: type[BaseModel], data: Any, issues: Iterable[Any]) -> Iterator[str]:
+    """One for each mistake; of a key that takes several types, one with those that its value came closest to."""
+    placed = [(issue, *_resolve(model, data, issue["loc"])) for issue in issues]
+    invalid: dict[str, list[str]] = {}
+    for issue, keys, groups, choice in placed:
+        location = ".".join(keys)
+        if issue["type"] == "extra_forbidden":
+            valid = sorted({name for group in groups for name in group.model_fields})
+            near = difflib.get_close_matches(keys[-1], valid, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid keys here: {', '.join(valid) or 'none'}."
+            yield f"unknown key {location!r}; {hint}"
+        elif issue["type"] == "missing":
+            yield f"key {location!r} is missing; give it a value."
+        elif not location:
+            yield f"{_reason(issue)}."
+        elif choice is None or len(keys) == max(len(others) for _, others, _, of in placed if of == choice):
+            reason = _FORMS[issue["type"]] + _example(keys, groups) if issue["type"] in _FORMS else _reason(issue)
+            invalid.setdefault(f"{location} = {_shown(issue.get('input'))}", []).append(reason)
+    for what, reasons in invalid.items():
+        yield f"{what} is not valid: {', or '.join(reasons)}."
+
+
+def _reason(issue: Any) -> str:
+    return str(issue["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 
 
 def _shown(value: Any) -> str:
@@ -148,23 +156,34 @@ def _example(keys: list[str], groups: list[type[BaseModel]]) -> str:
     return ""
 
 
-def _resolve(model: type[BaseModel], location: tuple[Any, ...]) -> tuple[list[str], list[type[BaseModel]]]:
-    """The keys of pydantic's `location` as they stand in the file, and the groups that can hold the last of them."""
+def _resolve(
+    model: type[BaseModel], data: Any, location: tuple[Any, ...]
+) -> tuple[list[str], list[type[BaseModel]], tuple[str, ...] | None]:
+    """Pydantic's `location` as it stands in the file.
+
+    Returns:
+        Its keys, the groups that can hold the last of them, and the key that takes one of several types, if any does.
+    """
     keys: list[str] = []
     groups: list[_Group] = [(None, model)]
     holders = groups
+    choice: tuple[str, ...] | None = None
     for part in location:
         chosen: list[_Group] = [(None, group) for tag, group in groups if tag is not None and tag == part]
         if chosen:
             # The tag of a union's member stands in the location, but not in the file.
             groups = holders = chosen
             continue
-        keys.append(str(part))
         fields = [group.model_fields[part] for _, group in groups if part in group.model_fields]
-        holders = groups
+        within = data if isinstance(data, Mapping) else dict(enumerate(data)) if isinstance(data, list) else {}
+        if isinstance(part, str) and not fields and part not in within:
+            choice = choice or tuple(keys)  # so does the name of a type, where a key takes several
+            continue
+        keys.append(str(part))
+        data, holders = within.get(part), groups
         # Indices of lists and keys of mappings stay within the same groups.
         groups = [found for field in fields for found in groups_in(field.annotation)] or groups
-    return keys, [group for _, group in holders]
+    return keys, [group for _, group in holders], choice
 
 
 def groups_in(annotation: Any, tag: str | None = None) -> list[_Group]:

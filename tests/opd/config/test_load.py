@@ -75,6 +75,27 @@ def test_a_mistake_is_one_sentence_with_the_key_and_the_nearest_valid_one(data: 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+class Garage(Settings):
+    cars: list[str] | dict[str, list[int | str]]
+
+
+@pytest.mark.parametrize(
+    ("cars", "said"),
+    [
+        ("a", "cars = 'a' is not valid: it must be a list, in [brackets], or it must be a group of keys, in {braces}."),
+        (["a", []], "cars.1 = [] is not valid: it must be text, in quotes if it looks like a number or a list."),
+        ({"a": "b"}, "cars.a = 'b' is not valid: it must be a list, in [brackets]."),
+    ],
+)
+def test_a_key_of_several_types_is_told_as_it_stands_in_the_file(cars: Any, said: str) -> None:
+    """Pydantic has a message for each type, whose name stands in the place."""
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(Garage, {"cars": cars}, source="file")
+    assert str(caught.value) == f"file: {said}"
+    with pytest.raises(ConfigError, match=r"cars\.a\.0 = None is not valid: .* valid integer, or it must be text"):
+        parse_settings(Garage, {"cars": {"a": [None]}})
+
+
 def test_yes_and_no_are_kept_where_a_key_takes_them() -> None:
     assert parse_settings(Car, {"name": "a", "hybrid": True}).hybrid is True
 
