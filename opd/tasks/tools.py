@@ -98,7 +98,7 @@ def _block(body: str, *, closed: bool) -> Call | BadCall:
         return BadCall("the tool call does not end: </function> is missing")
     try:
         return _call(json.loads(body, strict=False))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return BadCall(f"the tool call is not valid JSON: {error}")
 
 
@@ -109,7 +109,7 @@ def _bare(text: str) -> list[Call | BadCall]:
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return [*found, BadCall(f"the tool call is not valid JSON: {error}")]
         found.append(_call(value))
         # Models put semicolons, spaces or lines between calls.
@@ -127,7 +127,7 @@ def _call(value: Any) -> Call | BadCall:
     if isinstance(arguments, str):  # as OpenAI's interface writes them
         try:
             arguments = json.loads(arguments, strict=False)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return BadCall(f"the arguments of {name} are not valid JSON: {error}")
     if not isinstance(arguments, dict):
         return BadCall(f"the arguments of {name} are {type(arguments).__name__} and not an object")

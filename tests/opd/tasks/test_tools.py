@@ -53,6 +53,9 @@ def test_an_answer_is_no_call(text: str) -> None:
         ('<tool_call>{"name": "add", "arguments": "{"}</tool_call>', "arguments of add are not valid JSON"),
         ("<tool_call><function=add><parameter=a>1</tool_call>", "</function> is missing"),
         ('{"name": "add", "parameters": {"a": ', "not valid JSON"),
+        ("<tool_call>" + "[" * 50_000 + "</tool_call>", "not valid JSON"),
+        ('{"name": "add", "parameters": ' + "[" * 50_000, "not valid JSON"),
+        ('<tool_call>{"name": "add", "arguments": "' + "[" * 50_000 + '"}</tool_call>', "arguments of add are not"),
     ],
 )
 def test_what_was_meant_as_a_call_gets_a_sentence(text: str, reason: str) -> None:
