@@ -60,6 +60,6 @@ class ByChat:
             found = json.loads(said[said.index("{") : said.rindex("}") + 1])
         except ChatFailed as error:
             raise PairRefused("the model gave no answer") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PairRefused("the model said nothing that can be read") from error
         return found if isinstance(found, dict) else {}

@@ -130,7 +130,7 @@ def _typed(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in call.arguments.items():
         try:
             found[name] = value if known.get(name, {}).get("type") == "string" else json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = value
     return found
 

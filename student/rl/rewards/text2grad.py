@@ -83,7 +83,7 @@ class Text2Grad(Asked):
         text = self.client.ask([{"role": "user", "content": filled(self.settings.question, prompt, answer)}])
         try:
             said: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets in brackets
             return None
         if not isinstance(said, dict):
             return None

@@ -72,7 +72,7 @@ def test_what_a_judge_quotes_is_rewarded_by_token(row: Row, services: Any) -> No
     assert reward.fired == {"unknown": (1.0, 2.0), "unmatched": (1.0, 3.0)}
 
 
-@pytest.mark.parametrize("said", ['{"good": "ab"}', '{"bad": 3}', '["ab"]', "{"])
+@pytest.mark.parametrize("said", ['{"good": "ab"}', '{"bad": 3}', '["ab"]', "{", '{"good": ' + "[" * 99_999 + "}"])
 def test_a_judge_that_quotes_in_another_form_says_nothing(row: Row, services: Any, said: str) -> None:
     reward = build("text2grad", endpoint="http://nowhere.invalid", model="m")
     reward.client = SimpleNamespace(ask=lambda messages: said)
