@@ -140,7 +140,7 @@ class TeacherFleet(ScoreSource):
         self._core.check(teacher, items, spec, temperature)
         futures: list[ScoreFuture] = [concurrent.futures.Future() for _ in items]
         if self._cache is not None:
-            self._cache.look_up(self._core.known(teacher).info, items, spec, temperature, futures)
+            self._cache.look_up(self._core.known(teacher).info_now, items, spec, temperature, futures)
 
         # The caller's span, taken here: the fleet's own thread has none.
         trace = trace_metadata()

@@ -55,6 +55,13 @@ class Pool:
     rows: int = 0
 
     @property
+    def info_now(self) -> pb.TeacherInfo | None:
+        """`info`; None where it is of earlier weights: after `adopt`, until a replica has joined."""
+        if self.info is None or self.identity is None or self.info.weights_hash != self.identity.weights_hash:
+            return None
+        return self.info
+
+    @property
     def out_since(self) -> float | None:
         """Time since when no replica takes rows, whatever the reason; None while one does."""
         return self.refused_since if self.down_since is None else self.down_since

@@ -42,6 +42,19 @@ def test_cached_rows_are_equal_and_are_not_sent_again(tiny: SimpleNamespace, tmp
     assert {s.weights_hash for s in again} == {server.models["math"].weights_hash}
 
 
+def test_rows_that_come_right_after_an_adoption_are_not_answered_by_the_weights_before(
+    tiny: SimpleNamespace, tmp_path: Path
+) -> None:
+    server, items, spec = tiny.serve(), tiny.items(3), PayloadSpec.sampled()
+    with TeacherFleet.connect(server.address, settings=caching(tiny, tmp_path)) as fleet:
+        fleet.score("math", items, spec)
+        fleet._cache._writer.submit(int).result()  # type: ignore[attr-defined]  # they are kept
+        server.models["math"] = tiny.model(2)
+        fleet.adopt("math")
+        scores = fleet.score("math", items, spec)
+        assert {one.weights_hash for one in scores} == {tiny.model(2).weights_hash}
+
+
 def test_a_record_replaces_the_teacher(tiny: SimpleNamespace, tmp_path: Path) -> None:
     server = tiny.serve()
     items, spec = tiny.items(6), PayloadSpec.hidden("f32")
