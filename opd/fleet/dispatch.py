@@ -73,7 +73,16 @@ class Dispatcher:
         self._monitors = monitors
         self._pools = pools
         idle = settings.calls.attempt_seconds
-        self.runner = RpcRunner(monitors, pools, request_id, now, idle, on_answer=self._answer, on_end=self._ended)
+        self.runner = RpcRunner(
+            monitors,
+            pools,
+            request_id,
+            now,
+            idle,
+            on_answer=self._answer,
+            on_complete=self._completed,
+            on_end=self._ended,
+        )
         self._cross_scorer = CrossScorer(settings.health, self.scheduler, self.counters, self, head_of)
         self._availability = Availability(monitors, pools, self.scheduler, settings.outage)
         self._repair = Repair(
@@ -253,8 +262,6 @@ class Dispatcher:
         """Blame and settle: every RPC that was launched comes here once, however it ended."""
         if error is not None:
             self._repair.blame(rpc, error)
-        elif not rpc.waiting:
-            self._completed(rpc)
         self._repair.settle(rpc, error)
         self.wake()
 

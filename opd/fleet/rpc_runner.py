@@ -14,6 +14,9 @@ from opd.wire.types import Scores
 
 log = logging.getLogger("opd.fleet")
 
+_GRACE_SECONDS = 1.0
+"""How long an RPC may outlive its rows' deadline, at which the dispatcher ends it: else the replica would be blamed."""
+
 
 class RpcRunner:
     """Sends RPCs, and reports every answered row and every end.
@@ -25,8 +28,9 @@ class RpcRunner:
         now: the fleet's clock in seconds.
         idle_seconds: without any message after which an RPC is given up.
         on_answer: called with (rpc, task, scores) for every row, as it arrives.
+        on_complete: called with an RPC that has answered all that was still asked of it.
         on_end: called with (rpc, error) once for every RPC that was launched, however it ended; the error is None
-            when all rows were answered, or when it was cancelled without a reason.
+            when it was complete, or when it was cancelled without a reason.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class RpcRunner:
         idle_seconds: float,
         *,
         on_answer: Callable[[Rpc, ScoreTask, Scores], None],
+        on_complete: Callable[[Rpc], None],
         on_end: Callable[[Rpc, OpdError | None], None],
     ) -> None:
         self._monitors = monitors
@@ -46,6 +51,7 @@ class RpcRunner:
         self._now = now
         self._idle_seconds = idle_seconds
         self._on_answer = on_answer
+        self._on_complete = on_complete
         self._on_end = on_end
         self._running: dict[int, asyncio.Task[None]] = {}
         self._reasons: dict[int, str] = {}
@@ -78,7 +84,7 @@ class RpcRunner:
         first = rpc.tasks[0]
         # The latest deadline: rows that expire earlier are failed by the dispatcher and need not end the others.
         latest = max(task.deadline for task in rpc.tasks)
-        timeout = None if latest == float("inf") else max(0.01, latest - self._now())
+        timeout = None if latest == float("inf") else max(0.0, latest - self._now()) + _GRACE_SECONDS
         if pool.info is None or pool.identity is None:
             raise UnavailableError(f"teacher {rpc.teacher!r} has no replica that was admitted.")
         weights = pool.identity.weights_hash
@@ -98,6 +104,7 @@ class RpcRunner:
                 self._on_answer(rpc, rpc.tasks[index], scores)
         if rpc.waiting:
             raise CorruptPayloadError(f"replica {rpc.server.address} left {len(rpc.waiting)} rows unanswered.")
+        self._on_complete(rpc)
 
     def _ended(self, rpc: Rpc, running: asyncio.Task[None]) -> None:
         self._running.pop(rpc.number, None)

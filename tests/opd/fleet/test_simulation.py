@@ -8,10 +8,11 @@ import pytest
 
 from opd.errors import OutageError
 from opd.fleet.settings import FleetSettings, OutageSettings
-from opd.wire.types import Scores
+from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from support.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
 
 SPEED = 5000.0
+SAMPLED = PayloadSpec.sampled()
 
 
 def draw(count: int, seed: int) -> list[int]:
@@ -138,6 +139,24 @@ def chaos(seed: int) -> tuple[float, list[Scores], dict[str, int]]:
         return span, scores, {"answered": counters.rows_answered, "dead": counters.replica_deaths}
 
     return run_virtual(run())
+
+
+def test_a_call_that_is_withdrawn_is_no_sign_that_its_replica_serves() -> None:
+    async def run() -> int:
+        core = await connect_simulated(servers([SPEED]))
+        life = core.monitors["s0:1"].lives["t"]
+        life.request_failed(core.now(), "as a wedged server does")
+        life.ping_answered(core.now())
+        item = ScoreItem(np.zeros(50_000, np.uint32), 1)
+        task = core.make_task("t", item, SAMPLED, 1.0, "", None, lambda outcome: None)
+        core.dispatcher.submit([task])
+        await asyncio.sleep(0.5)
+        core.dispatcher.cancel(task)
+        await asyncio.sleep(0.5)
+        await core.close()
+        return life.request_failures
+
+    assert run_virtual(run()) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
