@@ -148,7 +148,9 @@ class TeacherFleet(ScoreSource):
         def enter() -> None:
             tasks = []
             for index, (item, future) in enumerate(zip(items, futures, strict=True)):
-                if future.done():  # found in the cache, or cancelled before the loop reached it
+                if future.cancelled():  # before the loop reached it
+                    future.set_running_or_notify_cancel()
+                if future.done():  # or found in the cache
                     continue
                 group = groups[index] if groups is not None else ""
                 deliver = _deliver_to(future)

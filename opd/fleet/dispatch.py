@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from opd.errors import (
+    CancelledError,
     DeadlineError,
     OpdError,
     OutageError,
@@ -129,10 +130,12 @@ class Dispatcher:
         self.scheduler.submit(task, urgent=urgent)
 
     def cancel(self, task: ScoreTask) -> None:
-        """The caller lost interest in a row: nothing is delivered, RPCs that only it needs are cancelled."""
+        """The caller lost interest in a row: RPCs that only it needs are cancelled."""
         if not task.done:
             self.counters.rows_cancelled += 1
             self._finish(task)
+            # Its future is cancelled already, but who waits for it is told by this alone.
+            _deliver(task, CancelledError("the row was withdrawn."))
 
     def wake(self) -> None:
         """Plan soon: something changed. Many changes in one turn of the loop make one plan."""
@@ -195,9 +198,12 @@ class Dispatcher:
         if not task.is_check:
             self.counters.rows_answered += 1
             self.counters.tokens_answered += task.tokens
-            if self.observe is not None:
+        try:
+            # First, so that who has a row's scores finds it in the metrics.
+            if self.observe is not None and not task.is_check:
                 self.observe(task, scores, self._now() - task.submitted)
-        _deliver(task, scores)
+        finally:  # the watcher is the caller's own code: nothing else would ever deliver a row that is done
+            _deliver(task, scores)
 
     def _finish(self, task: ScoreTask) -> None:
         """The row needs nothing any more: out of the queue, out of its RPCs, its checks ended."""

@@ -84,6 +84,7 @@ class ScoreSource(Protocol):
 
         Raises:
             OpdError: of the first row that failed; the rows that still wait are withdrawn.
+            concurrent.futures.CancelledError: a row was withdrawn meanwhile, as by another thread.
         """
 
     @abstractmethod

@@ -2,7 +2,8 @@ import asyncio
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,6 +201,50 @@ def test_a_row_that_misses_its_deadline_fails_and_its_call_is_cancelled(tiny: Si
             fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled(), deadline=0.2).result(timeout=PATIENCE)
         server.wedged = False
         assert len(fleet.score("math", tiny.items(3), PayloadSpec.sampled())) == 3
+
+
+def test_deadlines_shorter_than_a_row_takes_are_not_blamed_on_its_replica(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.delay = FOREVER
+    with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        for number in range(tiny.settings.health.request_failures):
+            future = fleet.submit("math", tiny.items(1, seed=number)[0], PayloadSpec.sampled(), deadline=0.2)
+            with pytest.raises(DeadlineError):
+                future.result(timeout=PATIENCE)
+        counters = fleet.status().counters
+        assert counters.calls_failed == counters.replica_deaths == counters.reissues == 0
+
+
+def test_who_waits_for_a_row_that_another_withdraws_is_told(tiny: SimpleNamespace) -> None:
+    server = tiny.serve()
+    server.delay = FOREVER
+    with ThreadPoolExecutor(1) as other, TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
+        future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+        waiting = other.submit(fleet.wait, [future])
+        tiny.wait_until(lambda: len(server.requests) == 1)
+        future.cancel()
+        with pytest.raises(CancelledError):
+            waiting.result(timeout=PATIENCE)
+
+
+def test_who_waits_for_a_row_that_was_withdrawn_before_it_was_sent_is_told(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        assert isinstance(fleet, TeacherFleet)
+        entering: list[Callable[[], None]] = []
+        monkeypatch.setattr(fleet, "_call_soon", entering.append)
+        future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+        monkeypatch.undo()
+        future.cancel()
+        fleet._call_soon(entering[0])
+        assert wait([future], timeout=PATIENCE).done == {future}
+
+
+def test_a_watcher_that_fails_costs_no_row_its_scores(tiny: SimpleNamespace) -> None:
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        fleet.observe(lambda teacher, seconds: 1 / 0)  # type: ignore[arg-type,return-value]
+        assert fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled()).result(timeout=PATIENCE)
 
 
 def test_cancelling_a_future_withdraws_the_row(tiny: SimpleNamespace) -> None:
