@@ -70,14 +70,16 @@ class Blobs:
         return None if found is None else found[0]
 
     def put(self, rows: Sequence[tuple[str, bytes]]) -> None:
-        """Keep rows, in one transaction; keys that are there already stay as they are."""
+        """Keep rows, in one transaction; keys that are there already stay as they are, what never fits is left out."""
         with self._transaction() as database:
+            # 1 GB by default. A longer row would fail the transaction, and with it all that wait beside it, each time.
+            longest = database.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - _PAGE
             # First: what was just read must not be what makes room for the new rows.
             self._note_uses(database)
             for key, data in rows:
                 name = bytes.fromhex(key)
                 known = database.execute("SELECT 1 FROM rows WHERE key = ?", (name,)).fetchone()
-                if known is None and self._make_room(database, len(data) + _OVERHEAD):
+                if known is None and len(data) < longest and self._make_room(database, len(data) + _OVERHEAD):
                     row = database.execute("INSERT INTO payloads (data) VALUES (?)", (data,)).lastrowid
                     database.execute("INSERT INTO rows VALUES (?, ?, ?)", (name, row, time.time_ns()))
 

@@ -27,7 +27,8 @@ _RETRY_SECONDS = 5.0
 class CachedScores:
     """Reads in the caller's thread, writes in one of its own; a failing disk costs the cached rows, not the run.
 
-    Rows that cannot be written, as on a full disk, stay in memory, up to 256 MiB of scores, until they can be.
+    Rows that cannot be written, as on a full disk, stay in memory, up to 256 MiB of scores, until they can be. While
+    more wait for a disk that is merely slow, who asks for more rows waits too.
 
     Attributes:
         hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.
@@ -36,7 +37,7 @@ class CachedScores:
     def __init__(self, store: ScoreStore) -> None:
         self._store = store
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when rows that waited are taken, or when writing fails
         self._waiting: list[StoredRow] = []
         self._waiting_bytes = 0
         self._failed_at: float | None = None  # when the last try to write failed; None while rows are written
@@ -57,6 +58,8 @@ class CachedScores:
         """Fulfil the futures of known rows; arrange for the others to be kept when they are answered."""
         if info is None:
             return
+        with self._lock:  # here and not in `write`, which the fleet's own thread calls
+            self._lock.wait_for(lambda: self._failed_at is not None or self._waiting_bytes <= _HELD_BYTES)
         what = (info.name, info.weights_hash)
         if what not in self._described and self._attempt(partial(self._store.put_teacher, info)) is not None:
             self._described.add(what)
@@ -104,6 +107,7 @@ class CachedScores:
             return
         with self._lock:  # what came while the last rows were written goes to the disk together
             rows, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._lock.notify_all()
         if not rows:
             return
         try:
@@ -129,8 +133,9 @@ class CachedScores:
                 error.strerror,
                 _HELD_BYTES >> 20,
             )
-        self._failed_at = time.monotonic()
         with self._lock:
+            self._failed_at = time.monotonic()
+            self._lock.notify_all()
             rows = rows + self._waiting  # others came during the try
             size = list(itertools.accumulate((row.scores.wire_bytes for row in rows), initial=0))
             kept = bisect.bisect_right(size, _HELD_BYTES) - 1

@@ -1,13 +1,17 @@
 """The cache on a disk that is full, by the bound that SQLite itself sets to a file, and beyond a quota."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import resource
+import sqlite3
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, wait_until
 
 from opd.fleet.record import cache
 from opd.fleet.record.cache import CachedScores
@@ -138,3 +142,42 @@ def test_a_teacher_and_a_head_that_found_no_space_are_kept_later(
     cached.look_up(info, [], PayloadSpec.sampled(), 1.0, [])
     cached.close()
     assert store.teachers() == {"t": info} and store.head(head.hash) is not None
+
+
+def test_a_disk_slower_than_the_scores_holds_up_who_asks_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_HELD_BYTES", 8 * LONG)  # two rows
+    store, disk = ScoreStore(tmp_path), threading.Event()
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda rows: disk.wait() and put(rows))
+    cached = CachedScores(store)
+    info = pb.TeacherInfo(name="t", weights_hash="w")
+
+    def ask() -> None:
+        cached.look_up(info, [row(9).item], PayloadSpec.sampled(), 1.0, [concurrent.futures.Future()])
+
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        for number in range(4):
+            other.submit(ask).result(timeout=PATIENCE)
+            cached.write(row(number))
+            wait_until(lambda waiting=number: len(cached._waiting) == waiting)  # the first is on its way to the disk
+        asked = other.submit(ask)
+        assert not concurrent.futures.wait([asked], timeout=0.1).done
+        disk.set()
+        asked.result(timeout=PATIENCE)
+    cached.close()
+    assert kept(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_row_longer_than_sqlite_takes_costs_no_other_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = ScoreStore(tmp_path)
+    store._scores._writer.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * LONG)  # 1 GB, were it not set here
+    cached = CachedScores(store)
+    cached.write(row(1))
+    item = ScoreItem(np.full(4, 2, dtype=np.uint32), 1)
+    write(cached, 3)
+    scores = Scores(sampled=np.zeros(3, np.float32), weights_hash="w", wire_bytes=12)
+    cached.write(StoredRow("t", item, PayloadSpec.sampled(), 1.0, scores))
+    cached.close()
+    assert kept(tmp_path) == [2] and not caplog.records
