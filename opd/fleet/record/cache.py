@@ -43,7 +43,7 @@ class CachedScores:
         self._failed_at: float | None = None  # when the last try to write failed; None while rows are written
         self._lost = 0
         self._heads: list[Head] = []  # that the disk had no space for
-        self._described: set[tuple[str, str]] = set()
+        self._described: dict[tuple[str, str, int], bool] = {}
         self.hits = 0
         self.misses = 0
 
@@ -60,9 +60,8 @@ class CachedScores:
             return
         with self._lock:  # here and not in `write`, which the fleet's own thread calls
             self._lock.wait_for(lambda: self._failed_at is not None or self._waiting_bytes <= _HELD_BYTES)
-        what = (info.name, info.weights_hash)
-        if what not in self._described and self._attempt(partial(self._store.put_teacher, info)) is not None:
-            self._described.add(what)
+        if not self._takes(info):
+            return
         for item, future in zip(items, futures, strict=True):
             found = earlier.find(self._get, info.weights_hash, item, spec, temperature)
             if found is not None:
@@ -71,6 +70,24 @@ class CachedScores:
             else:
                 self.misses += 1
                 future.add_done_callback(_Keeper(self, info.name, item, spec, temperature))
+
+    def _takes(self, info: pb.TeacherInfo) -> bool:
+        """Whether a teacher's rows may be kept, beside its description: not where their keys mean other numbers."""
+        what = (info.name, info.weights_hash, info.compute_dtype)
+        if what not in self._described:
+            known = (self._attempt(self._store.teachers) or {}).values()
+            same = [one for one in known if one.weights_hash == info.weights_hash]
+            others = [pb.Dtype.Name(one.compute_dtype) for one in same if one.compute_dtype != info.compute_dtype]
+            if others:
+                log.warning(
+                    "the score cache %s has scores of these weights as computed in %s, and teacher %r computes in %s: "
+                    "its rows are neither read nor kept; give it another folder.",
+                    *(self._store.folder, others[0], info.name, pb.Dtype.Name(info.compute_dtype)),
+                )
+            elif self._attempt(partial(self._store.put_teacher, info)) is None:
+                return True  # kept the next time
+            self._described[what] = not others
+        return self._described[what]
 
     def keep_head(self, head: Head) -> None:
         """Keep a fetched head beside the hidden states that need it; on closing, if there is no space now."""

@@ -15,6 +15,7 @@ from opd.fleet.record.row import StoredRow, from_bytes, score_key, to_bytes
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.settings import CacheSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.wire.v1 import teacher_pb2 as pb
 
 SPECS = [PayloadSpec.sampled(), PayloadSpec.topk(4), PayloadSpec.gather(3, "f32"), PayloadSpec.hidden("f32")]
 
@@ -40,6 +41,23 @@ def test_cached_rows_are_equal_and_are_not_sent_again(tiny: SimpleNamespace, tmp
     assert sent == 8 and server.scored_rows() == 8
     assert [raw(s) for s in first] == [raw(s) for s in again]
     assert {s.weights_hash for s in again} == {server.models["math"].weights_hash}
+
+
+def test_equal_weights_in_another_compute_dtype_are_not_answered_from_the_cache(
+    tiny: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, items = tiny.serve(), tiny.items(3)
+    with TeacherFleet.connect(server.address, settings=caching(tiny, tmp_path)) as fleet:
+        fleet.score("math", items, PayloadSpec.sampled())
+    info = server.info("math")
+    info.compute_dtype = pb.DTYPE_BF16
+    monkeypatch.setattr(server, "info", lambda name: info)
+    for _ in range(2):
+        with TeacherFleet.connect(server.address, settings=caching(tiny, tmp_path)) as fleet:
+            fleet.score("math", items, PayloadSpec.sampled())
+            fleet.score("math", items, PayloadSpec.sampled())
+    assert server.scored_rows() == 15
+    assert sum("as computed in DTYPE_F32" in record.message for record in caplog.records) == 2
 
 
 def test_rows_that_come_right_after_an_adoption_are_not_answered_by_the_weights_before(
