@@ -279,16 +279,19 @@ class Members:
         monitor.start()
 
     async def _leave(self, monitor: ReplicaMonitor) -> None:
-        """Let a server that is no longer listed finish what it has, then forget it."""
+        """Let a server that is no longer listed finish what it has, then forget it if it is not listed again."""
         monitor.leaving = True
         for name, life in monitor.lives.items():
             monitor.apply(name, life.retired(self.now(), "no longer listed"))
-        while monitor.server.rpcs and monitor.address not in self._places:
+        while monitor.server.rpcs:
+            if monitor.address in self._places:
+                monitor.leaving = False  # its next description has it checked
+                return
             await asyncio.sleep(0.1)
         await monitor.stop()
         self.monitors.pop(monitor.address, None)
         self.on_leave(monitor.address)
-        if monitor.address in self._places:  # listed again meanwhile; `_discover` skips addresses that have a monitor
+        if monitor.address in self._places:  # listed again during the stop; `_discover` skips addresses with a monitor
             self._join(monitor.address)
 
     async def close(self) -> None:

@@ -134,3 +134,24 @@ def test_a_server_that_leaves_the_list_finishes_what_it_has(tiny: SimpleNamespac
         future.result(timeout=120)
         assert two.scored_rows() == 0
         tiny.wait_until(lambda: [r.address for r in fleet.status().replicas] == [two.address])
+
+
+def test_a_server_that_is_listed_again_goes_on_with_what_it_has(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server = tiny.serve()
+    server.wedged = True
+    path = tmp_path / "servers"
+    path.write_text(server.address + "\n")
+
+    def state() -> str:
+        return fleet.status().replicas[0].state
+
+    with TeacherFleet.connect(f"file:{path}", settings=tiny.settings) as fleet:
+        future = fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
+        tiny.wait_until(lambda: len(server.requests) == 1)
+        path.write_text("")  # as who writes it anew leaves it for a moment
+        tiny.wait_until(lambda: state() == "retired")
+        path.write_text(server.address + "\n")
+        tiny.wait_until(lambda: state() == "healthy")
+        server.wedged = False
+        future.result(timeout=120)
+        assert len(server.requests) == 1 and fleet.status().counters.calls_failed == 0
