@@ -59,10 +59,14 @@ class RowDesk(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Check:
-    """A live row that is scored twice: its answers so far by server, and the task that fetches another one."""
+    """A live row that is scored twice: its answers so far by server, and the task that fetches another one.
+
+    `rejected` are the servers that were rejected after they had answered: a new process there does not vouch for that.
+    """
 
     row: ScoreTask
     answers: dict[str, Scores] = field(default_factory=dict)
+    rejected: set[str] = field(default_factory=set)
     other: ScoreTask | None = None
     judging: asyncio.Task[None] | None = None
 
@@ -259,7 +263,8 @@ class CrossScorer:
 
     def _trusted(self, check: _Check) -> dict[str, Scores]:
         teacher = check.row.teacher
-        return {one: scores for one, scores in check.answers.items() if self._desk.trusts(one, teacher)}
+        trusted = {one for one in check.answers.keys() - check.rejected if self._desk.trusts(one, teacher)}
+        return {one: scores for one, scores in check.answers.items() if one in trusted}
 
     def _without_another(self, check: _Check) -> None:
         """No further replica answers: what one replica says is delivered, what several dispute is not."""
@@ -284,4 +289,7 @@ class CrossScorer:
 
     def _reject(self, row: ScoreTask, address: str, size: str, others: str) -> None:
         reason = f"its scores of a row differ{size} from those of {others}; the tolerance is {self._tolerance:.3g} nats"
+        for check in self._open.values():
+            if check.row.teacher == row.teacher and address in check.answers:
+                check.rejected.add(address)
         self._desk.reject(address, row.teacher, reason)

@@ -10,9 +10,13 @@ from waiting import PATIENCE
 
 from opd.errors import UnavailableError
 from opd.fleet.client import TeacherFleet
+from opd.fleet.cross_score import CrossScorer
 from opd.fleet.membership.outage import OutageHooks
-from opd.fleet.settings import FleetSettings, HedgeSettings
-from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.fleet.scheduling.in_flight import ScoreTask
+from opd.fleet.scheduling.scheduler import Scheduler
+from opd.fleet.settings import CallSettings, FleetSettings, HealthSettings, HedgeSettings
+from opd.fleet.status.records import FleetCounters
+from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
 SPECS = [PayloadSpec.topk(4, "f32"), PayloadSpec.gather(3, "f32"), PayloadSpec.hidden("f32"), PayloadSpec.sampled()]
@@ -179,3 +183,50 @@ def test_a_row_that_is_withdrawn_while_it_is_held_takes_its_check_with_it(tiny: 
         tiny.wait_until(lambda: all(r.in_flight_rows == 0 for r in fleet.status().replicas))
         counters = fleet.status().counters
         assert counters.rows_cancelled == 1 and counters.rows_answered == 0
+
+
+class Desk:
+    """Takes what a cross-scorer wants done, and does nothing."""
+
+    def __init__(self) -> None:
+        self.checks: list[ScoreTask] = []
+        self.delivered: list[ScoreTask] = []
+        self.again: list[ScoreTask] = []
+        self.rejected: set[str] = set()
+        self.submit_check = self.checks.append
+        self.ask_again = self.again.append
+
+    def withdraw_check(self, task: ScoreTask) -> None: ...
+
+    def deliver_scores(self, task: ScoreTask, scores: Scores) -> None:
+        self.delivered.append(task)
+
+    def trusts(self, address: str, teacher: str) -> bool:
+        return address not in self.rejected
+
+    def reject(self, address: str, teacher: str, reason: str) -> None:
+        self.rejected.add(address)
+
+
+def test_what_a_replica_said_before_it_was_rejected_does_not_count_once_its_process_is_replaced() -> None:
+    desk, scheduler = Desk(), Scheduler(CallSettings())
+    for address in "abc":
+        scheduler.serve(scheduler.add_server(address), ["t"])
+    settings = HealthSettings(cross_score_share=1.0, check_seed=0)
+    scorer = CrossScorer(settings, scheduler, FleetCounters(), desk, no_head)
+    waits, settled = (ScoreTask(n, "t", ScoreItem(np.arange(4, dtype=np.uint32), 1), SPECS[3]) for n in range(2))
+    for row in (waits, settled):
+        if row is settled:  # no third replica decides this one: both are rejected
+            scheduler.serve(scheduler.servers["c"], ())
+        scorer.begin(row)
+        row.answered_by, desk.checks[-1].answered_by = "a", "b"
+        assert scorer.hold(row, Scores(sampled=np.full(3, -9.0, np.float32)))
+        desk.checks[-1].deliver(Scores(sampled=np.full(3, -1.0, np.float32)))
+    assert desk.rejected == {"a", "b"} and desk.again == [settled]
+    desk.rejected.remove("a")  # restarted
+    scorer.sweep(lambda task: True)  # the third replica, which the other row waited for, is given up
+    assert desk.again == [settled, waits] and not desk.delivered
+
+
+async def no_head(teacher: str) -> Head:
+    raise AssertionError
