@@ -129,7 +129,7 @@ def check_sampled(
     # f16 ends at -65,504: what it turned into -inf counts as that. Where the token is not among the ids, `at` and
     # `near` mean nothing and are not used.
     near = np.abs(np.maximum(at, -65504) - np.maximum(sampled, -65504)) <= slack
-    below = sampled <= ceiling + slack
+    below = sampled <= np.maximum(ceiling, -65504) + slack
     good = np.where(inside, near, below)
     if not good.all():
         row = int(np.argmin(good))

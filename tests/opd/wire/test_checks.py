@@ -68,3 +68,10 @@ def test_a_bad_position_is_found_and_named_in_whichever_block_it_stands(
         spoil(s, row)
         with pytest.raises(CorruptPayloadError, match=message.format(row=row)):
             check()
+
+
+def test_a_token_less_likely_than_a_half_can_say_does_not_contradict_the_top_of_its_position() -> None:
+    # As of a model that sets what it forbids to a very low logit: -70,000 has become -inf, and the token is below it.
+    values = np.float16([[0.0, -np.inf]])
+    sampled, ids = np.float32([-8e4]), np.uint32([[1, 2]])
+    check_positions(sampled, np.uint32([3]), ids, values, np.float32([-8e4]), vocab_size=9, tolerance=2e-3)
