@@ -42,6 +42,7 @@ class CachedScores:
         self._waiting_bytes = 0
         self._failed_at: float | None = None  # when the last try to write failed; None while rows are written
         self._lost = 0
+        self._said: set[str] = set()
         self._heads: list[Head] = []  # that the disk had no space for
         self._described: dict[tuple[str, str, int], bool] = {}
         self.hits = 0
@@ -134,7 +135,7 @@ class CachedScores:
         except DataError as error:
             with self._lock:
                 self._lost += len(rows)
-            log.warning("%s", error)
+            self._warn(str(error))
         else:
             if self._failed_at is not None:
                 log.warning("the score cache %s takes rows again: those that waited are written", self._store.folder)
@@ -166,14 +167,16 @@ class CachedScores:
         try:
             return action()
         except OSError as error:
-            self._warn(error)
-            return None
+            self._warn(f"the score cache {self._store.folder} cannot be used: {error.strerror}")
         except DataError as error:
-            log.warning("%s", error)
-            return None
+            self._warn(str(error))
+        return None
 
-    def _warn(self, error: OSError) -> None:
-        log.warning("the score cache %s cannot be used: %s", self._store.folder, error.strerror)
+    def _warn(self, sentence: str) -> None:
+        """Say it once: what is wrong with the store as a whole is met at every row."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            log.warning("%s", sentence)
 
 
 class _Keeper:

@@ -181,3 +181,18 @@ def test_a_row_longer_than_sqlite_takes_costs_no_other_row(tmp_path: Path, caplo
     cached.write(StoredRow("t", item, PayloadSpec.sampled(), 1.0, scores))
     cached.close()
     assert kept(tmp_path) == [2] and not caplog.records
+
+
+def test_a_damaged_store_is_named_once_and_not_for_every_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.closing(ScoreStore(tmp_path)) as store:
+        store.put([row(number) for number in range(9)])
+    path = tmp_path / "scores.sqlite"
+    path.write_bytes(path.read_bytes()[:8192].ljust(path.stat().st_size, b"\xff"))
+    cached = CachedScores(ScoreStore(tmp_path))
+    futures = [concurrent.futures.Future() for _ in range(9)]
+    items = [row(number).item for number in range(9)]
+    cached.look_up(pb.TeacherInfo(name="t", weights_hash="w"), items, PayloadSpec.sampled(), 1.0, futures)
+    write(cached, 10, 11)
+    cached.close()
+    damaged, lost = (record.message for record in caplog.records)
+    assert "is damaged" in damaged and lost.startswith("2 rows are not in") and cached.misses == 9
