@@ -16,7 +16,7 @@ import typer
 
 from opd.config.load import parse_settings, read_mapping
 from opd.config.text import read_options
-from opd.errors import ConfigError
+from opd.errors import ConfigError, DeadlineError
 from opd.files import write_whole
 
 _GROUPS = {
@@ -130,23 +130,16 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
-    starting = asyncio.current_task()
-
-    def give_up() -> None:
-        """Stop at once: until the server serves there is nothing to drain."""
-        server.shared.teachers.closing = True
-        if starting is not None:
-            starting.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, give_up)
-    try:
-        await server.start(teachers)
-    except asyncio.CancelledError:
-        # A model that is being read on a thread cannot be interrupted; what matters is closed already.
-        os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    try:
+        await server.start(teachers)
+    except (asyncio.CancelledError, DeadlineError) as error:
+        # A model that is being read on a thread cannot be interrupted, and the interpreter would wait for it; what
+        # matters is closed already.
+        if isinstance(error, DeadlineError):
+            typer.echo(f"error: {error}", err=True)
+        os._exit(getattr(error, "exit_code", server.exit_code))
     if port_file is not None:
         _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     code = await server.wait()

@@ -60,6 +60,7 @@ class TeacherServer:
     Attributes:
         port: of the service, once started.
         metrics_port: of /metrics, 0 when off.
+        exit_code: `EXIT_FATAL` once `fail` was called, else 0.
         shared: budget, teachers, metrics and the rest, for tests and the admin service.
     """
 
@@ -72,7 +73,8 @@ class TeacherServer:
         # Here, not in `start`: what refuses a server is found before a model has been read for minutes.
         self._tokens = Tokens(settings.security.tokens)
         self._stop = asyncio.Event()
-        self._exit_code = 0
+        self._starting: asyncio.Task[Any] | None = None
+        self.exit_code = 0
         self._server: Any = None
         self._metrics_server: Any = None
         self._watcher: asyncio.Task[None] | None = None
@@ -115,7 +117,10 @@ class TeacherServer:
         Raises:
             PortInUseError: when an address is taken.
             ConfigError, UnavailableError: when a teacher cannot be loaded or fails its self-test.
+            DeadlineError: when one takes longer than `load_seconds`.
+            asyncio.CancelledError: after `stop` or `fail`; a model may still be read on a thread.
         """
+        self._starting = asyncio.current_task()
         try:
             await self._bind()
             self._watcher = asyncio.create_task(self._watch())
@@ -124,20 +129,30 @@ class TeacherServer:
         except BaseException:
             await self.close()
             raise
+        finally:
+            self._starting = None
 
     def fail(self, reason: str) -> None:
         """End the process with a non-zero exit code."""
         _log.error("fatal", extra={"reason": reason})
-        self._exit_code = EXIT_FATAL
+        self.exit_code = EXIT_FATAL
         self._stop.set()
+        self._give_up_start()
 
     def stop(self) -> None:
-        """Begin to drain, as on SIGTERM; a second call ends the grace at once."""
-        if self._stop.is_set():
+        """Begin to drain, as on SIGTERM; a second call ends the grace at once. Until `start` ends, give that up."""
+        if self._starting is not None:  # nothing to drain yet
+            self._give_up_start()
+        elif self._stop.is_set():
             # The loop calls this for a signal, where nothing can be awaited; without the reference the task could be
             # collected before it has run.
             self._cutting = asyncio.get_running_loop().create_task(self._server.stop(0))
         self._stop.set()
+
+    def _give_up_start(self) -> None:
+        if self._starting is not None:
+            self.shared.teachers.closing = True  # the model that is being read is not waited for
+            self._starting.cancel()
 
     async def wait(self) -> int:
         """Serve until `stop` or `fail`, drain, free everything; returns the exit code."""
@@ -153,13 +168,13 @@ class TeacherServer:
             "draining",
             extra={"settle_seconds": self.settings.settle_seconds, "grace_seconds": self.settings.grace_seconds},
         )
-        if self._exit_code == 0:  # a fatal error ends the calls in flight too
+        if self.exit_code == 0:  # a fatal error ends the calls in flight too
             # Clients learn of NOT_SERVING by polling: calls that are on their way meanwhile are still served.
             await asyncio.sleep(self.settings.settle_seconds)
             await self._finish_calls(time.monotonic() + self.settings.grace_seconds)
         await self.close()
-        _log.info("stopped", extra={"exit_code": self._exit_code, "seconds": round(time.monotonic() - started, 3)})
-        return self._exit_code
+        _log.info("stopped", extra={"exit_code": self.exit_code, "seconds": round(time.monotonic() - started, 3)})
+        return self.exit_code
 
     async def _finish_calls(self, end: float) -> None:
         """Take no new calls, and let those in flight end.

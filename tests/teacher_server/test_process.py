@@ -121,6 +121,16 @@ def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_p
     assert process.popen.wait(120) == 0
 
 
+def test_a_model_that_takes_too_long_ends_the_start_with_a_sentence_while_it_is_still_read(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("engine: {load_seconds: 0.1}\n")
+    process = launch("--config", str(config), wait=False, model="t=slow")
+    assert process.popen.wait(100) == 8  # the model takes 120 s
+    assert process.lines().splitlines()[-1].startswith("error: model slow did not load within 0.1 s")
+
+
 def test_sigterm_does_not_wait_for_a_model_that_an_operator_loads(launch: Callable[..., Any], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text("- {name: op, token: operator-secret-1, scopes: [admin]}\n")
@@ -311,15 +321,14 @@ async def test_a_start_that_is_cut_at_any_point_ends_without_another_error(turns
     await server.close()
 
 
-@pytest.mark.parametrize("turns", range(30))
+@pytest.mark.parametrize("turns", range(1, 30))
 async def test_a_start_that_is_cut_at_any_point_waits_for_no_model(turns: int) -> None:
     gate = threading.Event()
     server = TeacherServer(ServerSettings(metrics_port=-1), lambda model: gate.wait(PATIENCE))
     starting = asyncio.create_task(server.start({"t": "slow"}))
     for _ in range(turns):
         await asyncio.sleep(0)
-    server.shared.teachers.closing = True
-    starting.cancel()
+    server.stop()
     try:
         await asyncio.wait({starting}, timeout=PATIENCE / 2)
         assert starting.done()

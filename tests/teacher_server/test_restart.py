@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from waiting import EngineGate, until
+from waiting import PATIENCE, EngineGate, until
 
 from opd.errors import (
     UnavailableError,
@@ -17,6 +17,8 @@ from opd.errors import (
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.server import TeacherServer
+from teacher_server.settings import ServerSettings
 
 SAMPLED = PayloadSpec.sampled()
 
@@ -35,6 +37,27 @@ async def test_a_dead_engine_ends_the_process_by_default(start: Any, items: Any)
         await client.score(items(1), SAMPLED)
     assert type(error_from_rpc(caught.value)) is UnavailableError
     assert await asyncio.wait_for(client.server.wait(), 120) == 20
+
+
+async def test_a_dead_engine_ends_a_server_that_still_loads_another_teacher(numpy_engine: Any) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def make(model: str) -> Any:
+        if model == "large":
+            loading.set()
+            go_on.wait(PATIENCE)
+        return numpy_engine(model)
+
+    server = TeacherServer(ServerSettings(metrics_port=-1), make)
+    starting = asyncio.create_task(server.start({"t": "numpy", "u": "large"}))
+    await asyncio.to_thread(loading.wait, 120)
+    server.shared.teachers.get("t").worker._die("CUDA error: the context is lost")
+    try:
+        await asyncio.wait({starting}, timeout=PATIENCE / 2)
+        assert starting.cancelled() and server.exit_code == 20
+    finally:
+        go_on.set()
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def kill_engine(client: Any, items: Any) -> Any:
@@ -163,7 +186,7 @@ async def test_an_engine_that_hangs_ends_the_process(start: Any, items: Any) -> 
     client.engines["numpy"].before_score = gate = EngineGate()
     stuck = asyncio.create_task(client.score(items(1), SAMPLED))
     await asyncio.wait_for(client.server._stop.wait(), 120)
-    assert client.server._exit_code == 20
+    assert client.server.exit_code == 20
     stuck.cancel()
     gate.open()
 
