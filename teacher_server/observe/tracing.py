@@ -49,7 +49,7 @@ class Tracing:
             arrived: seconds, monotonic.
             ended: seconds, monotonic.
             attributes: of the call's span; strings and numbers, never prompts.
-            jobs: the sequences that were computed.
+            jobs: the sequences that the engine has begun, those of them that have not ended too.
             timings: added as attributes, seconds.
             error: why it failed, "" when it did not.
         """
@@ -71,7 +71,8 @@ class Tracing:
         for job in jobs:
             self._child("queue", inside, job.queued_at, job.picked_at, {"opd.tokens": job.tokens})
             # Jobs of one batch have one forward, and it is drawn once.
-            forwards[job.started_at, job.ended_at] = forwards.get((job.started_at, job.ended_at), 0) + job.tokens
+            times = job.started_at, job.ended_at or ended
+            forwards[times] = forwards.get(times, 0) + job.tokens
         for (started, done), tokens in forwards.items():
             self._child("engine.forward", inside, started, done, {"opd.tokens": tokens})
         if error:

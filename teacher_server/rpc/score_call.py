@@ -190,7 +190,6 @@ class ScoreCall:
             scores, weights_hash = await self._result(window.first())
             await self._check_hash(request, weights_hash, len(request.items))
             pending = window.drop_first()  # not before: `close` cancels by this list what is not computed yet
-            self.jobs.append(pending.job)
             self.model_tokens += pending.price.tokens
             encoded = await self._encode(scores, request, bounds, index, pending.price.reply_bytes)
             await self._shared.faults.reach("encoded")
@@ -221,6 +220,8 @@ class ScoreCall:
         finally:
             # A job that failed or was cancelled lacks some of its times; now stands for those.
             job, now = pending.job, time.monotonic()
+            if job.started_at:
+                self.jobs.append(job)
             self._watch.until("queue", min(job.picked_at or now, now))
             self._watch.until("batch_wait", min(job.started_at or now, now))
             self._watch.until("engine", min(job.ended_at or now, now))

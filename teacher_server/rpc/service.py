@@ -146,8 +146,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
         if timings is not None:
             metrics.observe_timings(teacher, call.payload, timings)
-        # A call that failed after its first sequence was not rejected: it has cost a forward.
-        if isinstance(failure, OpdError) and call.model_tokens == 0:
+        if isinstance(failure, OpdError) and not call.jobs:
             metrics.rejections.labels(teacher, type(failure).__name__).inc()
         ended = time.monotonic()
         fields = {

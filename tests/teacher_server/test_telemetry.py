@@ -22,6 +22,7 @@ from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
 from teacher_server.observe import logs
 from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.observe.tracing import Tracing
 
 UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
 COUNTS = {"calls", "open_calls", "receiving_requests", "state", "draining", "tasks"}
@@ -85,6 +86,23 @@ async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> Non
     for stage in ("admission", "queue", "batch_wait", "engine", "encode", "send"):
         assert f'opd_teacher_stage_duration_seconds_count{{stage="{stage}",teacher="t"}} 1.0' in text
     assert 'opd_teacher_weights_info{engine="numpy 1"' in text
+
+
+async def test_a_call_that_fails_in_the_engine_is_none_refused_before_it(start: Any, items: Any, recorder: Any) -> None:
+    client = await start()
+    client.server.shared.tracing = Tracing(recorder)
+    client.engines["numpy"].before_score = lambda batch: (_ for _ in ()).throw(ValueError("odd shape"))
+
+    async def rejections(**options: Any) -> list[float]:
+        with pytest.raises(grpc.RpcError):
+            await client.score(items(1), PayloadSpec.sampled(), **options)
+        await client.settled()
+        (family,) = client.server.shared.metrics.rejections.collect()
+        return [sample.value for sample in family.samples if sample.name.endswith("_total")]
+
+    assert await rejections() == []
+    assert [span.name for span in recorder.exporter.get_finished_spans()] == ["queue", "engine.forward", "opd.score"]
+    assert await rejections(expected_weights_hash="of others") == [1.0]
 
 
 async def test_a_teacher_that_is_unloaded_leaves_no_queue_in_the_metrics(start: Any, items: Any) -> None:
@@ -208,7 +226,6 @@ async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: An
     from opentelemetry import trace
 
     from opd.wire.request import build_score_request
-    from teacher_server.observe.tracing import Tracing
 
     client = await start()
     client.server.shared.tracing = Tracing(recorder)
@@ -237,7 +254,6 @@ async def test_the_span_of_whoever_submits_a_row_to_the_fleet_is_the_servers_par
     start: Any, items: Any, recorder: Any
 ) -> None:
     from opd.fleet.client import TeacherFleet
-    from teacher_server.observe.tracing import Tracing
 
     client = await start()
     client.server.shared.tracing = Tracing(recorder)
