@@ -72,7 +72,7 @@ class EngineWorker:
         faults: named fault points of tests.
         post: runs a function where the callers are; so `deliver` of all jobs of a batch and `on_dead` are called.
         on_dead: called once, with the sentence that says why.
-        on_batch: called on this thread after each batch with sequences, tokens and seconds in the engine.
+        on_batch: called on this thread after each batch with sequences and tokens scored, and seconds in the engine.
     """
 
     def __init__(
@@ -247,9 +247,9 @@ class EngineWorker:
             ended = time.monotonic()
         seconds = ended - started
         # What failed or was cancelled was not computed to its end: its tokens would pass for an engine of any speed.
-        scored = sum(job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores))
+        scored = [job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores)]
         if scored:
-            self._learn_rate(scored, seconds)
+            self._learn_rate(sum(scored), seconds)
         self.running_tokens = 0
         # Not of a later swap: those run on this thread too, between batches.
         weights_hash = self.engine.info.weights_hash
@@ -258,7 +258,7 @@ class EngineWorker:
         answers = deque(zip(batch, results, strict=True))
         del results  # no frame of this thread keeps scores that a call has sent
         self._deliver(answers, weights_hash)
-        self._on_batch(len(batch), sum(job.tokens for job in batch), seconds)
+        self._on_batch(len(scored), sum(scored), seconds)
 
     def _refuse(self, jobs: Sequence[SequenceJob], error: Exception) -> None:
         if jobs:

@@ -282,7 +282,7 @@ def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
     assert len(reports) == 1 and "CUDA error" in reports[0]
 
 
-async def test_sequences_without_scores_teach_no_rate(start: Any, items: Any) -> None:
+async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: Any, items: Any) -> None:
     client = await start()
     engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
     engine.seconds_per_batch = 0.1
@@ -297,3 +297,8 @@ async def test_sequences_without_scores_teach_no_rate(start: Any, items: Any) ->
     with pytest.raises(grpc.RpcError):
         await client.score(items(4), SPEC)
     assert worker.tokens_per_second == known
+    registry = client.server.shared.metrics.registry
+    await until(lambda: registry.get_sample_value("opd_teacher_batches_total", {"teacher": "t"}) == 2)
+    for name in ("model_tokens_total", "batch_tokens_sum"):
+        assert registry.get_sample_value(f"opd_teacher_{name}", {"teacher": "t"}) == 40
+    assert registry.get_sample_value("opd_teacher_batch_sequences_sum", {"teacher": "t"}) == 4
