@@ -249,7 +249,7 @@ class EngineWorker:
         # What failed or was cancelled was not computed to its end: its tokens would pass for an engine of any speed.
         scored = [job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores)]
         if scored:
-            self._learn_rate(sum(scored), seconds)
+            self._learn_rate(len(scored), sum(scored), seconds)
         self.running_tokens = 0
         # Not of a later swap: those run on this thread too, between batches.
         weights_hash = self.engine.info.weights_hash
@@ -274,13 +274,13 @@ class EngineWorker:
 
         self._post(deliver)
 
-    def _learn_rate(self, tokens: int, seconds: float) -> None:
-        """Average the rate over batches at least half full; a smaller one counts only when it was faster.
+    def _learn_rate(self, sequences: int, tokens: int, seconds: float) -> None:
+        """Average the rate over batches at least half full, of either; a smaller one counts only when it was faster.
 
         Small batches leave the device idle: their rate would make admission refuse what a full batch does in time.
         """
         rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
-        full = 2 * tokens >= self._max_tokens
+        full = 2 * tokens >= self._max_tokens or 2 * sequences >= self._max_sequences
         if known and full:
             self.tokens_per_second = RATE_DECAY * known + (1 - RATE_DECAY) * rate
         else:

@@ -302,3 +302,13 @@ async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: A
     for name in ("model_tokens_total", "batch_tokens_sum"):
         assert registry.get_sample_value(f"opd_teacher_{name}", {"teacher": "t"}) == 40
     assert registry.get_sample_value("opd_teacher_batch_sequences_sum", {"teacher": "t"}) == 4
+
+
+async def test_an_engine_that_slows_down_is_known_by_batches_full_of_short_sequences(start: Any, items: Any) -> None:
+    client = await start(limits={"max_batch_sequences": 4})
+    worker = client.server.shared.teachers.get("t").worker
+    worker.tokens_per_second = known = 1e9
+    await client.score(items(1), SPEC)  # says little of a full batch
+    assert worker.tokens_per_second == known
+    await client.score(items(24), SPEC)
+    assert worker.tokens_per_second < known / 2
