@@ -112,8 +112,10 @@ class Budget:
         over = max(used.tokens + price.tokens - total.tokens, 0)
         if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
             return
-        # The time the engine needs to free what is missing; when only bytes are missing, as long as this request takes.
-        wait = (over or price.tokens) / tokens_per_second if tokens_per_second > 0 else 0.2
+        # At least as long as the request itself takes: room comes a batch at a time, and others wait for it too, so a
+        # caller who came back when just enough may be free would be refused again. When all is done there is room.
+        tokens = min(max(over, price.tokens), used.tokens)
+        wait = tokens / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
         usage = {
             "request_tokens": price.tokens,

@@ -16,12 +16,27 @@ def test_over_budget_is_refused_with_usage_and_a_time() -> None:
     held = budget.reserve(Client("a", ""), Price(80, 10), tokens_per_second=10.0)
     with pytest.raises(OverloadedError) as caught:
         budget.reserve(Client("b", ""), Price(50, 10), tokens_per_second=10.0)
-    assert caught.value.retry_after == pytest.approx(3.0)
+    assert caught.value.retry_after == pytest.approx(5.0)
     assert caught.value.usage["used_tokens"] == 80
     assert caught.value.usage["budget_tokens"] == 100
     held.close()
     budget.reserve(Client("b", ""), Price(50, 10), tokens_per_second=10.0).close()
     assert budget.used == Price(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("used", "tokens", "seconds"),
+    [(45, 15, 1.5), (20, 40, 2.0), (90, 10, 3.0)],
+    ids=["as long as it takes itself", "until all is done", "until enough is done"],
+)
+def test_a_refused_caller_is_not_called_back_when_just_enough_may_be_free(
+    used: int, tokens: int, seconds: float
+) -> None:
+    budget = Budget(100, 1000, client_share=0.5**0.5)  # 70 for the caller, 50 for one of its names
+    budget.reserve(Client("a", ""), Price(used, 1), tokens_per_second=10.0)
+    with pytest.raises(OverloadedError) as caught:
+        budget.reserve(Client("a", ""), Price(tokens, 1), tokens_per_second=10.0)
+    assert caught.value.retry_after == pytest.approx(seconds, abs=0.2)
 
 
 def test_reply_bytes_are_a_budget_of_their_own() -> None:
