@@ -115,7 +115,9 @@ class MemoryBudget:
             try:
                 await _call(teacher, lambda engine: engine.sleep())
             except Exception as error:
-                await self._set_state(teacher, before)
+                # Else it is being unloaded, or its engine has died of something else.
+                if teacher.worker is not None and teacher.state == pb.TEACHER_STATE_ASLEEP:
+                    await self._set_state(teacher, before)
                 raise UnavailableError(
                     f"teacher {teacher.name!r} cannot be put to sleep: {describe_error(error)}"
                 ) from error

@@ -340,6 +340,37 @@ async def test_a_call_cancelled_while_teachers_change_places_leaves_the_books_ri
     await client.settled()
 
 
+@pytest.mark.parametrize("end", ["unload", "death"])
+async def test_a_teacher_that_goes_while_it_is_put_to_sleep_for_another_is_not_called_ready(
+    end: str, start: Any, items: Any, tmp_path: Path
+) -> None:
+    client = await start(weight_folders(tmp_path, a=100, b=100), engine={"memory_budget_bytes": 150})
+    teachers, goes = client.server.shared.teachers, client.server.shared.teachers.get("b")
+    gate = EngineGate()
+
+    def score(batch: Any) -> None:
+        gate(batch)
+        if end == "death":
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    client.engines[str(tmp_path / "b")].before_score = score
+    left = asyncio.create_task(client.score(items(1), SAMPLED, teacher="b"))
+    await until(lambda: gate.held)
+    left.cancel()  # its batch goes on
+    await until(lambda: not goes.in_flight)
+    waking = asyncio.create_task(teachers.wake("a"))
+    await until(lambda: goes.state == pb.TEACHER_STATE_ASLEEP)
+    unloading = asyncio.create_task(teachers.unload("b", 0.0) if end == "unload" else asyncio.sleep(0))
+    await until(lambda: end == "death" or goes.worker is None)
+    gate.open()
+    with pytest.raises(UnavailableError, match="'b' cannot be put to sleep: teacher 'b' is not running"):
+        await waking
+    await unloading
+    await until(lambda: goes.state == (pb.TEACHER_STATE_UNSPECIFIED if end == "unload" else pb.TEACHER_STATE_FAILED))
+    if end == "unload":
+        await client.score(items(1), SAMPLED, teacher="a")
+
+
 async def test_a_teacher_that_fails_its_self_test_is_not_served(start: Any, numpy_engine: Any) -> None:
     class Broken(numpy_engine):
         def _one(self, entry: Any) -> Any:
