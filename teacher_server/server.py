@@ -277,7 +277,7 @@ class TeacherServer:
                 self.shared.metrics.state.labels(teacher.name, label).set(int(value == state))
 
     async def _watch(self) -> None:
-        """Refresh gauges, look for engines that hang, measure the loop's lag."""
+        """Refresh gauges, look for engines that hang and for new tokens, measure the loop's lag."""
         metrics, shared = self.shared.metrics, self.shared
         while True:
             before = time.monotonic()
@@ -297,6 +297,7 @@ class TeacherServer:
                     metrics.running_tokens.labels(teacher.name).set(running)
                     metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
             shared.teachers.watch()
+            await asyncio.to_thread(self._tokens.reload)
 
 
 def _join(host: str, port: int) -> str:

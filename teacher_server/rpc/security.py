@@ -68,10 +68,9 @@ class Tokens:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._entries: list[tuple[bytes, Principal]] = []
-        self._stamp: tuple[int, int] = (0, 0)
-        self._checked = 0.0
+        self._stamp: tuple[int, ...] = ()
         if path is not None:
-            # In this order, as in `_reload`: a file that is replaced in between is read again.
+            # In this order, as in `reload`: a file that is replaced in between is read again.
             self._stamp = _stamp(path)
             self._entries = _read_tokens(path)
 
@@ -92,7 +91,6 @@ class Tokens:
                     f"this call needs scope {scope!r}, and the server has no tokens; start it with --tokens."
                 )
             return ANONYMOUS
-        self._reload()
         principal = self._find(_bearer(metadata))
         if scope not in principal.scopes:
             raise ScopeError(f"token {principal.name!r} lacks scope {scope!r}.")
@@ -109,16 +107,14 @@ class Tokens:
             raise AuthError("the bearer token is not known here; check the token file of client and server.")
         return found
 
-    def _reload(self) -> None:
-        if self._path is None or time.monotonic() - self._checked < RELOAD_SECONDS:
+    def reload(self) -> None:
+        """Read the file again if it has changed, which may take seconds: call it on a thread."""
+        if self._path is None or (stamp := _stamp(self._path)) == self._stamp:
             return
-        # At most once a second: every call passes here.
-        self._checked = time.monotonic()
+        self._stamp = stamp  # before it is read: a file that is refused is refused once
         try:
-            stamp = _stamp(self._path)
-            if stamp != self._stamp:
-                self._entries, self._stamp = _read_tokens(self._path), stamp
-                _log.info("tokens reloaded", extra={"count": len(self._entries)})
+            self._entries = _read_tokens(self._path)
+            _log.info("tokens reloaded", extra={"count": len(self._entries)})
         except ConfigError as error:
             _log.error("token file refused, old tokens stay", extra={"reason": error})
 
@@ -133,12 +129,13 @@ def _bearer(metadata: Any) -> str:
     raise AuthError("this server needs a bearer token in the authorization metadata.")
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, ...]:
     try:
         info = path.stat()
-    except OSError as error:
-        raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
-    return info.st_mtime_ns, info.st_ino  # the inode too: a rename may bring a file with the same time
+    except OSError:
+        return ()
+    # The inode: a rename may bring a file with the same time. The size: a file may be read when it is half written.
+    return info.st_mtime_ns, info.st_ino, info.st_size
 
 
 def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
@@ -151,6 +148,8 @@ def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
         return [_read_entry(path, index, entry) for index, entry in enumerate(data)]
     except ConfigError:
         raise
+    except OSError as error:
+        raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         # YAML raises a dozen classes for damaged files (dates that do not exist, nesting, lone surrogates), and their
         # texts quote the file, secrets included.

@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def test_tokens_that_are_replaced_while_the_server_starts_are_read_again(
     monkeypatch.setattr(security, "_read_tokens", read_and_replace)
     tokens = Tokens(path)
     monkeypatch.setattr(security, "_read_tokens", read)
-    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    tokens.reload()
     metadata = (("authorization", "Bearer a-long-random-string-2"),)
     assert tokens.authenticate(metadata, "score").name == "new"
 
@@ -289,21 +290,48 @@ async def test_services_that_would_tell_too_much_are_not_there(start: Any) -> No
 
 
 def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log_text: Callable[[], str]
 ) -> None:
-    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
     path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
     tokens = Tokens(path)
     old, new = [("authorization", f"Bearer {n}-secret-123") for n in ("first", "second")]
     assert tokens.authenticate([old], "score").name == "a"
     write_tokens(path, "- {name: b, token: second-secret-123}\n")
+    tokens.reload()
     assert tokens.authenticate([new], "score").name == "b"
     with pytest.raises(AuthError):
         tokens.authenticate([old], "score")
     write_tokens(path, "not: [a list")
-    assert tokens.authenticate([new], "score").name == "b"
-    path.unlink()
-    assert tokens.authenticate([new], "score").name == "b"
+    for refused in (1, 2):
+        for _ in range(3):
+            tokens.reload()
+        assert tokens.authenticate([new], "score").name == "b"
+        assert log_text().count("token file refused") == refused
+        path.unlink(missing_ok=True)
+    assert "No such file" in log_text()
+
+
+async def test_a_running_server_reads_new_tokens_and_never_in_the_way_of_its_calls(
+    start: Any, items: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, secret = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n"), tmp_path / "secret"
+    secret.write_text("first-secret-123")
+    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": path})
+    reading, go_on, read = threading.Event(), threading.Event(), security._read_tokens
+
+    def slowly(place: Path) -> Any:
+        reading.set()
+        go_on.wait(120)
+        return read(place)
+
+    monkeypatch.setattr(security, "_read_tokens", slowly)
+    write_tokens(path, "- {name: b, token: second-secret-123}\n")
+    await until(reading.is_set)
+    assert len(await client.score(items(1), SAMPLED)) == 1
+    go_on.set()
+    secret.write_text("second-secret-123")
+    await until(lambda: client.server._tokens._entries[0][1].name == "b")
+    assert len(await client.score(items(1), SAMPLED)) == 1
 
 
 DAMAGED = {
@@ -324,16 +352,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_token_file_leaves_the_tokens_as_they_were(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
+def test_a_damaged_token_file_leaves_the_tokens_as_they_were(kind: str, tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
     tokens, text = Tokens(path), DAMAGED[kind]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:
         Tokens(path)
     assert "long-enough" not in str(caught.value)
+    tokens.reload()
     assert tokens.authenticate([("authorization", "Bearer first-secret-123")], "score").name == "a"
 
 
