@@ -58,7 +58,8 @@ class OpenCallSettings(Settings):
     watch_seconds: float = Field(default=3600.0, gt=0)
     """A health watch ends after this long; a watcher that is still interested starts another."""
     max_streams_per_connection: int = Field(default=256, ge=1)
-    """Calls at once on one connection; gRPC clients make further ones wait."""
+    """Calls at once on one connection. gRPC clients make further ones wait, but where calls follow each other at the
+    limit the server refuses some with UNAVAILABLE: share more calls among connections."""
     receive_seconds: float = Field(default=20.0, gt=0)
     """How long the request of a call may take to arrive."""
     receive_budget_bytes: int = Field(default=512 * MIB, ge=1)
