@@ -197,6 +197,7 @@ class Learner:
         rows: Sequence[Row],
         select: Callable[[MicroBatch], Tensor] | None = None,
         *,
+        weights: Sequence[Tensor] | None = None,
         arrive: Callable[[Sequence[Row]], None] | None = None,
     ) -> Metrics | None:
         """Add the gradient of the objective on `rows` to the parameters' `.grad`.
@@ -208,6 +209,7 @@ class Learner:
             rows: this rank's rows.
             select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
                 rows, so gradients of disjoint selections add up to the whole.
+            weights: per term, of every position of `rows`; those of `Objective.position_weights` on `rows` if None.
             arrive: waits for the scores of some rows: called in each pass behind the forward, which needs none, or
                 before it where all ranks, or the shards of weights, must agree that none has failed.
 
@@ -224,12 +226,13 @@ class Learner:
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
             return None
-        # Over all rows at once, so that weights do not depend on how rows are cut into micro-batches.
         self.objective.prepare(rows)
         # Without a row to learn from, an update would move the weights by decay and momentum alone.
         if not any(self.ranks.gather(self.objective.selects_any(rows))):
             return None
-        weights = self.objective.position_weights(rows, self.accelerator.device)
+        if weights is None:
+            # Over all rows at once, so that weights do not depend on how rows are cut into micro-batches.
+            weights = self.objective.position_weights(rows, self.accelerator.device)
         # Weights lie row after row in the order of `rows`, while a micro-batch takes rows from anywhere.
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}

@@ -13,7 +13,7 @@ tokens: position t does not see what follows).
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,7 +29,7 @@ from opd.wire.types import Scores
 from student.controllers import Workbench
 from student.data.batch import MicroBatch
 from student.data.plan import PlannedRow, StepPlan
-from student.data.row import Row
+from student.data.row import Row, RowKey
 from student.data.streams import stream
 from student.learning.learner import Learner
 from student.methods.windows.gradient_metric import GradientMetric, gram
@@ -196,20 +196,40 @@ class Prober:
     def _gram(
         self, twin: Learner, folds: Sequence[Sequence[Row]], spec: ProbeSpec, costs: Costs, *, random: bool
     ) -> NDArray[np.float64]:
+        weights = _weights(twin, [row for fold in folds for row in fold])
         vectors = []
         for fold in folds:
-            for start, end in pairwise((0, *spec.edges)):
+            for segment in pairwise((0, *spec.edges)):
                 self._check()
-                vectors.append(_segment_vector(twin, fold, (start, end), spec.metric, costs, random=random))
+                vectors.append(_segment_vector(twin, fold, segment, weights, spec.metric, costs, random=random))
         count = len(spec.edges)
         # The vectors came fold by fold, and within a fold segment by segment: the order that the shape reads them in.
         return gram(torch.stack(vectors)).numpy().reshape(spec.folds, count, spec.folds, count)
 
 
+def _weights(twin: Learner, rows: Sequence[Row]) -> dict[RowKey, list[Tensor]]:
+    """Per row and term the weight [T] of each position in the objective on the rows of all ranks."""
+    twin.objective.prepare(rows)
+    found = twin.objective.position_weights(rows, twin.accelerator.device)
+    parts = [every.split([row.length for row in rows]) for every in found]
+    return {row.key: [part[i] for part in parts] for i, row in enumerate(rows)}
+
+
 def _segment_vector(
-    twin: Learner, rows: Sequence[Row], segment: tuple[int, int], metric: GradientMetric, costs: Costs, *, random: bool
+    twin: Learner,
+    rows: Sequence[Row],
+    segment: tuple[int, int],
+    weights: Mapping[RowKey, Sequence[Tensor]],
+    metric: GradientMetric,
+    costs: Costs,
+    *,
+    random: bool,
 ) -> Tensor:
-    """Gradient of the summed loss of the `rows` of all ranks on the positions of a segment, as a vector."""
+    """What the positions of a segment in the `rows` of all ranks add to the gradient of the objective, as a vector.
+
+    The weights are those of all rows of the probe: from the rows that reach the segment alone, each segment would get
+    denominators of its own, and so would each term, because terms pass over other rows.
+    """
     start, end = segment
     for _, parameter in twin.named_parameters():
         parameter.grad = None
@@ -221,10 +241,14 @@ def _segment_vector(
     chosen = [row for row in rows if row.length > start]
     # Random positions lie anywhere in the row, so only segments of true positions can be cut.
     cut = chosen if random else [cut_row(row, end) for row in chosen]
-    twin.accumulate(cut, inside)
+    empty = torch.zeros(0, device=twin.accelerator.device)
+    of_terms = [
+        torch.cat([empty, *(weights[row.key][i][: row.length] for row in cut)])
+        for i in range(len(twin.objective.terms))
+    ]
+    twin.accumulate(cut, inside, weights=of_terms)
     costs.trained("probe", cut)
-    # The objective divides by the number of rows it is given; the sum must not depend on how many were left out.
-    return metric.vector(twin.named_parameters()) * sum(twin.ranks.gather(len(cut)))
+    return metric.vector(twin.named_parameters())
 
 
 def split_folds(rows: Sequence[AnyRow], folds: int) -> list[list[AnyRow]]:

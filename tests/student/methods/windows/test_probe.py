@@ -7,15 +7,28 @@ import pytest
 import torch
 
 from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.methods.windows.probe import _segment_vector, cut_row, split_folds
+from student.methods.windows.probe import _segment_vector, _weights, cut_row, split_folds
 from student.run.costs import Costs
 
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
 FULL = GradientMetric()
 
 
+SEGMENTS = [(0, 3), (3, 7), (7, 12)]
+
+
 def vectors(bench: Any, rows: list[Any], edges: list[tuple[int, int]], *, random: bool = False) -> list[torch.Tensor]:
-    return [_segment_vector(bench.learner, rows, edge, FULL, Costs(), random=random) for edge in edges]
+    weights = _weights(bench.learner, rows)
+    return [_segment_vector(bench.learner, rows, edge, weights, FULL, Costs(), random=random) for edge in edges]
+
+
+def gradient(made: Any, rows: list[Any], **keywords: Any) -> torch.Tensor:
+    made.gradient(rows, **keywords)
+    return FULL.vector(made.learner.named_parameters())
+
+
+def inside(start: int, end: int) -> Callable[[Any], torch.Tensor]:
+    return lambda micro: (micro.position >= start) & (micro.position < end)
 
 
 @pytest.mark.parametrize("term", [TERM, {**TERM, "payload": "gather", "k": 4}, {**TERM, "payload": "sampled"}])
@@ -23,24 +36,29 @@ def vectors(bench: Any, rows: list[Any], edges: list[tuple[int, int]], *, random
 def test_segments_add_up_to_the_whole(bench: Callable[..., Any], term: dict[str, Any], random: bool) -> None:
     made = bench(term)
     rows = made.rows()
-    whole = FULL.vector(_with_gradient(made, rows)) * len(rows)
-    parts = vectors(made, rows, [(0, 3), (3, 7), (7, 12)], random=random)
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-4, atol=1e-5)
+    parts = vectors(made, rows, SEGMENTS, random=random)
+    torch.testing.assert_close(sum(parts), gradient(made, rows), rtol=1e-4, atol=1e-6)
     assert all(part.norm() > 0 for part in parts)
-
-
-def _with_gradient(made: Any, rows: list[Any]) -> list[tuple[str, torch.Tensor]]:
-    made.gradient(rows)
-    return list(made.learner.named_parameters())
 
 
 def test_a_segment_is_the_gradient_of_its_positions_alone(bench: Callable[..., Any]) -> None:
     made = bench(TERM)
     rows = made.rows()
     (found,) = vectors(made, rows, [(2, 5)])
-    made.gradient(rows, select=lambda micro: (micro.position >= 2) & (micro.position < 5))
-    expected = FULL.vector(made.learner.named_parameters()) * len(rows)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    expected = gradient(made, rows, select=inside(2, 5))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("which", [min, max])
+def test_rows_that_no_or_not_every_term_learns_from_scale_no_segment(bench: Callable[..., Any], which: Any) -> None:
+    made = bench(TERM, {**TERM, "name": "reference_kl", "payload": "gather", "k": 4})
+    rows = made.rows()
+    broken = which(rows, key=lambda row: row.length)  # an episode that broke: kept, and not trained on
+    broken.loss_mask[:] = broken.trained = False
+    next(row for row in rows if row.trained).unread = frozenset({"reference"})
+    for (start, end), found in zip(SEGMENTS, vectors(made, rows, SEGMENTS), strict=True):
+        expected = gradient(made, rows, select=inside(start, end))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_cut_row_loses_its_tail_everywhere(bench: Callable[..., Any]) -> None:
