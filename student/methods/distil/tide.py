@@ -67,7 +67,7 @@ class Tide(TokenReward):
         theirs = torch.where(batch.mask[:, None], values, torch.zeros_like(values)).log_softmax(-1)
         ours = have(have(batch.student.scores_at_teacher, "scores").candidates, "log-probs")[:, :k]
         zero = torch.zeros_like(ours[:, 0])
-        missing = (theirs.exp() * (theirs - ours.detach())).sum(-1).clamp(min=0.0)
+        missing = (theirs.exp() * (theirs - ours.detach())).sum(-1)
         missing = torch.where(batch.mask, missing, zero)
         chosen = worst(missing, batch.row, batch.mask, self.settings.deficit_share) & (missing > 0)
         injected = torch.where(chosen, -(theirs.exp() * ours).sum(-1), zero)
@@ -81,7 +81,7 @@ def excess(
     """[N] penalties 2 (exp(d / 2) - 1) of the tokens with d < 0 among the worst `share` of their response, else 0."""
     import torch
 
-    chosen = worst((-ratio).clamp(min=0.0), row, mask, share) & (ratio < 0)
+    chosen = worst(-ratio, row, mask, share) & (ratio < 0)
     return torch.where(chosen, 2.0 * (ratio / 2.0).expm1(), torch.zeros_like(ratio))
 
 
