@@ -59,6 +59,11 @@ class Safe(PolicyGradient):
         self.rewards: list[float] = []
         self.kls: list[float] = []
 
+    @property
+    def why_not_stale(self) -> str:
+        """The clipped loss has a ratio, the penalty has none."""
+        return super().why_not_stale or "its KL to the reference is estimated from the sampled token, without a weight"
+
     def needs(self) -> Needs:
         """Also the reference's log-probs of the response tokens."""
         return merge([super().needs(), Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))])

@@ -10,6 +10,7 @@ import student.methods
 import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from student.learning.terms import Term
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 from student.rollout.engine import RolloutEngine
@@ -28,7 +29,7 @@ UNBIASED: list[dict[str, Any]] = [
 ]
 
 
-def expected(toy: Any, entry: dict[str, Any], gap: float, tokens: range = range(7)) -> Tensor:
+def expected(toy: Any, entry: dict[str, Any] | Term, gap: float, tokens: range = range(7)) -> Tensor:
     """The gradient of each position's hidden state, over all `tokens`, drawn by a policy that is `gap` away."""
     whole = torch.zeros(())
     for token in tokens:
@@ -36,7 +37,8 @@ def expected(toy: Any, entry: dict[str, Any], gap: float, tokens: range = range(
         behaviour = rows.logp(rows.hidden + gap * torch.sin(rows.hidden), rows.head)
         rows.token_ids = torch.full_like(rows.token_ids, token)
         rows.behaviour = behaviour[:, token]
-        whole = whole + behaviour[:, token].exp()[:, None] * rows.gradient(build_terms([entry]))[0]
+        terms = [entry] if isinstance(entry, Term) else build_terms([entry])
+        whole = whole + behaviour[:, token].exp()[:, None] * rows.gradient(terms)[0]
     return whole
 
 
@@ -70,6 +72,15 @@ def test_a_term_that_would_be_biased_is_refused_with_the_reason(toy: Any, entry:
     assert (expected(toy, entry, 0.5) - expected(toy, entry, 0.0)).abs().max() > 1e-3
     with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} does not go with it: .*{said}"):
         build_plugins(recipe(objective=[entry]))
+
+
+def test_safe_is_refused_because_its_penalty_is_biased_where_the_clipped_loss_is_not(toy: Any) -> None:
+    (term,) = build_terms([{"name": "safe", "clip_low": None, "clip_high": None}])
+    torch.testing.assert_close(expected(toy, term, 0.5), expected(toy, term, 0.0), rtol=0, atol=1e-9)
+    term.load_state_dict({"safe": {"short": 1.0}})  # above the threshold, where the penalty acts
+    assert (expected(toy, term, 0.5) - expected(toy, term, 0.0)).abs().max() > 1e-3
+    with pytest.raises(ConfigError, match="safe does not go with it: its KL to the reference is estimated"):
+        build_plugins(recipe(objective=[{"name": "safe"}]))
 
 
 def recipe(**changes: Any) -> Recipe:
