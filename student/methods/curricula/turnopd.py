@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from opd.tasks.environments.base import ENVIRONMENT
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
-from student.methods.curricula.turns import note_turns, turn_metrics, turn_notes
+from student.methods.curricula.turns import note_turns, sampled_episodes, turn_metrics, turn_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ class TurnOpd(Controller):
         """Move H after a full step."""
         if not self.full(report.step):
             return
-        played = [o for o in report.outcomes if "ended" in o.tags and not o.tags["ended"].startswith("broken")]
+        played = [o for o in sampled_episodes(report.outcomes) if not o.tags["ended"].startswith("broken")]
         value = horizon(played, self.settings.quantile) if len(played) >= self.settings.probes else None
         if value is not None:
             past = self.settings.smoothing if self._horizon is not None else 0.0

@@ -16,11 +16,12 @@ def note_turns(row: Row) -> None:
     """Note the sampled reverse KL of each turn of the student: `turn_kl/i`, nats summed over the turn's tokens.
 
     Turns are counted from the start of the episode, replayed ones included. Summaries do not count as turns: their sum
-    is noted as `summary_kl`. A row without the teacher's log-probs of the sampled tokens gets no note.
+    is noted as `summary_kl`. A row without the teacher's log-probs of the sampled tokens gets no note, and a given
+    episode, which the student did not sample, neither.
     """
     signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
     scores = next((found.sampled for found in signals if found.sampled is not None), None)
-    if scores is None or row.tool_mask is None:
+    if scores is None or row.tool_mask is None or row.origin == "expert":
         return
     first = int(row.notes.get("replayed", 0.0))
     sums = [float((row.behaviour_logp[a:b].astype(np.float64) - scores[a:b]).sum()) for a, b in row.turns]
@@ -28,6 +29,11 @@ def note_turns(row: Row) -> None:
     row.notes |= {f"{_PREFIX}{turn}": value for turn, value in enumerate(acts, first)}
     if row.summaries:
         row.notes[_SUMMARIES] = sum(sums[place] for place in row.summaries)
+
+
+def sampled_episodes(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The episodes that the student played; given ones say nothing of it."""
+    return [outcome for outcome in outcomes if "ended" in outcome.tags and outcome.origin != "expert"]
 
 
 def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:
@@ -45,7 +51,7 @@ def turn_notes(notes: Mapping[str, float]) -> dict[int, float]:
 
 
 def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Metrics of a step's episodes.
+    """Metrics of a step's episodes, but for given ones.
 
     Returns:
         turns: mean turns of the student; episodes_ended_in_replay: their share; trajectory_kl: mean sum of an episode,
@@ -53,7 +59,7 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         nats; kl_escalation: mean of the last third of the turns over that of the first third, above 1 where the student
         drifts away as episodes go on.
     """
-    played = [outcome for outcome in outcomes if "ended" in outcome.tags]
+    played = sampled_episodes(outcomes)
     if not played:
         return {}
     ended = [outcome.tags["ended"] for outcome in played]

@@ -49,7 +49,8 @@ def test_steps_between_full_ones_are_cut_and_only_full_ones_move_the_depth() -> 
     few = [played(3, "success", [1.0])]
     method.observe(StepReport(0, {}, few))
     assert method.depth(1) == 0  # too few episodes
-    method.observe(StepReport(1, {}, [played(4, "success", [1.0])] * 3))
+    given = replace(played(9, "success", []), origin="expert")  # a path that was not the student's
+    method.observe(StepReport(1, {}, [*[played(4, "success", [1.0])] * 3, *[given] * 9]))
     assert method.depth(2) == 4 and method.depth(4) == 0
     episode = method.plan(plan(2)).rows[0].episode
     assert episode is not None and episode.turns == 4

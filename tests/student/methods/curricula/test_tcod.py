@@ -105,6 +105,18 @@ def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start
     assert row.notes["turn_kl/2"] == pytest.approx(7.0) and row.notes["turn_kl/3"] == pytest.approx(3.0)
 
 
+def test_given_episodes_say_nothing_of_the_student() -> None:
+    row = make_row(
+        3, behaviour=np.full(3, np.nan), tool_mask=np.array([0, 0, 1], bool), turns=((0, 2),), origin="expert"
+    )
+    row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(3, -5.0, np.float32), weights_hash="")
+    note_turns(row)
+    assert not row.notes
+    given = Outcome(0, "b", 0, origin="expert", tags={"ended": "success"}, notes={"turns": 9.0})
+    found = outcomes(1.0, 2.0)
+    assert turn_metrics([*found, given]) == turn_metrics(found) and turn_metrics([given]) == {}
+
+
 def test_metrics_tell_escalation_and_broken_episodes() -> None:
     found = outcomes(1.0, 2.0, 3.0) + outcomes(3.0, 2.0, ended="broken: hung")
     assert turn_divergences(found) == {0: 2.0, 1: 2.0, 2: 3.0}
