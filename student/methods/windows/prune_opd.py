@@ -73,6 +73,8 @@ class PruneOpd(WindowController):
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mask what lies behind each row's drift point, and note the point for the next window."""
         for row in rows:
+            if row.origin == "expert":  # not the student's: its top k there says nothing of where its own responses end
+                continue
             places = np.flatnonzero(np.ones(row.length) if row.tool_mask is None else ~row.tool_mask)
             overlap = self._overlaps(row)[places]  # an environment's tokens do not count as drift
             drift = self._drift_point(overlap)
