@@ -67,6 +67,31 @@ def test_what_an_environment_repeats_is_not_the_students_loop() -> None:
     assert row.notes["effective_length"] == 11
 
 
+def test_a_loop_behind_the_last_answer_of_an_environment_is_the_students() -> None:
+    written = np.isin(np.arange(11), (0, 2))  # the loop of 1 and 2 stands behind; its first round is kept
+    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=written)])
+    assert row.notes == {"effective_length": 5, "looped_tokens": 6}
+    written = np.isin(np.arange(11), (0, 3))  # 2 1 2 1 2 1 2 from position 4 on
+    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=written)])
+    assert row.notes["effective_length"] == 6
+    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=np.zeros(11, np.bool_))])
+    assert row.notes["effective_length"] == 5, "an episode in which nothing was answered"
+
+
+def test_the_teacher_confirms_a_loop_by_its_tokens_alone() -> None:
+    row = _looped(0.9)
+    row.signals[TEACHER, PayloadKind.SAMPLED].sampled[:5] = -100.0
+    _method().compose([row])
+    assert row.notes["effective_length"] == 5
+    row = _looped(0.9)
+    row.signals[TEACHER, PayloadKind.SAMPLED].sampled[5:7] = -3.0  # mean -1.07 of six, under log 0.5
+    _method().compose([row])
+    assert row.notes["effective_length"] == 11
+    row.signals.clear()  # no teacher is asked, and none is read
+    _method(confirmed=0).compose([row])
+    assert row.notes["effective_length"] == 5
+
+
 def test_the_next_window_follows_the_effective_lengths() -> None:
     method = _method(limit=20, first=8, quantile=0.5, growth=1.25)
     row: Any = None
@@ -76,6 +101,7 @@ def test_the_next_window_follows_the_effective_lengths() -> None:
         notes = [SimpleNamespace(notes={"effective_length": n, "looped_tokens": 1}) for n in lengths]
         return method.after_update(0, SimpleNamespace(outcomes=notes))  # type: ignore[arg-type]
 
+    assert after() == {"window": 8.0}
     assert after(8, 8, 3) == {"window": 8.0, "effective_length": 19 / 3, "looped_tokens": 3.0}
     assert method.window(1, row) == 10, "1.25 times the median"
     after(18, 18, 18)
