@@ -47,6 +47,30 @@ def test_head_tail_gradient_is_unbiased_for_every_k(k, baseline, chosen_by, make
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
+def test_the_gradient_at_every_token_is_that_of_the_formula(baseline, make_logits):
+    """Not in the mean alone, in which any baseline would do."""
+    student, _, ids, log_q, log_tail = problem(make_logits, 3)
+    behaviour = (student + 0.5 * make_logits(N, V, seed=9)).log_softmax(-1)
+    log_p = student.log_softmax(-1)
+    p, r = log_p.exp(), log_p - log_q
+    head = torch.zeros_like(p).scatter(1, ids, 1.0)
+    head_p, head_q = ((head * one).sum(-1, keepdim=True) for one in (p, log_q.exp()))
+    of_head = head * p / head_p
+    conditional = (of_head * (r - (head_p / head_q).log())).sum(-1, keepdim=True)
+    b = (head * p * r).sum(-1, keepdim=True) if baseline == "head_kl" else torch.zeros(N, 1, dtype=torch.float64)
+    c = ((1 - head_p) / (1 - head_q)).log() + conditional if baseline == "tail_mean" else b
+    for token in range(V):
+        y, leaf = torch.full((N,), token), student.clone().requires_grad_()
+        result = estimator(ids, log_q, log_tail, behaviour=behaviour, baseline=baseline)(leaf, y)
+        (got,) = torch.autograd.grad(result.sum(), leaf)
+        drawn = torch.eye(V, dtype=torch.float64)[token] * (1 - head)
+        weight = (log_p - behaviour).exp()
+        # Coefficients of grad log p_i; the mass of the tail is the sum of its p_i.
+        coefficient = head * p * (r - b) + (1 - head) * p * (c - b) + drawn * weight * (r - c)
+        assert_close(got, coefficient - p * coefficient.sum(-1, keepdim=True), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("k", [0, 1, 3, V])
 def test_head_tail_value_is_unbiased(k, baseline, make_logits):
     student, teacher, ids, log_q, log_tail = problem(make_logits, k)

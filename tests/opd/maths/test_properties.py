@@ -210,6 +210,25 @@ def test_the_cut_into_micro_batches_changes_nothing(name, seed, cuts):
 
 
 @every
+def test_a_weighted_sum_has_the_weighted_gradient(name):
+    student, teacher, y = problem()
+    _, gradient = value_and_gradient(name, student, teacher, y)
+    leaf, weights = student.clone().requires_grad_(), torch.linspace(-2.0, 3.0, N, dtype=torch.float64)
+    (got,) = torch.autograd.grad((weights * ALL[name](leaf, teacher, y).per_token).sum(), leaf)
+    assert_close(got, weights[:, None] * gradient)
+
+
+@every
+def test_the_students_entropy_is_reported_where_it_counts(name):
+    student, teacher, y = problem()
+    mask = torch.arange(N) > 0
+    want = -(student.softmax(-1) * student.log_softmax(-1)).sum(-1)
+    found = ALL[name](student.requires_grad_(), teacher, y, mask).student_entropy
+    assert not found.requires_grad
+    assert_close(found, torch.where(mask, want.detach(), 0.0))
+
+
+@every
 @given(
     seed=seeds,
     kept=st.lists(st.booleans(), min_size=N, max_size=N).filter(any),

@@ -43,7 +43,14 @@ def test_a_control_variate_leaves_the_expectation_and_lowers_the_variance(teache
     kl = reverse_kl(student, teacher).per_token
     got = expectation(expected_gradient, student, teacher, control_variate=kl)
     assert_close(got, gradient_of(reverse_kl, student, teacher), rtol=1e-9, atol=1e-12)
+    # The gradient at y is (r - b) (e_y - p), and the reported estimate of the KL stays r.
     p, r = student.softmax(-1), student.log_softmax(-1) - teacher.log_softmax(-1)
+    for token in range(V):
+        leaf, y = student.clone().requires_grad_(), torch.full((N,), token)
+        result = sampled_reverse_kl(leaf, y, teacher.log_softmax(-1)[:, token], control_variate=kl)
+        assert_close(result.per_token, r[:, token])
+        (gradient,) = torch.autograd.grad(result.total, leaf)
+        assert_close(gradient, (r[:, token] - kl)[:, None] * (torch.eye(V, dtype=torch.float64)[token] - p))
     # |e_y - p|^2, the squared length of the score at y.
     length = 1 - 2 * p + p.square().sum(-1, keepdim=True)
     assert (p * (r - kl[:, None]).square() * length).sum() < (p * r.square() * length).sum()
@@ -131,3 +138,18 @@ def test_a_control_variate_may_hold_anything_where_masked_also_with_ready_scores
     result.mean.backward()
     assert leaf.grad.isfinite().all()
     assert (leaf.grad[0] == 0).all() and (leaf.grad[1:] != 0).all()
+
+
+def test_the_log_ratio_and_the_weight_of_the_token_are_reported(student, teacher):
+    y, log_p, log_q = torch.arange(N), student.log_softmax(-1), teacher.log_softmax(-1)
+    at = torch.arange(N), y
+    mask = y > 0
+    result = sampled_reverse_kl(
+        student, y, log_q[at], mask=mask, behaviour_log_probs=log_p[at] - 0.5, importance_cap=1.5
+    )
+    weight = torch.where(mask, 1.5, 0.0).double()
+    assert result.diagnostics.keys() == {"log_ratio", "importance_weight", "importance_truncated"}
+    assert_close(result.diagnostics["log_ratio"], torch.where(mask, log_p[at] - log_q[at], 0.0))
+    assert_close(result.diagnostics["importance_weight"], weight)
+    assert_close(result.diagnostics["importance_truncated"], mask.double())
+    assert_close(result.per_token, weight * (log_p[at] - log_q[at]))
