@@ -6,13 +6,14 @@
 The prefix was not sampled here: it is masked, has no log-prob (NaN), and its candidates are filler that nothing reads.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from opd.errors import DataError
+from opd.errors import DataError, NonFiniteError
 from opd.tasks.encode import encode_prompts
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
@@ -78,7 +79,16 @@ class Request:
         return uniforms(generator, self.planned.max_new_tokens)
 
     def take(self, token: int, logp: float, candidates: NDArray[np.uint32] | None) -> bool:
-        """Keep a sampled token; returns whether it ends the response."""
+        """Keep a sampled token; returns whether it ends the response.
+
+        Raises:
+            NonFiniteError: for a log-prob that is NaN or infinite.
+        """
+        if not math.isfinite(logp):
+            raise NonFiniteError(
+                f"the student gave no finite log-probs while it answered {self.planned.prompt.name}; lower "
+                "train.learning_rate, or resume from an earlier checkpoint."
+            )
         self.ids.append(token)
         self.logp.append(logp)
         if candidates is not None:

@@ -24,7 +24,8 @@ def draw(
         valid_vocab: ids from here on are padding rows of the head and are never drawn.
 
     Returns:
-        ids [B] int64 and their log-probs [B] float32 in nats, at the temperature (at 1 for greedy).
+        ids [B] int64 and their log-probs [B] float32 in nats, at the temperature (at 1 for greedy). Of logits that give
+        no distribution (NaN, infinity) the id is any, and its log-prob NaN.
     """
     scaled = logits[:, :valid_vocab].float()
     if temperature > 0:
@@ -49,7 +50,8 @@ def _invert(p: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor
     inside = blocks[rows, block.squeeze(-1)].double().cumsum(-1)
     # A block's float32 sum may round above the float64 sum of its parts: the excess goes to its last id of any weight.
     left = torch.minimum(target.unsqueeze(-1) - before, inside[:, -1:] * (1 - 1e-15))
-    return (block * _BLOCK + torch.searchsorted(inside, left, right=True)).squeeze(-1)
+    ids = (block * _BLOCK + torch.searchsorted(inside, left, right=True)).squeeze(-1)
+    return ids.clamp_(max=p.shape[-1] - 1)  # no sum of a row of NaN exceeds anything
 
 
 def draw_mixed(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import ConfigError, DataError, NonFiniteError, RolloutEngineError
+from opd.errors import ConfigError, DataError, RolloutEngineError
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask, Dialect
@@ -272,11 +272,6 @@ class ServersEngine(RolloutEngine):
         from student.rollout.servers.weights import chosen
 
         spec, name = self.setup.spec, request.planned.prompt.name
-        if not np.isfinite(answer.logp).all():
-            raise NonFiniteError(
-                f"the student gave no finite log-probs while it answered {name}; lower train.learning_rate, or resume "
-                "from an earlier checkpoint."
-            )
         likely: Sequence[NDArray[np.uint32] | None] = [None] * len(answer.ids)
         if self._weights.likely is not None:
             likely = list(self._weights.likely.of(request.input_ids.tolist(), answer.ids))

@@ -6,7 +6,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import NonFiniteError, RolloutEngineError
+from opd.errors import RolloutEngineError
 from student.rollout.requests import Request
 from student.rollout.spec import RolloutSpec
 
@@ -66,11 +66,6 @@ class Draw:
             raise RolloutEngineError(
                 f"vLLM took other tokens for {request.planned.prompt.name} than were drawn for it; leave "
                 "rollout.engine.options that touch sampling or scheduling out."
-            )
-        if not np.isfinite(self.logp[:count]).all():
-            raise NonFiniteError(
-                f"the student gave no finite log-probs while it answered {request.planned.prompt.name}; lower "
-                "train.learning_rate, or resume from an earlier checkpoint."
             )
         for token, logp, candidates in zip(token_ids, self.logp, self.candidates, strict=False):
             request.take(token, logp, candidates)

@@ -46,9 +46,6 @@ class RowStreams(LogitsProcessor):  # type: ignore[misc]
         spec, device = draws[0].spec, logits.device
         at = torch.tensor(places, device=device)
         chosen = logits[at, : spec.valid_vocab].float()
-        # A row of NaN has no token to draw: it gets any, with a log-prob of NaN, which `Draw.deliver` refuses.
-        broken = ~chosen.logsumexp(-1).isfinite()
-        chosen[broken] = 0.0
         uniforms = [draw.uniform(position) for draw, position in zip(draws, positions, strict=True)]
         levels = [draw.temperature for draw in draws]
         drawn = torch.tensor(uniforms, dtype=torch.float64, device=device)
@@ -56,7 +53,6 @@ class RowStreams(LogitsProcessor):  # type: ignore[misc]
         for line, (draw, position) in enumerate(zip(draws, positions, strict=True)):
             if (token := draw.forced(position)) is not None:
                 ids[line], logp[line] = token, (chosen[line] / (draw.temperature or 1.0)).log_softmax(-1)[token]
-        logp[broken] = torch.nan
         top = None
         if spec.candidates:
             top = most_likely(chosen, spec.candidates, spec.keep_ids).cpu().numpy().astype(np.uint32)

@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from opd.errors import DataError
+from opd.errors import DataError, NonFiniteError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
@@ -125,6 +126,18 @@ def test_extreme_uniforms_stay_inside_the_vocabulary(uniform: float) -> None:
 def test_temperature_zero_is_greedy() -> None:
     ids, _ = draw(torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([0.01], dtype=torch.float64), 0.0, 3)
     assert ids.item() == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_without_a_distribution_are_an_error_that_names_the_prompt(
+    student: tuple[Any, Any], value: float, temperature: float
+) -> None:
+    model = copy.deepcopy(student[0])
+    with torch.no_grad():
+        model.get_output_embeddings().weight[7] = value
+    with pytest.raises(NonFiniteError, match=r"no finite log-probs while it answered .*lower train\.learning_rate"):
+        sample((model, student[1]), PROMPTS, temperature=temperature)
 
 
 def planned(prompt: str, **changes: Any) -> PlannedRow:
