@@ -5,22 +5,28 @@ rows stay in the batch until they are half of it, because shrinking a KV cache c
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from opd.errors import ConfigError
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
+from student.rollout.slots import head_of
 from student.rollout.spec import RolloutSpec
+
+_known: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class BatchDecoder:
     """Decodes a batch of rows token by token.
 
     Args:
-        model: causal LM in eval mode.
+        model: causal LM in eval mode, which `check_batches` accepts.
         batch: what to decode together.
         spec: shared settings.
     """
@@ -33,21 +39,15 @@ class BatchDecoder:
         self.input_ids, self.mask = _left_pad([request.input_ids for request in batch], model.device)
         self.positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
         self.cache = DynamicCache(config=model.config)
+        self.head = head_of(model, spec.valid_vocab)
 
     @torch.no_grad()
     def run(self, finish: Callable[[int], None]) -> None:
         """Decode until every row has finished; calls finish(index in the batch)."""
         step = 0
         while self.running:
-            logits = self.model(
-                input_ids=self.input_ids,
-                attention_mask=self.mask,
-                position_ids=self.positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            ids = self._sample(logits, step, finish)
+            states = _states(self.model, self.input_ids, self.mask, self.positions, self.cache)
+            ids = self._sample(self.head.logits(states), step, finish)
             step += 1
             self._extend(ids)
 
@@ -60,7 +60,7 @@ class BatchDecoder:
         ids, logp = draw_mixed(logits, torch.tensor(drawn, dtype=torch.float64, device=device), levels, vocab)
         top = None
         if self.spec.candidates:
-            found = most_likely(logits[:, :vocab], self.spec.candidates, self.spec.keep_ids)
+            found = most_likely(logits, self.spec.candidates, self.spec.keep_ids)
             top = found.cpu().numpy().astype(np.uint32)
         for slot, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
             index = self.slots[slot]
@@ -74,14 +74,63 @@ class BatchDecoder:
     def _extend(self, ids: Tensor) -> None:
         if 2 * len(self.running) <= len(self.slots) and self.running:
             keep = [slot for slot, index in enumerate(self.slots) if index in self.running]
-            index = torch.tensor(keep, device=ids.device)
-            self.cache.batch_select_indices(index)
+            index: Any = torch.tensor(keep, device=ids.device)
+            # Of every kind of layer: `batch_select_indices` leaves recurrent states out, or is missing.
+            self.cache.reorder_cache(index)
             self.mask, self.positions = self.mask[index], self.positions[index]
             ids = ids[index]
             self.slots = [self.slots[slot] for slot in keep]
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.slots), 1)], dim=1)
         self.positions = self.positions[:, -1:] + 1
         self.input_ids = ids.unsqueeze(-1)
+
+
+def _states(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+    """[B, H] final hidden states of the last column; keys, values and states of all columns go into the cache."""
+    states: Tensor = model.base_model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+    ).last_hidden_state[:, -1]
+    return states
+
+
+def check_batches(model: PreTrainedModel) -> None:
+    """Try once per model whether batches give its numbers.
+
+    Raises:
+        ConfigError: when they do not, as where the model takes another cache or does not read the mask.
+    """
+    if model in _known:
+        return
+    wrong = _difference(model)
+    if wrong:
+        raise ConfigError(
+            f"rollout engine transformers cannot decode a {type(model).__name__} token by token: {wrong}; set "
+            "rollout.engine to {name: vllm}, or take another student."
+        )
+    _known.add(model)
+
+
+@torch.no_grad()
+def _difference(model: PreTrainedModel) -> str:
+    """Why one token of two short rows in a batch is not as in the model's own forwards of the rows; "" if it is."""
+    head = head_of(model, len(model.get_output_embeddings().weight))
+    rows = [np.arange(1, 1 + length) % head.vocab_size for length in (6, 4)]
+    cache, device = DynamicCache(config=model.config), model.device
+    try:
+        ids, mask = _left_pad([row[:-1] for row in rows], device)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        _states(model, ids, mask, positions, cache)
+        last = torch.tensor([row[-1:].tolist() for row in rows], device=device)
+        mask = torch.cat([mask, torch.ones_like(last)], dim=1)
+        found = head.logits(_states(model, last, mask, positions[:, -1:] + 1, cache))
+        for logits, row in zip(found, rows, strict=True):
+            own = model(torch.from_numpy(row)[None].to(device), use_cache=False).logits[0, -1].float()
+            # Wide enough for halves and for an expert chosen otherwise; without its context a token is off by more.
+            if (logits - own).abs().max() > 0.3 * own.abs().max():
+                return "its logits are not those of the whole row"
+    except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError) as error:
+        return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    return ""
 
 
 def _left_pad(prompts: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:

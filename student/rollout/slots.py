@@ -129,7 +129,7 @@ class SlotDecoder:
         self.uniforms: dict[int, Any] = {}
         self.waiting = deque(range(len(requests)))
         self.quota = max(1, count // 8)  # free slots before prompts are read: few enough not to idle, see `run`
-        self.head = _head(model, spec.valid_vocab)
+        self.head = head_of(model, spec.valid_vocab)
         self.recorder = Recorder(model) if spec.experts else None
         self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
 
@@ -275,7 +275,8 @@ def _joined(model: PreTrainedModel, layers: Sequence[SlotLayer]) -> DynamicCache
     return cache
 
 
-def _head(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
+def head_of(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
+    """The model's output head over the ids that can be drawn."""
     output: Any = model.get_output_embeddings()
     scale, cap = scale_and_cap(model.config.get_text_config())
     return OutputHead(output.weight, getattr(output, "bias", None), scale, cap, len(output.weight) - valid_vocab)

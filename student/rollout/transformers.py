@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opd.errors import ConfigError
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.rollout.batches import BatchDecoder
+from student.rollout.batches import BatchDecoder, check_batches
 from student.rollout.requests import Request
 from student.rollout.rows import Finish, evaluating, sample_rows
 from student.rollout.slots import SlotDecoder, takes_slots
@@ -77,6 +77,7 @@ def _decode(
             f"a {type(model).__name__} is not decoded in slots, where the experts of a mixture are recorded; set "
             "model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old)."
         )
+    check_batches(model)
     left = deque(order)
     while left:
         batch: list[int] = []
