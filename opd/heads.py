@@ -49,6 +49,17 @@ def caps_attention(config: Any) -> bool:
     return bool(getattr(config, "attn_logit_softcapping", None))
 
 
+def longrope_turn(config: Any) -> int | None:
+    """The length beyond which a model of a transformers text config scales positions otherwise; None for most.
+
+    Longrope (Phi-3, Phi-4-mini, MiniCPM3): one longer row in a forward changes all positions of all its rows.
+    """
+    found = getattr(config, "rope_parameters", None) or {}
+    kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]  # one for each type of layer
+    turns = [int(k["original_max_position_embeddings"]) for k in kinds if k.get("rope_type") == "longrope"]
+    return min(turns, default=None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
     """logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) of the V ids that count.

@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, DataError
+from opd.heads import longrope_turn
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.rollout.batches import BatchDecoder, check_batches
@@ -69,6 +70,15 @@ def _decode(
     spec: RolloutSpec,
     finish: Finish,
 ) -> None:
+    turn = longrope_turn(model.config.get_text_config())
+    longest = max(requests, key=lambda request: request.longest)
+    if turn is not None and longest.longest > turn:
+        name = longest.planned.prompt.name
+        raise DataError(
+            f"{name} may become {longest.longest} tokens long with its answer, over the {turn} up to which a "
+            f"{type(model).__name__} scales positions one way (longrope): beyond, all its tokens have other log-probs "
+            "than they were drawn with; lower rollout.max_new_tokens or rollout.max_prompt_tokens."
+        )
     if takes_slots(model):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
         return
@@ -81,9 +91,9 @@ def _decode(
     left = deque(order)
     while left:
         batch: list[int] = []
-        longest = 0
-        while left and len(batch) < spec.rows(max(longest, requests[left[0]].longest)):
-            longest = max(longest, requests[left[0]].longest)
+        tokens = 0
+        while left and len(batch) < spec.rows(max(tokens, requests[left[0]].longest)):
+            tokens = max(tokens, requests[left[0]].longest)
             batch.append(left.popleft())
 
         def ended(position: int, batch: list[int] = batch) -> None:

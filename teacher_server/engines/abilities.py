@@ -107,7 +107,8 @@ def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocab
 
 def _keeps_only_keys(backbone: Backbone, item: ScoreItem) -> bool:
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
-    return shareable(backbone.model(input_ids=ids, use_cache=True).past_key_values)
+    # Of a model without attention (Mamba) the cache has another name.
+    return shareable(getattr(backbone.model(input_ids=ids, use_cache=True), "past_key_values", None))
 
 
 def _items(vocabulary: int) -> list[ScoreItem]:

@@ -32,7 +32,13 @@ class Pass:
 
 
 def plan_passes(
-    prompts: Sequence[bytes], lengths: Sequence[tuple[int, int]], *, max_tokens: int, share: bool, packed: bool
+    prompts: Sequence[bytes],
+    lengths: Sequence[tuple[int, int]],
+    *,
+    max_tokens: int,
+    share: bool,
+    packed: bool,
+    longest: int | None = None,
 ) -> list[Pass]:
     """Split a batch into passes.
 
@@ -42,15 +48,19 @@ def plan_passes(
         max_tokens: tokens of one forward, padding included; a single longer row gets a pass of its own.
         share: whether rows of one prompt may share its keys and values.
         packed: whether rows are laid end to end without padding.
+        longest: tokens beyond which a row goes alone; None for any number.
 
     Returns:
         Passes that hold every row exactly once.
     """
     by_prompt_length: dict[int, list[int]] = defaultdict(list)
     plain: list[int] = []
-    for row, (prompt_length, _) in enumerate(lengths):
-        by_prompt_length[prompt_length].append(row)
     passes: list[Pass] = []
+    for row, (prompt_length, response_length) in enumerate(lengths):
+        if longest is not None and prompt_length + response_length - 1 > longest:
+            passes.append(Pass((row,)))
+        else:
+            by_prompt_length[prompt_length].append(row)
     for prompt_length, rows in by_prompt_length.items():
         # Where no prompt occurs twice there is nothing to share, and the second forward of a shared pass is lost.
         if not share or len({prompts[row] for row in rows}) == len(rows):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opd.adapters import fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError, UnavailableError
-from opd.heads import OutputHead, caps_attention, scale_and_cap
+from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
@@ -253,6 +253,7 @@ class TransformersEngine:
             max_tokens=self._max_batch_tokens,
             share=self._abilities.sharing,
             packed=self._abilities.packing,
+            longest=longrope_turn(self._config.get_text_config()),
         )
 
     def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Started]:

@@ -140,6 +140,21 @@ def test_logits_without_a_distribution_are_an_error_that_names_the_prompt(
         sample((model, student[1]), PROMPTS, temperature=temperature)
 
 
+def test_a_row_that_may_reach_other_positions_than_it_began_with_is_refused(student: tuple[Any, Any]) -> None:
+    """Longrope: beyond the original length all tokens of a row get other log-probs than they were drawn with."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = Phi3Config(
+        vocab_size=len(student[1]), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, original_max_position_embeddings=18, rope_parameters=rope, pad_token_id=0,
+    )  # fmt: skip
+    model = Phi3ForCausalLM(config).eval()
+    assert len(sample((model, student[1]), ["12+34="])) == 3  # 6 tokens and 12
+    with pytest.raises(DataError, match=r"19 tokens long .* over the 18 .*longrope.*rollout\.max_new_tokens"):
+        sample((model, student[1]), ["1+1=", "123+34="])
+
+
 def planned(prompt: str, **changes: Any) -> PlannedRow:
     (row,) = plan_step(2, [Prompt.make(prompt)], samples=1, max_new_tokens=6, temperature=0.0).rows
     return replace(row, **changes)

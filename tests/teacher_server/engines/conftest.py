@@ -34,7 +34,8 @@ _COMMON = {
     "pad_token_id": 0,
 }
 # Family -> what makes it special. Gemma 2: soft-cap and sliding window; Granite and Cohere: logit scale;
-# Falcon-H1: recurrent state beside attention; Phi: a head with a bias.
+# Falcon-H1: recurrent state beside attention; Mamba: no attention; Phi: a head with a bias; Phi-3: positions that are
+# scaled otherwise beyond 32 tokens.
 FAMILIES: dict[str, dict[str, object]] = {
     "qwen3": {},
     "llama": {"tie_word_embeddings": True},
@@ -43,6 +44,18 @@ FAMILIES: dict[str, dict[str, object]] = {
     "cohere": {"logit_scale": 0.25},
     "phi": {},
     "gpt2": {},
+    "phi3": {
+        "sliding_window": None,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 16,
+            "long_factor": [4.0] * 16,
+        },
+    },
+    "mamba": {},
+    "falcon_mamba": {},
     "falcon_h1": {
         "lm_head_multiplier": 0.5,
         "mamba_d_ssm": 64,

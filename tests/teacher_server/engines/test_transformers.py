@@ -35,6 +35,31 @@ def test_families_are_exact_alone_padded_and_shared(
         numbers.close(scores, reference_logits(folder, one.item), one.item)
 
 
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba"])
+def test_a_model_without_attention_is_exact_and_shares_nothing(
+    family: str, make_model, make_item, entry, reference_logits
+) -> None:
+    folder = make_model(family, state_size=8)
+    engine = TransformersEngine(str(folder))
+    assert not engine._abilities.sharing
+    batch = [entry(make_item(20, 3 + 4 * i, seed=i, prompt_seed=0), PayloadSpec.sampled()) for i in range(4)]
+    for one, scores in zip(batch, engine.score(batch), strict=True):
+        numbers.close(scores, reference_logits(folder, one.item), one.item)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_long_row_does_not_scale_the_positions_of_shorter_ones(
+    deterministic: bool, make_model, make_item, entry
+) -> None:
+    """Longrope takes its long factors for all rows of a forward with one position beyond the original length."""
+    engine = TransformersEngine(str(make_model("phi3")), deterministic=deterministic)
+    lengths = [(8, 12), (8, 24), (8, 25), (8, 26), (8, 40), (30, 2), (30, 3), (30, 4), (30, 20)]
+    batch = [entry(make_item(*one, seed=i, prompt_seed=one[0]), PayloadSpec.sampled()) for i, one in enumerate(lengths)]
+    for one, scores in zip(batch, engine.score(batch), strict=True):
+        (alone,) = engine.score([one])
+        np.testing.assert_allclose(scores.sampled, alone.sampled, atol=1e-4)
+
+
 def test_packed_rows_equal_rows_alone(make_model, make_item, reference_logits) -> None:
     engine = TransformersEngine(str(make_model("gemma2")))
     items = [make_item(4 + i, 5 * i + 1, seed=i) for i in range(5)]
