@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from opd.heads import OutputHead, scale_and_cap
+from opd.heads import OutputHead, longrope_turn, scale_and_cap
 from student.learning.experts import Recorder
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
@@ -120,6 +120,9 @@ class SlotDecoder:
         longest = max(request.longest for request in requests)
         count = max(LEAST_ROWS, min(spec.rows(longest), len(requests)))
         self.capacity = settled(longest)
+        text = model.config.get_text_config()
+        # Where the model's positions end or turn, prompts are padded no further.
+        self.widest = longrope_turn(text) or getattr(text, "max_position_embeddings", None) or self.capacity
         self.place = Place(count, model.device)
         self.cache: DynamicCache | None = None
         self.layers: list[SlotLayer] = []
@@ -159,7 +162,8 @@ class SlotDecoder:
         taken = [self.waiting.popleft() for _ in free[: len(self.waiting)]]
         groups: dict[int, list[tuple[int, int]]] = {}
         for slot, index in zip(free, taken, strict=False):
-            groups.setdefault(settled(len(self.requests[index].input_ids)), []).append((slot, index))
+            tokens = len(self.requests[index].input_ids)
+            groups.setdefault(max(tokens, min(settled(tokens), self.widest)), []).append((slot, index))
         for width, pairs in groups.items():
             some = max(1, _PREFILL_TOKENS // width)
             for start in range(0, len(pairs), some):

@@ -13,6 +13,8 @@ from transformers import (
     AutoTokenizer,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     MistralConfig,
     MistralForCausalLM,
 )
@@ -141,6 +143,18 @@ def test_models_with_sliding_windows_are_decoded_in_batches(tokenizer: Any, fami
             logp = sliding(ids).logits[0, len(row.prompt_ids) - 1 : -1].float().log_softmax(-1)
         picked = logp.gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
         np.testing.assert_allclose(row.behaviour_logp, picked.numpy(), atol=1e-4)
+
+
+def test_a_row_that_fills_all_positions_of_a_model_is_decoded(tokenizer: Any) -> None:
+    """GPT-2 has a table of them: a prompt of 6 tokens, padded to 16, would read beyond its 10."""
+    torch.manual_seed(0)
+    table = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_positions=10, n_embd=16, n_layer=1, n_head=2)
+    ).eval()
+    assert takes_slots(table)
+    planned = plan_step(2, [Prompt.make("12+34=")], samples=3, max_new_tokens=4, temperature=1.0).rows
+    rows = rollout(table, tokenizer, [replace(row, stop_ids=frozenset()) for row in planned], SPEC)
+    assert max(len(row.prompt_ids) + row.length for row in rows) == 10
 
 
 def test_under_autocast_products_keys_and_values_are_bfloat16(
