@@ -169,7 +169,7 @@ class Evaluator:
             if scorer is not None:
                 scorer.submit(row)
 
-        return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row)
+        return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row, poll=self._poll)
 
     def _count(self, asked: EvaluationTask, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
         self._costs.sampled(purpose, rows)

@@ -220,9 +220,12 @@ class Ahead:
         idle = 0.0 if self._free is None else begin - self._free
         sent: list[float] = []
 
-        def finished(row: Row) -> None:
+        def poll() -> None:
             if self._closing:
                 raise CancelledError("the run has ended")
+
+        def finished(row: Row) -> None:
+            poll()
             sent.append(time.monotonic())
             self._on_row(row)
 
@@ -234,7 +237,7 @@ class Ahead:
                 self._packed[version].load()
             else:
                 engine.sync(weights.items(), version)
-            rows = sample_or_play(engine, self._player, planned, on_row=finished)
+            rows = sample_or_play(engine, self._player, planned, on_row=finished, poll=poll)
         self._on_end()
         if self._gate is not None:
             self._gate.done()

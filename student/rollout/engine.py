@@ -277,14 +277,15 @@ def sample_or_play(
     *,
     purpose: tuple[object, ...] = ("rollout",),
     on_row: OnRow = ignore,
+    poll: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """See `RolloutEngine.sample`; episodes are played by `player`, turn by turn."""
+    """See `RolloutEngine.sample`; episodes are played by `player`, turn by turn, and `poll` may raise between turns."""
     played = [row for row in planned if player.plays(row)]
     if not played:
         return engine.sample(planned, purpose=purpose, on_row=on_row)
 
     def turn(rows: Sequence[PlannedRow], names: tuple[object, ...]) -> list[Row]:
-        return engine.sample(rows, purpose=names)
+        return engine.sample(rows, purpose=names, on_row=lambda row: poll())
 
     others = [row for row in planned if not player.plays(row)]
     found = iter(engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
@@ -326,9 +327,14 @@ class PolicySampler:
         self._exposed = True
 
     def sample(
-        self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
+        self,
+        planned: Sequence[PlannedRow],
+        *,
+        purpose: tuple[object, ...] = ("rollout",),
+        on_row: OnRow = ignore,
+        poll: Callable[[], None] = lambda: None,
     ) -> list[Row]:
-        """See `RolloutEngine.sample`; with the weights as they are now. Ranks of a sharded student call it together."""
+        """See `sample_or_play`; with the weights as they are now. Ranks of a sharded student call it together."""
         # Both: the version counts steps, of which one may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
@@ -345,7 +351,9 @@ class PolicySampler:
                 with self._learner.whole() if self._reads(planned) else nullcontext():
                     if not planned:  # another rank has rows, and all of them gather the weights
                         return []
-                    rows = sample_or_play(self._engine, self._player, planned, purpose=purpose, on_row=on_row)
+                    rows = sample_or_play(
+                        self._engine, self._player, planned, purpose=purpose, on_row=on_row, poll=poll
+                    )
                 if not isinstance(rows, list) or len(rows) != len(planned):
                     gave = f"{len(rows)} rows" if isinstance(rows, list) else short(rows)
                     raise PluginError(

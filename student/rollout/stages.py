@@ -61,7 +61,7 @@ class StepStages:
             begin(row)
 
         with self.clock.stage("rollout"):
-            return self._job.sampler.sample(planned, on_row=on_row)
+            return self._job.sampler.sample(planned, on_row=on_row, poll=self._poll)
 
     def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         """Rows that have been sampled and sent already, or are being sampled."""
