@@ -77,10 +77,11 @@ class Connection:
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
         kept = self._connection.sock is not None
         try:
-            if not kept:
+            # Not after a cut: a host that is gone takes all the time there is to connect.
+            if not kept and not self._cut:
                 self._open()
             if self._cut:
-                # It was cut between two calls, or before it was open: there was nothing to shut down then, and this
+                # It was cut between two calls, or while it was opened: there was nothing to shut down then, and this
                 # call would be made all the same, and the next ones.
                 raise ConnectionAbortedError("it was cut")
             self._connection.request(method, path, data, self._headers)

@@ -144,13 +144,18 @@ class Pool:
 
     def _renew(self, server: Server, weights: Packed) -> Exception | bool:
         """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
+        failure: Exception
         try:
             loaded = server.update(weights.source, weights.label, self._lock(server.url))
             self._compare(server, weights)
+            return loaded
         except (LostError, NotLoadedError) as error:
-            server.label, server.lost = None, str(error)
-            return error
-        return loaded
+            failure = error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            # As a proxy does that has a page for a server which is away.
+            failure = LostError(f"{server.url} answered otherwise than expected ({type(error).__name__}: {error})")
+        server.label, server.lost = None, str(failure)
+        return failure
 
     def _compare(self, server: Server, weights: Packed) -> None:
         """Have the server sample a token after each beginning of the known row, and look up what the student gives it.
