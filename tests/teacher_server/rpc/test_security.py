@@ -4,9 +4,6 @@ import asyncio
 import datetime
 import hashlib
 import ipaddress
-import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +17,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from waiting import EngineGate, until
 
-from opd.errors import AuthError, ConfigError, ScopeError
+from opd.errors import AuthError, ConfigError
 from opd.wire.channel import ClientSecurity, is_loopback, open_channel
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.rpc import security
-from teacher_server.rpc.security import Certificates, Tokens, check_listen
+from teacher_server.rpc.security import Certificates, check_listen
 from teacher_server.settings import SecuritySettings
 
 SAMPLED = PayloadSpec.sampled()
@@ -106,26 +102,6 @@ def test_listening_in_the_clear_beyond_loopback_is_refused(host: str) -> None:
 def test_loopback_may_be_clear(host: str) -> None:
     assert is_loopback(host)
     check_listen(host, SecuritySettings())
-
-
-def test_tokens_that_are_replaced_while_the_server_starts_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, read = tmp_path / "tokens.yaml", security._read_tokens
-    path.write_text("- {name: old, token: a-long-random-string-1}\n")
-
-    def read_and_replace(place: Path) -> Any:
-        found = read(place)
-        (tmp_path / "next").write_text("- {name: new, token: a-long-random-string-2}\n")
-        (tmp_path / "next").replace(path)
-        return found
-
-    monkeypatch.setattr(security, "_read_tokens", read_and_replace)
-    tokens = Tokens(path)
-    monkeypatch.setattr(security, "_read_tokens", read)
-    tokens.reload()
-    metadata = (("authorization", "Bearer a-long-random-string-2"),)
-    assert tokens.authenticate(metadata, "score").name == "new"
 
 
 async def test_the_server_itself_refuses_to_start_in_the_clear(start: Any) -> None:
@@ -237,18 +213,11 @@ def test_unusable_certificates_are_named_before_anything_listens(tmp_path: Path)
     assert "cannot be read" in refusal(tmp_path, key) and "cannot be read" in refusal(cert, tmp_path / "none")
 
 
-def write_tokens(path: Path, text: str) -> Path:
-    path.write_text(text)
-    # Coarse file clocks must not hide a change.
-    os.utime(path, ns=(time.time_ns(), time.time_ns()))
-    return path
-
-
 async def test_tokens_are_needed_known_and_scoped(start: Any, items: Any, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"admin-only-secret").hexdigest()
-    tokens = write_tokens(
-        tmp_path / "tokens.yaml",
-        f"- {{name: student, token: student-secret-1}}\n- {{name: op, sha256: {digest}, scopes: [admin]}}\n",
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        f"- {{name: student, token: student-secret-1}}\n- {{name: op, sha256: {digest}, scopes: [admin]}}\n"
     )
     secret = tmp_path / "secret"
     secret.write_text("student-secret-1\n")
@@ -271,7 +240,8 @@ async def test_tokens_are_needed_known_and_scoped(start: Any, items: Any, tmp_pa
 async def test_health_needs_no_token(start: Any, tmp_path: Path) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    tokens = write_tokens(tmp_path / "t.yaml", "- {name: a, token: student-secret-1}\n")
+    tokens = tmp_path / "t.yaml"
+    tokens.write_text("- {name: a, token: student-secret-1}\n")
     client = await start(security_={"tokens": tokens})
     answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -289,111 +259,6 @@ async def test_services_that_would_tell_too_much_are_not_there(start: Any) -> No
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_tokens_reload_when_the_file_changes_and_stay_when_it_breaks(
-    tmp_path: Path, log_text: Callable[[], str]
-) -> None:
-    path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
-    tokens = Tokens(path)
-    old, new = [("authorization", f"Bearer {n}-secret-123") for n in ("first", "second")]
-    assert tokens.authenticate([old], "score").name == "a"
-    write_tokens(path, "- {name: b, token: second-secret-123}\n")
-    tokens.reload()
-    assert tokens.authenticate([new], "score").name == "b"
-    with pytest.raises(AuthError):
-        tokens.authenticate([old], "score")
-    write_tokens(path, "not: [a list")
-    for refused in (1, 2):
-        for _ in range(3):
-            tokens.reload()
-        assert tokens.authenticate([new], "score").name == "b"
-        assert log_text().count("token file refused") == refused
-        path.unlink(missing_ok=True)
-    assert "No such file" in log_text()
-
-
-async def test_a_running_server_reads_new_tokens_and_never_in_the_way_of_its_calls(
-    start: Any, items: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, secret = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n"), tmp_path / "secret"
-    secret.write_text("first-secret-123")
-    client = await start(security=ClientSecurity(token_file=secret), security_={"tokens": path})
-    reading, go_on, read = threading.Event(), threading.Event(), security._read_tokens
-
-    def slowly(place: Path) -> Any:
-        reading.set()
-        go_on.wait(120)
-        return read(place)
-
-    monkeypatch.setattr(security, "_read_tokens", slowly)
-    write_tokens(path, "- {name: b, token: second-secret-123}\n")
-    await until(reading.is_set)
-    assert len(await client.score(items(1), SAMPLED)) == 1
-    go_on.set()
-    secret.write_text("second-secret-123")
-    await until(lambda: client.server._tokens._entries[0][1].name == "b")
-    assert len(await client.score(items(1), SAMPLED)) == 1
-
-
-DAMAGED = {
-    "a date that does not exist": "- {name: a, token: 2024-13-45}",
-    "a lone surrogate": '- {name: a, token: "\\ud800-long-enough-secret"}',
-    "a surrogate as a name": '- {name: "\\ud800", token: long-enough-secret}',
-    "nesting without end": "[" * 800,
-    "a number of 5,000 digits": "- {name: a, sha256: " + "9" * 5000 + "}",
-    "a hash that is a list": "- {name: a, sha256: [[long-enough-secret]]}",
-    "a name that is a list": "- {name: [a], token: long-enough-secret}",
-    "bytes that are not text": b"\xff\xfe- {name: a, token: long-enough-secret}",
-    "a zero byte": "- {name: a, token: long-enough\0secret}",
-    "an unknown tag": "- !!python/object:os.system {name: a, token: long-enough-secret}",
-    "two documents": "- {name: a, token: long-enough-secret}\n---\n- 5",
-    "an alias of itself": "- &a [*a]",
-    "another file altogether": "x" * (2 << 20),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_token_file_leaves_the_tokens_as_they_were(kind: str, tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "t.yaml", "- {name: a, token: first-secret-123}\n")
-    tokens, text = Tokens(path), DAMAGED[kind]
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError) as caught:
-        Tokens(path)
-    assert "long-enough" not in str(caught.value)
-    tokens.reload()
-    assert tokens.authenticate([("authorization", "Bearer first-secret-123")], "score").name == "a"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a: b",
-        "[]",
-        "- 5",
-        "- {token: long-enough-secret}",
-        "- {name: a}",
-        "- {name: a, token: short}",
-        "- {name: a, token: 12345678901234567890}",
-        "- {name: a, sha256: xyz}",
-        "- {name: a, token: long-enough-secret, sha256: ab}",
-        "- {name: a, token: long-enough-secret, scopes: [root]}",
-        "- {name: a, token: long-enough-secret, scopes: [[score]]}",
-        "- {name: a, token: long-enough-secret, scope: [admin]}",
-        "- {name: a, token: 'long-enough-secret",
-    ],
-)
-def test_a_malformed_token_file_is_refused_without_quoting_a_secret(text: str, tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "t.yaml", text)
-    with pytest.raises(ConfigError) as caught:
-        Tokens(path)
-    assert "long-enough" not in str(caught.value)
-
-
-def test_a_server_without_tokens_never_grants_admin() -> None:
-    with pytest.raises(ScopeError):
-        Tokens(None).authenticate((), "admin")
-
-
 async def test_a_token_does_not_leave_the_host_in_the_clear(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("student-secret-1")
@@ -405,7 +270,8 @@ async def test_a_token_does_not_leave_the_host_in_the_clear(tmp_path: Path) -> N
 async def test_neither_tokens_nor_prompts_reach_the_log(
     start: Any, items: Any, tmp_path: Path, log_text: Callable[[], str]
 ) -> None:
-    tokens = write_tokens(tmp_path / "t.yaml", "- {name: a, token: student-secret-1}\n")
+    tokens = tmp_path / "t.yaml"
+    tokens.write_text("- {name: a, token: student-secret-1}\n")
     secret = tmp_path / "secret"
     secret.write_text("student-secret-1")
     client = await start(
