@@ -2,8 +2,9 @@
 
 Everything is given at each update, in names and shapes of the saved model: vLLM fuses layers (queries with keys and
 values), and fills a fused one only when all its parts come. The output head is named even where it is tied to the
-embeddings: an engine that keeps a packed copy of it would otherwise go on with the old one, without an error. Adapters
-are added to the weights, in float32, because a merged model decodes at the speed of a plain one.
+embeddings: an engine that keeps a packed copy of it would otherwise go on with the old one, without an error. Not of
+families that vLLM has without a head: it refuses the name. Adapters are added to the weights, in float32, because a
+merged model decodes at the speed of a plain one.
 
 Tensors come in chunks, a layer or a tensor outside the layers: no more than a chunk of a sharded student is ever whole.
 """
@@ -27,6 +28,8 @@ from student.recipe import ModelSettings
 Chunk = dict[str, Tensor]
 """Tensors by the names that they have in the model, sharded or not."""
 
+_WITHOUT_HEAD = frozenset({"gemma2", "gemma3n_text"})
+"""Families whose tied head vLLM has no name for."""
 _NAMES_EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 """Stands in the configuration of every mixture."""
 
@@ -49,7 +52,11 @@ def chunks(model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()
     given = dict(parameters)
     own = {id(p): given[name] for name, p in model.named_parameters() if name in given}
     found: dict[str, Chunk] = {}
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    tied = config.model_type in _WITHOUT_HEAD and head.weight is model.get_input_embeddings().weight
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if tied and name == "lm_head.weight":
+            continue
         layer = layer_of(name)
         found.setdefault(name if layer is None else f"layer {layer}", {})[name] = own.get(id(tensor), tensor)
     return list(found.values())

@@ -63,12 +63,19 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
     if ours:
         raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; leave it out.")
     families = _families(recipe)
-    known = _known_families() if families else frozenset()
-    if families and not known.intersection(families):
+    known = _known_families() if families else {}
+    if families and not known.keys() & set(families):
         raise ConfigError(
             f"vLLM has no model of the family {' or '.join(families)} of student {recipe.model.path!r}; set "
             "rollout.engine to {name: transformers}."
         )
+    for family in families:
+        if known.get(family, "").startswith("Transformers"):
+            raise ConfigError(
+                f"vLLM runs {family} by transformers' own class, which it changes for the whole process: student "
+                f"{recipe.model.path!r} could not run beside it; set rollout.engine to {{name: transformers}}, or to "
+                "vllm_server, whose process is another."
+            )
     if recipe.model.lora is not None:
         from student.rollout.weights import check_merges
 
@@ -89,10 +96,11 @@ def _families(recipe: Recipe) -> list[str]:
     return [str(name) for name in found.get("architectures") or []]
 
 
-def _known_families() -> frozenset[str]:
+def _known_families() -> dict[str, str]:
+    """Architectures that vLLM has, and the names of its classes for them."""
     from student.rollout.vllm.launch import prepare
 
     prepare()
     from vllm import ModelRegistry
 
-    return frozenset(ModelRegistry.get_supported_archs())
+    return {name: getattr(model, "class_name", "") for name, model in ModelRegistry.models.items()}

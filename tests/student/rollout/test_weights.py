@@ -1,14 +1,15 @@
-"""Which adapters can be added to the weights that an engine is given."""
+"""What an engine with weights of its own is given, and which adapters can be added to it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, Qwen3MoeConfig
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.recipe import ModelSettings
-from student.rollout.weights import check_merges
+from student.rollout.weights import check_merges, checkpoint_tensors
 
 ATTENTION = ["q_proj", "v_proj"]
 
@@ -28,3 +29,11 @@ def test_adapters_on_a_mixtures_experts_are_refused_before_there_are_weights(tmp
         check_merges(model, "vllm_server", merged=False)
     check(lora={"rank": 2, "targets": ATTENTION})
     check()
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Gemma2Config, False), (Gemma3TextConfig, True)])
+def test_a_tied_head_is_named_but_for_families_that_vllm_has_without_one(kind: Any, named: bool) -> None:
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 4}
+    config = kind(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    found = dict(checkpoint_tensors(AutoModelForCausalLM.from_config(config)))
+    assert ("lm_head.weight" in found) == named and "model.embed_tokens.weight" in found

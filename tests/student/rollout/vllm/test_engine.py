@@ -243,15 +243,24 @@ def test_a_row_that_may_outgrow_the_cache_is_refused_with_the_setting(make_engin
         engine.sample([PlannedRow(RowKey(1, "u", 0), PROMPTS[0], engine._longest, 1.0)])
 
 
-def test_a_family_that_vllm_lacks_is_refused_before_anything_is_loaded(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("AbacusForCausalLM", "vLLM has no model of the family AbacusForCausalLM"),
+        ("GPTNeoXForCausalLM", "vLLM runs GPTNeoXForCausalLM by transformers' own class.*vllm_server"),
+    ],
+)
+def test_a_family_that_vllm_lacks_or_borrows_is_refused_before_anything_is_loaded(
+    world: Path, tmp_path: Path, family: str, said: str
+) -> None:
     from student.plugins import build_plugins
 
     folder = tmp_path / "student"
     shutil.copytree(world / "student", folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["AbacusForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [family]}))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="vLLM has no model of the family AbacusForCausalLM"):
+    with pytest.raises(ConfigError, match=said):
         build_plugins(recipe(folder))
 
 
