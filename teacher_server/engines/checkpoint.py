@@ -1,5 +1,7 @@
 """Read single tensors and headers of a safetensors folder, without building a model."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,44 +66,65 @@ def check_unchanged(folder: Path, expected: str) -> None:
         raise ConfigError(f"weights in {folder} changed from {expected} to {found}; the ones in use before are lost.")
 
 
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """Where a folder of an architecture holds the output head, and what is done to its logits.
+
+    Attributes:
+        weight: names that the weight may have, those of the embeddings among them where the head is tied to them.
+        bias: names that the bias may have; none where there is none.
+        scale, soft_cap: see `OutputHead`.
+    """
+
+    weight: tuple[str, ...]
+    bias: tuple[str, ...]
+    scale: float
+    soft_cap: float
+
+    @classmethod
+    def of(cls, config: Any) -> "HeadLayout":
+        """That of a transformers config; builds the model without memory."""
+        from transformers import AutoModelForCausalLM
+        from transformers.core_model_loading import revert_weight_conversion
+
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        head = model.get_output_embeddings()
+
+        def names(tensor: Any) -> tuple[str, ...]:
+            found = {name: t for name, t in model.named_parameters(remove_duplicate=False) if t is tensor}
+            # Files have other names where transformers has renamed layers since (GPT-NeoX), and no prefix where they
+            # are of the base model alone (GPT-2 on the hub).
+            bare = [name.removeprefix(f"{model.base_model_prefix}.") for name in found]
+            return (*found, *revert_weight_conversion(model, found), *bare)
+
+        return cls(names(head.weight), names(getattr(head, "bias", None)), *scale_and_cap(config.get_text_config()))
+
+
 def load_head(
-    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, tokenizer: TokenizerIdentity
+    folder: Path, layout: HeadLayout, dtype: torch.dtype, device: torch.device, tokenizer: TokenizerIdentity
 ) -> OutputHead:
-    """The output head of a model folder, cast to `dtype`; a head tied to the embeddings is found there.
+    """The output head of a model folder, cast to `dtype`.
 
     Only the rows of the tokenizer's ids count.
 
     Raises:
         ConfigError: when the folder's tensors do not include it.
     """
-    from transformers import AutoModelForCausalLM
-
-    # For the names and shapes alone: no memory, no weights.
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    names = {id(tensor): name for name, tensor in model.named_parameters(remove_duplicate=False)}
     header = read_header(folder)
-    name = names.get(id(head.weight), "")
-    # `lm_head.weight` is a name of its own even where the checkpoint stores the embeddings only.
-    for candidate in (name, "lm_head.weight", names.get(id(embeddings.weight), ""), "model.embed_tokens.weight"):
-        if candidate in header and header[candidate][1] == tuple(head.weight.shape):
-            weight = _read(header, candidate).to(device, dtype)
-            break
-    else:
-        raise ConfigError(f"model folder {folder} has no tensor {name or 'lm_head.weight'} for the output head.")
-    bias = None
-    if getattr(head, "bias", None) is not None:
-        bias = _read(header, names[id(head.bias)]).to(device, dtype)
-    scale, cap = scale_and_cap(config.get_text_config())
-    return OutputHead(weight, bias, scale, cap, padding=len(weight) - counted_ids(tokenizer, len(weight)))
+    weight = _read(header, layout.weight, folder).to(device, dtype)
+    bias = _read(header, layout.bias, folder).to(device, dtype) if layout.bias else None
+    padding = len(weight) - counted_ids(tokenizer, len(weight))
+    return OutputHead(weight, bias, layout.scale, layout.soft_cap, padding)
 
 
-def _read(header: Header, name: str) -> Tensor:
+def _read(header: Header, names: Sequence[str], folder: Path) -> Tensor:
+    """The tensor of the first name that there is."""
     from safetensors import safe_open
 
-    if name not in header:
-        raise ConfigError(f"weights hold no tensor {name}; save the model again.")
+    name = next((name for name in names if name in header), None)
+    if name is None:
+        raise ConfigError(f"model folder {folder} has no tensor {names[0]} for the output head; save the model again.")
     with safe_open(header[name][0], framework="pt") as tensors:
         tensor: Tensor = tensors.get_tensor(name)
     return tensor

@@ -23,7 +23,14 @@ from opd.heads import OutputHead
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
-from teacher_server.engines.checkpoint import Header, check_same_tensors, check_unchanged, load_head, read_header
+from teacher_server.engines.checkpoint import (
+    Header,
+    HeadLayout,
+    check_same_tensors,
+    check_unchanged,
+    load_head,
+    read_header,
+)
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
@@ -124,15 +131,16 @@ class VllmEngine:
         if runner == "generate":
             # All rows, because `check_cut` reads every logit once; what callers may ask for is `max_k`.
             options |= {"max_logprobs": self._rows, "worker_extension_cls": WORKER_EXTENSION}
+        # Before vLLM starts: it changes a class of transformers that it runs a model by, which builds no other then.
+        self._layout = HeadLayout.of(self._config) if runner == "pooling" else None
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
         model_config = self._engine.vllm_config.model_config
         self._dtype: torch.dtype = model_config.dtype
         self._header = read_header(self._folder)
-        pooling = runner == "pooling"
         self._head: OutputHead | None = None
-        if pooling:
-            self._head = load_head(self._folder, self._config, self._dtype, self._device, self._tokenizer)
+        if self._layout is not None:
+            self._head = load_head(self._folder, self._layout, self._dtype, self._device, self._tokenizer)
         elif vocabulary < self._rows:
             cut_vocabulary(self._llm, vocabulary)
             check_cut(self._llm, vocabulary)
@@ -205,23 +213,20 @@ class VllmEngine:
         When vLLM fails half-way, the weights in use are loaded again from the folder that they came from.
 
         Raises:
-            ConfigError: when the folder cannot be read, or this vLLM would take only part of the weights.
+            ConfigError: when the folder cannot be read, or vLLM on a CPU would take only part of the weights.
             IncompatibleTeacherError: when its config, names or shapes differ.
         """
         folder = Path(folder)
-        if self._head is None and self._device.type == "cpu" and self._config.get_text_config().tie_word_embeddings:
-            raise ConfigError(
-                f"vLLM on a CPU keeps a packed copy of a head tied to the embeddings, which new weights do not reach: "
-                f"teacher {self._info.model} would answer with a mixture; serve it with runner pooling."
-            )
+        if self._device.type == "cpu":
+            self._refuse_packed()
         if (folder / "config.json").is_file():
             check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
         header = read_header(folder)
         check_same_tensors(self._header, header, folder)
         new_hash = weights_hash(folder)
         head = None
-        if self._head is not None:
-            head = load_head(folder, self._config, self._dtype, self._device, self._tokenizer)
+        if self._layout is not None:
+            head = load_head(folder, self._layout, self._dtype, self._device, self._tokenizer)
         identity = None if head is None else identity_of(head)
         other = _Weights(folder, header, head, replace(self._info, weights_hash=new_hash, head=identity))
         known = True
@@ -247,6 +252,16 @@ class VllmEngine:
                 other = mine
 
         return exchange
+
+    def _refuse_packed(self) -> None:
+        tied = self._head is None and self._config.get_text_config().tie_word_embeddings
+        mixture = any("expert" in name or "moe" in name for name in self._header)
+        if tied or mixture:
+            packed, instead = ("experts", "engine transformers") if mixture else ("a tied head", "runner pooling")
+            raise ConfigError(
+                f"vLLM on a CPU keeps a packed copy of {packed}, which new weights do not reach: teacher "
+                f"{self._info.model} would answer with some of either; serve it with {instead}."
+            )
 
     def sleep(self) -> None:
         """Move the weights to host memory and drop the key-value cache; on a CPU it only refuses to score."""

@@ -44,6 +44,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "cohere": {"logit_scale": 0.25},
     "phi": {},
     "gpt2": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_neox": {"num_key_value_heads": 2},
     "phi3": {
         "sliding_window": None,
         "original_max_position_embeddings": 32,

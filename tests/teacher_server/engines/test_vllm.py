@@ -77,6 +77,21 @@ class TestWithVllm:
         finally:
             engine.close()
 
+    def test_new_weights_of_experts_are_refused_on_a_cpu_which_has_packed_the_old_ones(
+        self, make_model, make_item, entry, reference_logits
+    ) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("a GPU packs nothing")
+        folder, item = make_model("qwen3_moe"), make_item(6, 9)
+        engine = VllmEngine(str(folder), max_batch_tokens=64, max_num_seqs=16)
+        try:
+            with pytest.raises(ConfigError, match=r"packed copy of experts.*engine transformers"):
+                engine.prepare_weights(make_model("qwen3_moe", seed=1))
+            (scores,) = engine.score([entry(item, PayloadSpec.full())])
+            np.testing.assert_allclose(scores.logits, reference_logits(folder, item).numpy(), atol=5e-4)
+        finally:
+            engine.close()
+
     def test_when_neither_new_nor_old_weights_can_be_loaded_they_are_lost_and_not_taken_for_the_old_ones(
         self, vllm, make_model, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -129,6 +144,23 @@ class TestWithVllm:
         try:
             (scores,) = engine.score([entry(item, PayloadSpec.full())])
             np.testing.assert_allclose(scores.logits, reference_logits(folder, item).numpy(), atol=5e-4)
+        finally:
+            engine.close()
+
+    @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+    def test_a_head_is_found_under_any_name_and_beside_a_class_that_vllm_has_changed(
+        self, family: str, make_model, make_item, entry, reference_logits
+    ) -> None:
+        """GPT-2's head is tied to transformer.wte; vLLM runs GPT-NeoX by transformers' own class."""
+        item = make_item(6, 9)
+        expected = [reference_logits(make_model(family, seed=seed), item) for seed in (0, 1)]
+        engine = VllmEngine(str(make_model(family)), max_batch_tokens=64, max_num_seqs=16)
+        try:
+            for seed, logits in enumerate(expected):
+                if seed:
+                    engine.prepare_weights(make_model(family, seed=seed))()
+                (scores,) = engine.score([entry(item, PayloadSpec.full())])
+                np.testing.assert_allclose(scores.logits, logits.numpy(), atol=5e-4)
         finally:
             engine.close()
 
