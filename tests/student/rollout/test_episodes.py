@@ -26,7 +26,6 @@ from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.lab.tiny.tokenizer import make_tokenizer
-from student.rollout.engine import sample_or_play
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
@@ -68,32 +67,6 @@ def test_a_won_episode_is_one_row_with_the_environment_masked(player: EpisodePla
     assert row.tool_mask is not None and (row.loss_mask == ~row.tool_mask).all()
     assert np.isnan(row.behaviour_logp[row.tool_mask]).all() and (row.behaviour_logp[row.loss_mask] == -1).all()
     assert row.candidates is not None and len(row.candidates) == row.length
-
-
-def test_a_stop_is_seen_between_the_rows_of_a_turn_and_not_when_an_episode_ends(
-    player: EpisodePlayer, tokenizer: Any
-) -> None:
-    prompts = [LOCK.draw(Random(seed)) for seed in range(3)]
-    student = Scripted(tokenizer, {prompt.uid: prompt.extra["path"] for prompt in prompts})
-    turns: list[PlannedRow] = []
-
-    class Engine:
-        """Calls on_row as the engines do."""
-
-        def sample(self, planned: Sequence[PlannedRow], *, purpose: Any, on_row: Any) -> list[Row]:
-            turns.extend(planned)
-            rows = student(planned, purpose)
-            for row in rows:
-                on_row(row)
-            return rows
-
-    def poll() -> None:
-        raise InterruptedError
-
-    ended: list[Row] = []
-    with pytest.raises(InterruptedError):
-        sample_or_play(Engine(), player, plan(prompts), on_row=ended.append, poll=poll)  # type: ignore[arg-type]
-    assert len(turns) == 3 and not ended
 
 
 def test_each_turn_continues_the_very_ids_of_all_earlier_ones(player: EpisodePlayer, tokenizer: Any) -> None:

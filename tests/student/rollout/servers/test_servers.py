@@ -141,46 +141,6 @@ def test_rows_that_no_server_survives_end_the_run(start: Any, open_engine: Any) 
         engine.sample(plan())
 
 
-def test_a_connection_that_was_cut_between_two_calls_makes_no_other(start: Any) -> None:
-    server = start()
-    connection = Connection(server.url, None, 60.0)
-    assert connection.call("/model_info") == {"weight_version": "default"}
-    connection.close()  # as after an answer with which the server closes
-    connection.cut()
-    with pytest.raises(LostError, match="cut"):
-        connection.call("/model_info")
-    assert len(server.asked) == 1
-
-
-def test_a_connection_that_was_cut_is_not_opened_again() -> None:
-    """A host that drops what it is sent would hold the row for as long as a connection may take."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(f"http://127.0.0.1:{listener.getsockname()[1]}", None, 60.0)
-        connection.cut()
-        with pytest.raises(LostError, match="cut"):
-            connection.call("/model_info")
-        listener.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-
-
-@pytest.mark.parametrize("path", ["/model_info", "/update_weights_from_disk", "/generate"])
-def test_a_server_whose_proxy_answers_with_a_page_is_left_out_of_a_sync(
-    start: Any, open_engine: Any, path: str
-) -> None:
-    steady, behind = start(), start()
-    engine = open_engine(steady, behind)
-    answer = behind.answer
-    behind.answer = lambda asked, body: (200, None) if asked == path else answer(asked, body)
-    sync(engine)
-    assert [server.label for server in engine._pool.servers] == [engine._label, None]
-    assert len(engine.sample(plan())) == 8
-    behind.answer = answer
-    move(engine.setup.model)
-    sync(engine)
-    assert [server.label for server in engine._pool.servers] == [engine._label] * 2
-
-
 def test_a_row_that_met_two_versions_is_asked_again(start: Any, open_engine: Any) -> None:
     server = start()
     engine = open_engine(server)
