@@ -255,12 +255,12 @@ def test_bad_input_is_refused_with_name_shape_and_value(changes, words):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@pytest.mark.parametrize("where", ["candidate", "sampled token"])
+@pytest.mark.parametrize("where", ["candidate", "sampled token", "candidate that was sampled"])
 def test_a_teacher_that_excludes_what_the_student_has_gives_infinity_and_not_nan(where, baseline, make_logits):
     student, _, ids, log_q, log_tail = problem(make_logits, 3)
-    excluded = ids[:, 0] if where == "candidate" else student.argmin(-1)
+    excluded = student.argmin(-1) if where == "sampled token" else ids[:, 0]
     log_q[torch.arange(N), excluded] = -torch.inf
-    y = student.argmin(-1)
+    y = ids[:, 0] if where == "candidate that was sampled" else student.argmin(-1)
     leaf = student.clone().requires_grad_()
     teacher_y = log_q.gather(1, y[:, None]).squeeze(1)
     result = head_tail_reverse_kl(leaf, y, ids, log_q.gather(1, ids), teacher_y, log_tail, baseline=baseline)

@@ -287,6 +287,8 @@ def test_entries_that_both_sides_exclude_change_nothing(name):
     wide = [torch.cat([x[:, :4], excluded, x[:, 4:]], -1) for x in (student, teacher)]
     got, padded = value_and_gradient(name, *wide, torch.where(y >= 4, y + 1, y))
     assert_close(got.per_token, want.per_token)
+    assert_close(got.student_entropy, want.student_entropy)
+    assert_close(got.teacher_entropy, want.teacher_entropy)
     assert (padded[:, 4] == 0).all()
     assert_close(torch.cat([padded[:, :4], padded[:, 5:]], -1), gradient)
 

@@ -1,12 +1,20 @@
 """Stop tokens of a teacher mapped onto the student's, against distributions written out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from rows import make_row
 
+import student.scoring.stops as stops_module
 from opd.errors import ConfigError
+from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
-from student.scoring.stops import StopMap, teacher_stops
+from student.data.row import Row
+from student.scoring.needs import TEACHER
+from student.scoring.stops import StopMap, stop_log_ratios, teacher_stops
 
 VOCAB = 9
 MODEL = "teacher"
@@ -97,6 +105,22 @@ def test_a_top_k_names_the_students_stop_token_in_place_of_the_teachers() -> Non
     assert (np.diff(found.values.astype(float), axis=-1) <= 0).all()
 
 
+def test_of_a_top_k_the_students_listed_stop_tokens_share_and_others_get_none() -> None:
+    logp = np.log(np.array([[0.3, 0.4, 0.2, 0.06, 0.04]] * 3))
+    ids = np.array([[1, 0], [1, 0], [1, 0]], np.uint32)
+    found = StopMap([0, 3], {MODEL: [1]}).apply(
+        MODEL, PayloadSpec.topk(2), item([3, 0, 2]), answer(logp, [3, 0, 2], ids)
+    )
+    assert found.values is not None and found.sampled is not None
+    np.testing.assert_allclose(np.exp(found.values), [[0.7, 0.4 * np.exp(-10)]] * 3, rtol=1e-4)
+    np.testing.assert_allclose(np.exp(found.sampled), [0.06, 0.7, 0.2], rtol=1e-4)
+    both = np.array([[0, 3, 1]], np.uint32)
+    found = StopMap([0, 3], {MODEL: [1]}).apply(MODEL, PayloadSpec.topk(3), item([3]), answer(logp[:1], [3], both))
+    assert found.values is not None and found.sampled is not None
+    np.testing.assert_allclose(np.exp(found.values), [[0.5, 0.26, 0.4 * np.exp(-10)]], rtol=1e-4)
+    np.testing.assert_allclose(np.exp(found.sampled), [0.26], rtol=1e-4)
+
+
 def test_models_that_end_as_the_student_does_are_left_alone() -> None:
     stops = StopMap([0, 1], {MODEL: [1], "other": [2]})
     spec, request = PayloadSpec.sampled(), item([0])
@@ -111,6 +135,45 @@ def test_hidden_states_cannot_be_mapped() -> None:
     scores = Scores(hidden=np.zeros((1, 4), np.float32))
     with pytest.raises(ConfigError, match=r"teachers\.map_stops cannot change payload hidden"):
         StopMap([0], {MODEL: [1]}).apply(MODEL, PayloadSpec.hidden(), item([0]), scores)
+
+
+def ended(role: str = TEACHER, scores: Scores | None = None, **changes: Any) -> Row:
+    row = make_row([3, 4, 2], behaviour=np.array([-9.0, -9.0, -0.5]), **changes)
+    row.signals[role, PayloadKind.SAMPLED] = scores or Scores(np.array([-8.0, -8.0, -3.0], np.float32))
+    return row
+
+
+def no_head(role: str, row: Row) -> OutputHead:
+    raise AssertionError("no hidden states, no head")
+
+
+def test_the_stop_log_ratio_is_that_of_the_last_token_of_rows_that_ended_by_themselves() -> None:
+    rows = [
+        ended(),
+        ended("teacher/b", turns=((0, 3),)),
+        ended(truncated=True),
+        ended(origin="expert"),
+        ended(turns=((0, 1), (1, 3))),
+        ended("reference"),
+    ]
+    assert stop_log_ratios(rows, no_head, VOCAB, 1.0) == [-2.5, -2.5]
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_of_hidden_states_the_last_are_projected_as_the_student_would(
+    halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stops_module, "_ROWS", 2)  # so that three rows take two projections
+    generator = torch.Generator().manual_seed(0)
+    head = OutputHead(torch.randn(VOCAB + 2, 4, generator=generator), None)
+    states, rows = torch.randn(3, 3, 4, generator=generator).bfloat16().float(), []
+    for i, state in enumerate(states):
+        sent = state.bfloat16().view(torch.uint16).numpy() if halves else state.numpy()
+        rows.append(make_row([3, 4, i], behaviour=-1.0 - i))
+        rows[-1].signals[TEACHER, PayloadKind.HIDDEN] = Scores(hidden=sent)
+    logp = ((states[:, -1] @ head.weight.T)[:, :VOCAB] / 0.7).log_softmax(-1)
+    expected = [float(logp[i, i]) + 1.0 + i for i in range(3)]
+    assert stop_log_ratios(rows, lambda role, row: head, VOCAB, 0.7) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_server_that_lists_no_stop_tokens_has_its_end_of_sequence() -> None:

@@ -6,6 +6,8 @@ from opd.heads import OutputHead
 from opd.maths import exact
 from opd.maths.diagnostics import topk_figures
 from opd.maths.linear.divergence import Reference, linear_divergence
+from opd.maths.linear.project import Projection
+from opd.maths.linear.scores import linear_token_scores
 from opd.maths.pointwise import divergence_spec
 
 N, V, HS, HT = 13, 31, 6, 4
@@ -135,7 +137,8 @@ def test_an_empty_mask_gives_zero_loss_zero_gradient_and_count_zero(parts):
 
 
 def test_padding_rows_of_unequal_heads_do_not_count_and_get_no_gradient(parts, make_logits):
-    hidden, head, bias, teacher_hidden, teacher_head = parts
+    hidden, head, bias, *teacher = parts
+    teacher_hidden, teacher_head = teacher
     padded = torch.cat([head, 10 * make_logits(5, HS, seed=9)]).detach().requires_grad_()
     got = linear_divergence(hidden, padded, teacher_hidden, teacher_head)
     want = linear_divergence(hidden, head, teacher_hidden, teacher_head)
@@ -147,6 +150,24 @@ def test_padding_rows_of_unequal_heads_do_not_count_and_get_no_gradient(parts, m
     smaller = linear_divergence(hidden, padded, teacher_hidden, teacher_head, vocab_size=20)
     assert_close(smaller.per_token, linear_divergence(hidden, head[:20], teacher_hidden, teacher_head[:20]).per_token)
     assert bias.grad is None
+    biased = linear_divergence(hidden, OutputHead(padded, torch.cat([bias, bias[:5]])), *teacher, vocab_size=20)
+    cut = linear_divergence(hidden, OutputHead(head[:20], bias[:20]), teacher_hidden, teacher_head[:20])
+    assert_close(biased.per_token, cut.per_token)
+    gradients = (torch.autograd.grad(one.total, bias)[0] for one in (biased, cut))
+    assert_close(*gradients)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_tiles_keep_to_the_scratch_that_is_asked_for(recompute, parts, monkeypatch):
+    hidden, head, _, *teacher = parts
+    rows, write = [], Projection.write
+    monkeypatch.setattr(Projection, "write", lambda self, tile, out: (rows.append(len(out)), write(self, tile, out)))
+    # Two buffers of two rows; the scores have one buffer, of four.
+    linear_divergence(hidden, head, *teacher, scratch_bytes=2 * 2 * V * 8, recompute=recompute).total.backward()
+    assert set(rows) == {1, 2} and len(rows) == 2 * 7 * (1 + recompute)
+    rows.clear()
+    linear_token_scores(hidden, head, sampled_ids=torch.arange(N), scratch_bytes=4 * V * 8).sampled.sum().backward()
+    assert set(rows) == {4, 1} and len(rows) == 2 * 4
 
 
 def test_a_tied_head_collects_its_gradient_on_the_embedding(parts):
