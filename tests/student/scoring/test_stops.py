@@ -128,6 +128,8 @@ def test_models_that_end_as_the_student_does_are_left_alone() -> None:
     for model in (MODEL, "in process"):
         assert stops.ask(model, spec, request) == (spec, request)
         assert stops.apply(model, spec, request, scores) is scores
+    for rich in (PayloadSpec.topk(2), PayloadSpec.gather(2)):  # which hold the stop tokens, or are asked at them
+        assert stops.ask("other", rich, request) == (rich, request)
     assert StopMap([0, 1], {MODEL: [1]}).ids == ()
 
 
