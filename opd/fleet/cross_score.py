@@ -263,8 +263,11 @@ class CrossScorer:
 
     def _trusted(self, check: _Check) -> dict[str, Scores]:
         teacher = check.row.teacher
-        trusted = {one for one in check.answers.keys() - check.rejected if self._desk.trusts(one, teacher)}
-        return {one: scores for one, scores in check.answers.items() if one in trusted}
+        return {
+            one: scores
+            for one, scores in check.answers.items()
+            if one not in check.rejected and self._desk.trusts(one, teacher)
+        }
 
     def _without_another(self, check: _Check) -> None:
         """No further replica answers: what one replica says is delivered, what several dispute is not."""

@@ -266,3 +266,12 @@ def _text_in(answer: Any) -> str | None:
         return str((choice["message"]["content"] if "message" in choice else choice["text"]) or "")
     except (KeyError, IndexError, TypeError):
         return None
+
+
+def object_in(reply: str) -> dict[str, Any] | None:
+    """The JSON object in a model's reply, whatever stands around it; None where none can be read."""
+    try:
+        found: dict[str, Any] = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])
+    except (ValueError, RecursionError):  # the latter for brackets in brackets
+        return None
+    return found

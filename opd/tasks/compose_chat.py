@@ -4,11 +4,10 @@ The model is asked once for the link and once more, in a fresh conversation, to 
 wrote; where the two disagree, or the number does not stand in the problem, the pair gives no composition.
 """
 
-import json
 from random import Random
 from typing import Any
 
-from opd.tasks.chat import ChatClient, ChatFailed
+from opd.tasks.chat import ChatClient, ChatFailed, object_in
 from opd.tasks.compose import Link, PairRefused, Problem, lone_numbers, number
 
 _ASK = """Two problems:
@@ -56,10 +55,9 @@ class ByChat:
 
     def _ask(self, text: str) -> dict[str, Any]:
         try:
-            said = self._client.ask([{"role": "user", "content": text}])
-            found = json.loads(said[said.index("{") : said.rindex("}") + 1])
+            found = object_in(self._client.ask([{"role": "user", "content": text}]))
         except ChatFailed as error:
             raise PairRefused("the model gave no answer") from error
-        except (ValueError, RecursionError) as error:
-            raise PairRefused("the model said nothing that can be read") from error
-        return found if isinstance(found, dict) else {}
+        if found is None:
+            raise PairRefused("the model said nothing that can be read")
+        return found

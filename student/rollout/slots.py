@@ -286,6 +286,11 @@ def head_of(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
     return OutputHead(output.weight, getattr(output, "bias", None), scale, cap, len(output.weight) - valid_vocab)
 
 
+def far_from(logits: Float[Tensor, " v"], own: Float[Tensor, " v"]) -> bool:
+    """Whether logits cannot be the model's own; wide enough for halves and for an expert chosen otherwise."""
+    return bool((logits - own).abs().max() > 0.3 * own.abs().max())
+
+
 def takes_slots(model: PreTrainedModel) -> bool:
     """Whether slots give this model's numbers: full attention only, sdpa or eager, and a trial run that agrees.
 
@@ -332,7 +337,7 @@ def _agrees(model: PreTrainedModel) -> bool:
             wanted = model.base_model(whole, use_cache=False).last_hidden_state[0, -1]
             # The learner's logits too: a family may turn states into them in a way of its own.
             own = model(whole, use_cache=False).logits[0, -1].float()
-            if (head.logits(wanted[None])[0] - own).abs().max() > 0.3 * own.abs().max():
+            if far_from(head.logits(wanted[None])[0], own):
                 return False
             # Wide enough for bfloat16; a model that ignores mask or positions is off by far more.
             if (found[row] - wanted).abs().max() > 0.05 * wanted.abs().max():

@@ -11,13 +11,12 @@ marks words. Source: the released code of arXiv 2505.22338, microsoft/Text2Grad;
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings
+from opd.tasks.chat import ChatClient, ChatSettings, object_in
 from opd.tasks.judges import filled
 from student.rl.rewards.asked import Asked, AskedSettings
 from student.rl.rewards.by_token import check_seen
@@ -80,12 +79,9 @@ class Text2Grad(Asked):
 
     def spans(self, prompt: Prompt, answer: str) -> list[tuple[str, float]] | None:
         """Quoted spans with their signs; None where the judge says nothing that can be read."""
-        text = self.client.ask([{"role": "user", "content": filled(self.settings.question, prompt, answer)}])
-        try:
-            said: Any = json.loads(text[text.index("{") : text.rindex("}") + 1])
-        except (ValueError, RecursionError):  # brackets in brackets
-            return None
-        if not isinstance(said, dict):
+        question = filled(self.settings.question, prompt, answer)
+        said = object_in(self.client.ask([{"role": "user", "content": question}]))
+        if said is None:
             return None
         quoted = {name: said.get(name) or [] for name in _SIGNS}
         # A text in place of a list would be read letter by letter, and a number would end the run.

@@ -127,7 +127,7 @@ def test_the_beta_of_a_batch() -> None:
     assert beta_of([0.25, 0.5, 0.75]) == pytest.approx((1.5, 1.5))
     weights = [inverse_density(rate, 1.5, 1.5) for rate in (0.25, 0.5, 0.75)]
     assert weights == pytest.approx([0.9069, 0.7854, 0.9069], abs=1e-4)
-    # A tenth is no binary number, and the mean of three of them another one.
+    # A tenth has no exact binary form, and the mean of three tenths is another number.
     assert beta_of([0.5]) == beta_of([0.5, 0.5]) == beta_of([0.1] * 3) == (1.0, 1.0)
     groups = [1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0]
     hard, even, easy = [0.75, *[-0.25] * 3], [0.5, 0.5, -0.5, -0.5], [*[0.25] * 3, -0.75]
