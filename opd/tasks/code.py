@@ -2,7 +2,8 @@
 
 A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
 program is wrong, or a list of {"input": ..., "output": ...}: what the program reads and must print, white space at line
-ends and standard error aside. The program is the last fenced block of the completion, or all of it where there is none.
+ends and standard error aside; a list in their place is its lines, as in APPS and TACO. The program is the last fenced
+block of the completion, without one what follows a fence that is not closed, or else all of it.
 """
 
 import json
@@ -15,7 +16,9 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 _CASE = {"input", "output"}
-_FENCE = re.compile(r"```[a-zA-Z0-9+]*[^\S\n]*\n(.*?)```", re.DOTALL)
+_OPENING = r"```[a-zA-Z0-9+]*[^\S\n]*\n"
+_FENCE = re.compile(_OPENING + "(.*?)```", re.DOTALL)
+_UNCLOSED = re.compile(_OPENING + "(.*)", re.DOTALL)
 
 
 class CodeVerifier:
@@ -52,10 +55,11 @@ class CodeVerifier:
             return Verdict.unknown(f"column 'tests' has {str(tests)[:80]!r}, no source and no list of input and output")
         found = []
         for case in tests:
-            ran = run_python(program, stdin=str(case["input"]), limits=self.limits)
+            fed, expected = _text_of(case["input"]), _text_of(case["output"])
+            ran = run_python(program, stdin=fed, limits=self.limits)
             # Compared out here: the program's own process could claim anything.
-            if ran.ended is Ended.PASSED and lines_of(ran.output) != lines_of(str(case["output"])):
-                ran = Ran(Ended.FAILED, ran.output, f"expected {str(case['output'])[:80]!r}, got {ran.output[:80]!r}")
+            if ran.ended is Ended.PASSED and lines_of(ran.output) != lines_of(expected):
+                ran = Ran(Ended.FAILED, ran.output, f"expected {expected[:80]!r}, got {ran.output[:80]!r}")
             found.append(ran)
             if ran.ended in (Ended.TIMED_OUT, Ended.KILLED):
                 break  # the others would take as long
@@ -87,9 +91,14 @@ class LenientCodeVerifier(CodeVerifier):
 
 
 def find_program(completion: str) -> str:
-    """The last fenced block of a completion, or all of it."""
-    blocks = _FENCE.findall(completion)
+    """The last fenced block of a completion, without one what follows a fence that is not closed, or all of it."""
+    blocks = _FENCE.findall(completion) or _UNCLOSED.findall(completion)
     return str(blocks[-1]) if blocks else completion
+
+
+def _text_of(value: Any) -> str:
+    """What a program reads or prints; a list is its lines."""
+    return "\n".join(str(line) for line in value) if isinstance(value, list) else str(value)
 
 
 def lines_of(text: str) -> list[str]:

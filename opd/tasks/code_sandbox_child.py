@@ -34,19 +34,19 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 
 # System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, the priority
 # and memory of others, what outlives a process (System V's objects, queues, keys), and the ways around them. `clone` is
 # allowed for threads alone. In the order of their numbers:
-# shmget shmat socket connect socketpair fork vfork execve kill semget msgget ptrace rt_sigqueueinfo setpriority
+# shmget shmat socket connect fork vfork execve kill semget msgget ptrace rt_sigqueueinfo setpriority
 # sched_setparam sched_setscheduler pivot_root mount tkill sched_setaffinity mq_open add_key request_key keyctl
 # ioprio_set migrate_pages unshare move_pages rt_tgsigqueueinfo perf_event_open setns process_vm_readv
 # process_vm_writev kcmp sched_setattr bpf execveat userfaultfd pidfd_send_signal io_uring_setup pidfd_getfd
 # process_madvise
-_X86 = [29, 30, 41, 42, 53, 57, 58, 59, 62, 64, 68, 101, 129, 141, 142, 144, 155, 165, 200, 203, 240, 248, 249, 250]
+_X86 = [29, 30, 41, 42, 57, 58, 59, 62, 64, 68, 101, 129, 141, 142, 144, 155, 165, 200, 203, 240, 248, 249, 250]
 _X86 += [251, 256, 272, 279, 297, 298, 308, 310, 311, 312, 314, 321, 322, 323, 424, 425, 438, 440]
 # ioprio_set mount pivot_root unshare ptrace sched_setparam sched_setscheduler sched_setaffinity kill tkill
-# rt_sigqueueinfo setpriority mq_open msgget semget shmget shmat socket socketpair connect add_key request_key keyctl
+# rt_sigqueueinfo setpriority mq_open msgget semget shmget shmat socket connect add_key request_key keyctl
 # execve migrate_pages move_pages rt_tgsigqueueinfo perf_event_open setns process_vm_readv process_vm_writev kcmp
 # sched_setattr bpf execveat userfaultfd pidfd_send_signal io_uring_setup pidfd_getfd process_madvise
 # (no fork, no vfork)
-_ARM = [30, 40, 41, 97, 117, 118, 119, 122, 129, 130, 138, 140, 180, 186, 190, 194, 196, 198, 199, 203, 217, 218, 219]
+_ARM = [30, 40, 41, 97, 117, 118, 119, 122, 129, 130, 138, 140, 180, 186, 190, 194, 196, 198, 203, 217, 218, 219]
 _ARM += [221, 238, 239, 240, 241, 268, 270, 271, 272, 274, 280, 281, 282, 424, 425, 438, 440]
 # By machine: the AUDIT_ARCH of its system calls, and their numbers.
 _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
@@ -54,6 +54,9 @@ _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
 # signals its own threads and abort() itself, and prlimit64, by which limits are set.
 _ON_PROCESS = {"x86_64": (234, 302), "aarch64": (131, 261)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
+# A pair of streams, by which asyncio wakes its loop, stays inside the process; a pair of datagram sockets can send to
+# any address.
+_SOCKETPAIR, _STREAM, _TYPE_BITS = {"x86_64": 53, "aarch64": 199}, 1, 0xF
 # fcntl, and the commands by which a file sends signals to a process of one's choice: F_SETOWN, F_SETSIG, F_SETOWN_EX.
 _FCNTL, _SIGNALLING = {"x86_64": 72, "aarch64": 25}, (8, 10, 15)
 _CLONE3, _CLONE_THREAD = 435, 0x10000
@@ -123,6 +126,8 @@ def close_calls() -> None:
         code += [_jump(0x15, number, 0, 1 + len(mine)), _load(16), *mine]
     commands = [_jump(0x15, value, len(_SIGNALLING) - at, 0) for at, value in enumerate(_SIGNALLING)]
     code += [_jump(0x15, _FCNTL[machine], 0, 3 + len(commands)), _load(24), *commands, _return(_ALLOW), _return(_EPERM)]
+    code += [_jump(0x15, _SOCKETPAIR[machine], 0, 5), _load(24), struct.pack("HBBI", 0x54, 0, 0, _TYPE_BITS)]
+    code += [_jump(0x15, _STREAM, 0, 1), _return(_ALLOW), _return(_EPERM)]
     # clone3 takes its flags through a pointer, which a filter cannot follow; told ENOSYS, glibc falls back to clone.
     code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]
     code += [_jump(0x15, _CLONE[machine], 0, 3), _load(16), _jump(0x45, _CLONE_THREAD, 1, 0), _return(_EPERM)]

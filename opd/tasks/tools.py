@@ -14,7 +14,7 @@ from typing import Any
 _THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*)", re.DOTALL)
 _LLAMA_TAG = "<|python_tag|>"
 _CALL_START = re.compile(r'\{\s*"(name|type)"\s*:\s*"[^"]*"\s*,\s*"(parameters|arguments|function)"')
 """A JSON answer may have a name too; only what goes on like a call is one."""
@@ -93,7 +93,9 @@ def _block(body: str, *, closed: bool) -> Call | BadCall:
         return BadCall("the tool call does not end: </tool_call> is missing")
     function = _FUNCTION.fullmatch(body)
     if function is not None:
-        return Call(function[1], dict(_PARAMETER.findall(function[2])), coerced=True)
+        # Cut at the closing tags first: one expression for both tags is quadratic in openings that are not closed.
+        found = (_PARAMETER.search(part) for part in function[2].split("</parameter>")[:-1])
+        return Call(function[1], {one[1]: one[2].removesuffix("\n") for one in found if one is not None}, coerced=True)
     if "<function=" in body:
         return BadCall("the tool call does not end: </function> is missing")
     try:

@@ -36,6 +36,13 @@ def test_threads_are_allowed() -> None:
     assert run_python(program, "assert found == [1]").ended is Ended.PASSED
 
 
+def test_asyncio_works_and_no_pair_of_sockets_reaches_further() -> None:
+    program = "import asyncio\nasync def f(): return await asyncio.to_thread(lambda: 3)\nprint(asyncio.run(f()))"
+    assert run_python(program).output == "3\n"
+    datagrams = run_python("import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", limits=SHORT)
+    assert datagrams.ended is Ended.FAILED and "PermissionError" in datagrams.reason
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -140,7 +147,12 @@ def test_a_verdict_by_source_or_by_examples() -> None:
     assert verdict.status is VerdictStatus.WRONG and verdict.value == pytest.approx(2 / 3)
     assert "expected '5'" in verdict.reason
     assert judge.verify(Prompt.make("q"), answer).status is VerdictStatus.UNKNOWN
+    lines = [{"input": ["1", "2"], "output": ["2", "1"]}]
+    reverse = "import sys\nprint(*sys.stdin.read().split()[::-1], sep='\\n')"
+    assert judge.verify(Prompt.make("q", extra={"tests": lines}), reverse).status is VerdictStatus.CORRECT
     assert find_program("print(1)") == "print(1)" and judge.extract(prompt, "a = 1 \n\nb") == "a = 1\nb"
+    assert find_program("So:\n```python\nprint(1)\n") == "print(1)\n"
+    assert find_program("So:\n```python\nprint(1)\n```\nas above.\n```\n") == "print(1)\n"
 
 
 @pytest.mark.parametrize(

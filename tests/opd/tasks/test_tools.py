@@ -14,6 +14,14 @@ def test_a_call_is_found_in_the_format_of_each_family() -> None:
     assert parse_reply('<|python_tag|>{"name": "add", "parameters": {"a": 1}}').calls == want
     xml = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     assert parse_reply(xml).calls == (Call("add", {"a": "1"}, coerced=True),)
+    two = "<tool_call><function=add><parameter=a>\n1\n\n</parameter>\n<parameter=b></parameter></function></tool_call>"
+    assert parse_reply(two).calls == (Call("add", {"a": "1\n", "b": ""}, coerced=True),)
+
+
+def test_parameters_that_are_opened_and_never_closed_take_no_longer_than_others() -> None:
+    unclosed = "<parameter=a>" * 200_000  # by pairs of tags this takes hours
+    (call,) = parse_reply(f"<tool_call><function=add>{unclosed}</function></tool_call>").calls
+    assert call == Call("add", {}, coerced=True)
 
 
 def test_arguments_may_be_absent_or_written_as_a_text() -> None:
