@@ -9,10 +9,15 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 INTRO = """# Every key of a recipe
 
-Written by `python scripts/recipe_doc.py` from the settings themselves; a test fails when it is out of date. `opd train
---keys` prints the same. Keys are nested groups in YAML, `train.steps` is `train: {steps: ...}`; any of them can be
-replaced on the command line, `opd train recipe.yaml train.steps=200`. `prompts(file)` stands for the keys of `prompts`
-where it names a file. The settings of an objective, a method or another plug-in are shown by `opd plugins show NAME`.
+The keys of a recipe with their defaults, as `opd train --keys` prints them. Keys are nested groups in YAML:
+`train.steps` is written `train: {steps: ...}`. Any key can be replaced on the command line:
+`opd train recipe.yaml train.steps=200`.
+
+`prompts(file)` stands for the keys of `prompts` where it names a file. `opd plugins show NAME` prints the settings of
+an objective, a method or another plug-in.
+
+This page is written by `python scripts/recipe_doc.py` from the settings themselves; a test fails when it is out of
+date.
 """
 
 

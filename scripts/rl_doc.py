@@ -13,15 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 INTRO = """# Reinforcement learning
 
-Written by `python scripts/rl_doc.py`; a test fails when it is out of date. `opd plugins show NAME` prints the formula,
-its source, what the plug-in needs, and every setting with its default. Evidence says how a formula is known: from the
-paper's text and released code, from its text, from its abstract or notes on it, or inferred; "own" is ours. A line of
-`example` stands in a list of the recipe under the key of its section, and the golden numbers of each are in the test
-that is named.
+Losses, advantages, rewards, samplers and rollout strategies of reinforcement learning, each a plug-in that a recipe
+chooses by name. This page is written by `python scripts/rl_doc.py`; a test fails when it is out of date.
 
 A policy loss is a term of the objective. It asks a chain of advantages for the credit of each row or token: one
-estimator, then any modifiers. Most losses differ from REINFORCE only where the student has left the policy that
-sampled, so set `train.minibatches` or `train.epochs`.
+estimator, followed by any number of modifiers. Most losses differ from REINFORCE only where the student has moved away
+from the policy that sampled, so set `train.minibatches` or `train.epochs`.
 
 ```yaml
 objective:
@@ -32,10 +29,20 @@ objective:
 train: {minibatches: 4}
 ```
 
-With a critic, `examples/recipes/qwen3-4b-ppo-math.yaml` is PPO and `llama-3.1-8b-tulu3-rlvr.yaml` Tulu 3's stage;
-deeper prompts come from `opd compose prompts.jsonl --out composed.jsonl`. In a tiny world
-`opd lab run rl_losses` compares losses off policy; `rl_advantages`, `rl_samplers`, `rl_strategies` and `rl_lengths` are
-for the other families; what they found stands in [claims.md](claims.md).
+- **Recipes with a critic**: `examples/recipes/qwen3-4b-ppo-math.yaml` is PPO, `llama-3.1-8b-tulu3-rlvr.yaml` is the
+  last stage of Tulu 3.
+- **Deeper prompts** come from `opd compose prompts.jsonl --out composed.jsonl`.
+- **Comparisons in a tiny world**: `opd lab run rl_losses` compares losses off policy; `rl_advantages`, `rl_samplers`,
+  `rl_strategies` and `rl_lengths` cover the other families. [claims.md](claims.md) has the results.
+
+How to read the tables:
+
+- `example` is a line for a list of the recipe, under the key in the heading of its section.
+- `evidence` says how a formula is known: from the paper's text and released code, from its text, from its abstract or
+  notes on it, or inferred; "own" means that it is ours.
+- `golden test` names the test that holds its golden numbers.
+- `opd plugins show NAME` prints the whole formula, its source, what the plug-in needs, and every setting with its
+  default.
 """
 
 ELSEWHERE = (
@@ -297,12 +304,12 @@ def rows(text: str, *columns: str) -> str:
 def render() -> str:
     """The whole document."""
     parts = [f"\n## {title}\n\n{table(registry, package)}\n" for title, registry, package in sections()]
-    systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how it is chosen')}\n"
+    systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how to choose it')}\n"
     missing = f"\n## Not built, and why\n\n{rows(NOT_BUILT, 'what', 'why')}\n"
     found = sizes()
     most = 10 * math.ceil(median(found) / 10)  # rounded, so that few changes of code change this page
     size = (
-        f"\n{len(found)} plug-ins, half of them of at most {most} lines of code, docstrings and comments not counted.\n"
+        f"\nThere are {len(found)} plug-ins. Half have at most {most} lines of code, without docstrings and comments.\n"
     )
     return INTRO + size + "".join(parts) + systems + missing
 
