@@ -33,16 +33,14 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 def render() -> str:
     """The whole document."""
-    lines, group = [INTRO], ""
+    sections: dict[str, list[str]] = {"top level": []}
     for key, default, text in rows():
-        head = key.split(".")[0]
-        section = head if "." in key else "the run"
-        if section != group:
-            group = section
-            lines += ["", f"## {section}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        section = key.split(".")[0] if "." in key else "top level"
         shown = default if default == "required" else f"`{_as_yaml(default)}`"
-        lines.append(f"| `{key}` | {shown} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+        sections.setdefault(section, []).append(f"| `{key}` | {shown} | {text.replace('|', chr(92) + '|')} |")
+    head = ["| key | default | meaning |", "| --- | --- | --- |"]
+    parts = ["\n".join([f"## {section}", "", *head, *lines]) for section, lines in sections.items()]
+    return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
 
 
 def _as_yaml(text: str) -> str:

@@ -1,7 +1,9 @@
 """Every key of a settings model with default and meaning, read off the model itself."""
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -30,13 +32,27 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def describe_key(model: type[BaseModel], key: str) -> str:
-    """The description of a key of `model` on one line, "" where there is none.
+    """The description of a key of `model` on one line, with its choices where the text leaves one out.
 
     In pydantic a field that redefines an inherited one, to change its default, loses the description; here it has it.
     """
     bases = [base for base in model.mro() if issubclass(base, BaseModel)]
     known = (base.model_fields[key].description for base in bases if key in base.model_fields)
-    return next((" ".join(text.split()) for text in known if text), "")
+    text = next((" ".join(text.split()) for text in known if text), "")
+    choices = _choices(model.model_fields[key].annotation)
+    if all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices):
+        return text
+    return f"{text} One of {', '.join(choices)}.".lstrip()
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a key takes; [] where it takes anything else too, except null."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if get_origin(annotation) not in (Union, UnionType):
+        return []
+    parts = [_choices(part) for part in get_args(annotation) if part is not NoneType]
+    return [choice for part in parts for choice in part] if all(parts) else []
 
 
 def _is_collection(annotation: Any) -> bool:

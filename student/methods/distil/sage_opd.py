@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class SageOpdSettings(OpdSettings):
     """Settings of the weighted divergence."""
 
-    payload: Literal["sampled", "gather", "topk", "hidden"] = Field("topk", description="What the teacher sends: topk.")
+    payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
+        "topk", description="What the teacher sends: topk; sampled, gather and hidden are refused."
+    )
 
 
 class SageOpd(OnPolicyDistillation):
