@@ -85,13 +85,12 @@ def _facts(plugin: Any, name: str) -> list[str]:
 
 
 def _settings(plugin: Any) -> list[str]:
-    from opd.config.reference import describe_key
+    from opd.config.reference import describe_keys
 
     model = getattr(plugin, "settings_type", None) or getattr(plugin, "Options", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         return []
     lines = ["", "settings:"]
-    for key, field in model.model_fields.items():
-        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
-        lines.append(f"  {key}: {default}. {describe_key(model, key)}")
+    for key, default, text in describe_keys(model):
+        lines.append(f"  {key}: {default if default == 'required' else f'default {default}'}. {text}")
     return lines

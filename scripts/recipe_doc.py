@@ -4,8 +4,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
 INTRO = """# Every key of a recipe
 
@@ -36,19 +34,11 @@ def render() -> str:
     sections: dict[str, list[str]] = {"top level": []}
     for key, default, text in rows():
         section = key.split(".")[0] if "." in key else "top level"
-        shown = default if default == "required" else f"`{_as_yaml(default)}`"
+        shown = default if default == "required" else f"`{default}`"
         sections.setdefault(section, []).append(f"| `{key}` | {shown} | {text.replace('|', chr(92) + '|')} |")
     head = ["| key | default | meaning |", "| --- | --- | --- |"]
     parts = ["\n".join([f"## {section}", "", *head, *lines]) for section, lines in sections.items()]
     return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
-
-
-def _as_yaml(text: str) -> str:
-    """A default as it would stand in a recipe."""
-    try:
-        return yaml.safe_dump(eval(text, {}), default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
-    except (NameError, SyntaxError, yaml.YAMLError):
-        return text
 
 
 if __name__ == "__main__":

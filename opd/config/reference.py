@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -12,7 +13,7 @@ from opd.config.load import groups_in
 
 
 def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted key, default, description) of every leaf key of `model`, groups flattened, in order of declaration.
+    """(dotted key, default in YAML, description) of every leaf key of `model`, groups flattened, in the declared order.
 
     Args:
         model: a settings model.
@@ -24,14 +25,23 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
             yield from describe_keys(groups[0], f"{prefix}{name}.")
             continue
         default = field.get_default(call_default_factory=True, validated_data={})
-        text = "required" if default is PydanticUndefined else repr(default)
-        yield f"{prefix}{name}", text, describe_key(model, name)
+        text = "required" if default is PydanticUndefined else _as_yaml(default)
+        yield f"{prefix}{name}", text, _describe_key(model, name)
         for group in groups:
             tag = group.__name__.removesuffix("Settings").lower()
             yield from describe_keys(group, f"{prefix}{name}({tag}).")
 
 
-def describe_key(model: type[BaseModel], key: str) -> str:
+def _as_yaml(value: Any) -> str:
+    """A default as it would stand in a recipe."""
+    try:
+        text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    except yaml.YAMLError:
+        return repr(value)
+    return text.removesuffix("\n...\n").strip()
+
+
+def _describe_key(model: type[BaseModel], key: str) -> str:
     """The description of a key of `model` on one line, with its choices where the text leaves one out.
 
     In pydantic a field that redefines an inherited one, to change its default, loses the description; here it has it.

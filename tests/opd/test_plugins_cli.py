@@ -39,7 +39,7 @@ def test_a_plugin_shows_its_formula_its_needs_and_how_it_is_known() -> None:
 
 
 def test_a_setting_whose_default_alone_was_changed_keeps_its_meaning() -> None:
-    assert "  aggregation: default 'sequence_mean'. How positions are averaged" in run("show", "grpo")
+    assert "  aggregation: default sequence_mean. How positions are averaged" in run("show", "grpo")
 
 
 @pytest.mark.parametrize(

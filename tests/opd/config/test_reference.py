@@ -9,7 +9,12 @@ from student.recipe import Recipe
 
 def test_every_key_of_a_recipe_is_listed_with_a_default_and_a_meaning() -> None:
     keys = {key: (default, text) for key, default, text in describe_keys(Recipe)}
-    assert keys["train.learning_rate"] == ("1e-05", "Peak learning rate of AdamW.")
+    assert keys["train.learning_rate"] == ("1.0e-05", "Peak learning rate of AdamW.")
+    assert [keys[key][0] for key in ("model.dtype", "model.revision", "model.lora.dora")] == [
+        "float32",
+        "null",
+        "false",
+    ]
     assert keys["run"][0] == "required"
     assert keys["teachers.fleet.outage.budget_seconds"][0] == "1800.0"
     assert any(key.startswith("prompts(") for key in keys)
