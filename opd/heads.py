@@ -22,15 +22,16 @@ from opd.wire.types import Head
 _VOCABULARY_STEP = 8192
 
 # Field of the model's (text) config -> logit scale. Granite and MiniCPM divide by `logits_scaling`, HyperCLOVA X
-# multiplies by it; Cohere's, Falcon-H1's and Muse's fields multiply.
+# multiplies by it; Inkling divides; Cohere's, Falcon-H1's and Muse's fields multiply.
 _SCALES: dict[str, Callable[[str, float], float]] = {
     "logit_scale": lambda family, value: value,
     "logits_scaling": lambda family, value: value if family.startswith("hyperclovax") else 1.0 / value,
     "lm_head_multiplier": lambda family, value: value,
     "output_multiplier": lambda family, value: value,
+    "logits_mup_width_multiplier": lambda family, value: 1.0 / value,
 }
-# Gemma 2, 3, 3n, 4, T5Gemma, VaultGemma, NanoChat: soft_cap * tanh(logits / soft_cap).
-_SOFT_CAP = "final_logit_softcapping"
+# soft_cap * tanh(logits / soft_cap): Gemma 2, 3, 3n, 4, T5Gemma, VaultGemma, NanoChat; RecurrentGemma; xLSTM.
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 def scale_and_cap(config: Any) -> tuple[float, float]:
@@ -40,8 +41,8 @@ def scale_and_cap(config: Any) -> tuple[float, float]:
         value = getattr(config, name, None)
         if isinstance(value, int | float) and not isinstance(value, bool) and value != 0:
             scale *= rule(str(getattr(config, "model_type", "")), float(value))
-    cap = getattr(config, _SOFT_CAP, None)
-    return scale, float(cap) if cap else 0.0
+    cap = next((cap for name in _SOFT_CAPS if (cap := getattr(config, name, None))), 0.0)
+    return scale, float(cap)
 
 
 def caps_attention(config: Any) -> bool:

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
@@ -99,7 +100,8 @@ def load_student(
         adapter: folder of a PEFT adapter: where `lora` begins; without `lora` it is added to the weights.
 
     Raises:
-        ConfigError: when there is no such model, it has no output head, or "sdpa" would drop its attention soft-cap.
+        ConfigError: when there is no such model, it has no output head or logits that are not this head's, or "sdpa"
+            would drop its attention soft-cap.
     """
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
@@ -126,7 +128,9 @@ def load_student(
     if gradient_checkpointing:
         # Not the reentrant form: it passes no gradient on where its inputs need none, as above frozen embeddings.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Student(model, starts_at_base=lora is not None and lora.start is None)
+    student = Student(model, starts_at_base=lora is not None and lora.start is None)
+    _check_head(student, path)
+    return student
 
 
 def _attention(name: str | None, config: Any) -> str | None:
@@ -209,6 +213,59 @@ class Student(nn.Module):
         scale, cap = scale_and_cap(self.lm.config.get_text_config())
         bias = getattr(output, "bias", None)
         return OutputHead(gathered(output.weight), None if bias is None else gathered(bias), scale, cap)
+
+
+class _Drawn(BaseModelOutputWithPast):
+    """Hidden states; of whatever else a family's layers give, None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def _check_head(student: Student, path: str) -> None:
+    """Compare the model's own logits, from which it is sampled, with its head times states, on which it learns.
+
+    The layers are left out, so that this costs nothing for a model of any size, wherever its layers can run: their
+    states are drawn, of three sizes, the largest far beyond any soft-cap.
+
+    Raises:
+        ConfigError: when they differ: the family makes its logits in a way that `OutputHead` does not know.
+    """
+    why = "its layers cannot be run without its head" if student.lm.base_model is student.lm else _difference(student)
+    if why:
+        raise ConfigError(
+            f"model {path!r} ({type(student.lm).__name__}) makes logits in a way that is not known here ({why}); it "
+            "would learn on others than it samples from; take another student."
+        )
+
+
+@torch.no_grad()
+def _difference(student: Student) -> str:
+    lm, head = student.lm, student.head()
+    drawn = torch.randn(3, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    states = (drawn * torch.tensor([[1.0], [10.0], [100.0]])).to(head.weight)
+    # Not the base model: OPT's own forward goes past it, straight to the decoder within.
+    inner: Any = lm.base_model
+    decoder = inner.get_decoder().__dict__
+    held = decoder.get("forward")
+    given: Any = states[None]
+    decoder["forward"] = lambda *_, **__: _Drawn(last_hidden_state=given)
+    try:
+        ids = torch.ones((1, 3), dtype=torch.long, device=lm.device)
+        own = lm(input_ids=ids, use_cache=False).logits[0].float()
+        found = head.logits(student(ids, ids, torch.zeros_like(ids[0]), torch.arange(3, device=lm.device)))
+        gap = float(((found[:, : own.shape[1]] - own).abs().amax(-1) / own.abs().amax(-1)).max())
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+    finally:
+        if held is None:
+            del decoder["forward"]
+        else:
+            decoder["forward"] = held
+    # Wide enough for halves. Written so that NaN fails.
+    return "" if gap <= 0.05 else f"head times states is off by {gap:.2g} of the largest"
 
 
 @dataclass(frozen=True, slots=True)

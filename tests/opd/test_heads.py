@@ -17,6 +17,9 @@ from opd.heads import OutputHead, scale_and_cap
         ({"model_type": "cohere2", "logit_scale": 0.0625}, (0.0625, 0.0)),
         ({"model_type": "falcon_h1", "lm_head_multiplier": 0.04}, (0.04, 0.0)),
         ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, (1.0, 30.0)),
+        ({"model_type": "inkling_text", "logits_mup_width_multiplier": 8.0}, (0.125, 0.0)),
+        ({"model_type": "recurrent_gemma", "logits_soft_cap": 30.0}, (1.0, 30.0)),
+        ({"model_type": "xlstm", "output_logit_soft_cap": 15.0}, (1.0, 15.0)),
         ({"model_type": "gemma3_text", "final_logit_softcapping": None}, (1.0, 0.0)),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,61 @@ def test_a_soft_cap_on_attention_logits_is_kept(gemma2: str) -> None:
 def test_sdpa_is_refused_where_it_drops_a_soft_cap(gemma2: str) -> None:
     with pytest.raises(ConfigError, match="soft-cap"):
         model.load_student(gemma2, dtype="float32", attention="sdpa", gradient_checkpointing=False)
+
+
+def saved(folder: Path, family: str, **changes: Any) -> str:
+    """A random model of a family, in a folder; without a tokenizer."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "ffn_dim": 32, "word_embed_proj_dim": 16}
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **sizes, **heads, **experts, lru_width=32, pad_token_id=0, **changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("phi", {}),  # a head with a bias
+        ("cohere", {"logit_scale": 0.25}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("gemma2", {"final_logit_softcapping": 3.0}),
+        ("recurrent_gemma", {"logits_soft_cap": 3.0}),
+        ("mixtral", {"output_router_logits": True}),
+        ("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"]}),
+        ("opt", {}),  # a decoder within its base model
+        ("gpt2", {}),
+    ],
+)
+def test_families_whose_head_is_known_are_loaded(
+    tmp_path: Path, family: str, changes: dict[str, Any], dtype: str
+) -> None:
+    path = saved(tmp_path, family, **changes)
+    student = model.load_student(path, dtype=dtype, attention=None, gradient_checkpointing=False)
+    ids = torch.arange(1, 6)[None]
+    with torch.no_grad():
+        own = student.lm(ids, use_cache=False).logits[0].float()
+        states = student(ids, torch.ones_like(ids), torch.zeros_like(ids[0]), torch.arange(5))
+        torch.testing.assert_close(student.head().logits(states), own, rtol=0.02, atol=0.02 * own.abs().max().item())
+
+
+def test_a_model_with_a_layer_between_its_states_and_its_head_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, "modernbert-decoder")
+    with pytest.raises(ConfigError, match=r"ModernBertDecoderForCausalLM.* would learn on others than it samples from"):
+        model.load_student(path, dtype="float32", attention=None, gradient_checkpointing=False)
+
+
+@pytest.mark.parametrize("unknown", [(1.0, 0.0), (0.9, 30.0)])
+def test_a_model_whose_soft_cap_or_scale_is_not_known_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: tuple[float, float]
+) -> None:
+    """Logits of a random model are small: at those that it really gives the cap does not show."""
+    monkeypatch.setattr(model, "scale_and_cap", lambda config: unknown)
+    with pytest.raises(ConfigError, match="head times states is off by"):
+        model.load_student(saved(tmp_path, "gemma2"), dtype="float32", attention=None, gradient_checkpointing=False)
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])

@@ -81,23 +81,6 @@ def test_a_model_that_would_lose_its_context_from_token_to_token_is_refused(toke
             sampled(model, tokenizer)
 
 
-def test_a_model_with_logits_of_its_own_making_is_refused_before_it_samples(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The learner would learn on the product of states and head."""
-    model = made("qwen3", tokenizer)
-    plain = type(model).forward
-
-    def halved(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        found = plain(self, *arguments, **keywords)
-        found.logits = found.logits / 2
-        return found
-
-    monkeypatch.setattr(type(model), "forward", halved)
-    with pytest.raises(ConfigError, match="its logits are not those of the whole row"):
-        sampled(model, tokenizer)
-
-
 def test_a_head_in_halves_is_not_rounded_back_to_halves(tokenizer: Any) -> None:
     """As in slots and in the learner; a model's own logits in bfloat16 are off by 0.03 at a size of 8 to 16."""
     model = made("mistral", tokenizer, torch.bfloat16)
