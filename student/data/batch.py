@@ -61,7 +61,12 @@ class MicroBatch:
 
 
 def split(
-    rows: Sequence[Row], max_tokens: int, *, by_teacher: bool = False, shortest_first: bool = False
+    rows: Sequence[Row],
+    max_tokens: int,
+    *,
+    turn: int | None,
+    by_teacher: bool = False,
+    shortest_first: bool = False,
 ) -> list[list[int]]:
     """Indices of the rows of each micro-batch: rows of similar length together, padded size within `max_tokens`.
 
@@ -72,6 +77,8 @@ def split(
     Args:
         rows: the step's rows.
         max_tokens: bound on sequences times padded length of a micro-batch.
+        turn: tokens beyond which a row would change the positions of those it shares a forward with; None for none
+            (`Student.turn`).
         by_teacher: keep rows of different teachers apart, because a hidden payload has one head per teacher. Always
             done where divergences to several teachers are summed.
         shortest_first: by length upwards.
@@ -80,13 +87,14 @@ def split(
     lengths = [row.longest for row in rows]
     counts = [0]
     apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
+    turned = [turn is not None and length > turn for length in lengths]
     # A function of the rows alone: the order decides the sums, and a resumed run must get the same bits.
     sign = 1 if shortest_first else -1
     order = sorted(range(len(rows)), key=lambda i: (apart[i], sign * lengths[i], i))
     parts: list[list[int]] = []
     for index in order:
         last = parts[-1] if parts else None
-        same = last is not None and apart[last[0]] == apart[index]
+        same = last is not None and (apart[last[0]], turned[last[0]]) == (apart[index], turned[index])
         added = len(rows[index].sequences)
         # All are padded to the longest, which is the first or the last.
         if last is not None and same and max(lengths[last[0]], lengths[index]) * (counts[-1] + added) <= max_tokens:

@@ -219,6 +219,7 @@ class Learner:
         parts = split(
             rows,
             self.settings.micro_batch_tokens,
+            turn=self.student.turn,
             by_teacher=HIDDEN in self.needs.student,
             shortest_first=self._shortest_first,
         )

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError
-from opd.heads import OutputHead, caps_attention, scale_and_cap
+from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from opd.model_path import refuse_missing
@@ -177,6 +177,7 @@ class Student(nn.Module):
     Attributes:
         beside: weights that terms of the objective train beside the model's; no part of what is saved as the model.
         hooks: what acts on its forwards.
+        turn: see `opd.heads.longrope_turn`: rows beyond share no forward with shorter ones.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
@@ -187,6 +188,7 @@ class Student(nn.Module):
         self.lm = lm
         self.beside = nn.ModuleDict()
         self.hooks: Sequence[ModelHook] = ()
+        self.turn = longrope_turn(lm.config.get_text_config())
 
     def around(self, reading: Callable[[], Reading]) -> AbstractContextManager[None]:
         """The hooks of the run around a forward, see `student.learning.hooks`; without any, `reading` is not called."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opd.errors import DataError
+from opd.heads import longrope_turn
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
@@ -67,7 +68,7 @@ def expert_rows(
     for temperature in sorted({p.temperature for p in planned} if spec.read_given else ()):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
-        for part in split(same, spec.batch_rows * longest):
+        for part in split(same, spec.batch_rows * longest, turn=longrope_turn(model.config.get_text_config())):
             _read(model, [same[i] for i in part], spec, temperature or 1.0)  # greedy rows are read at temperature 1
     return rows
 

@@ -182,11 +182,14 @@ class LocalModels:
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
         """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
         # Longest first: the first of a part is its width, and rows of like length are padded little.
-        order = sorted(range(len(items)), key=lambda i: (-len(items[i].token_ids), i))
+        lengths = [len(item.token_ids) for item in items]
+        turned = [self._student.turn is not None and length > self._student.turn for length in lengths]
         parts: list[list[int]] = []
-        for index in order:
-            if parts and len(items[parts[-1][0]].token_ids) * (len(parts[-1]) + 1) <= self._micro_batch_tokens:
-                parts[-1].append(index)
+        for index in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
+            last = parts[-1] if parts else None
+            same = last is not None and turned[last[0]] == turned[index]
+            if last is not None and same and lengths[last[0]] * (len(last) + 1) <= self._micro_batch_tokens:
+                last.append(index)
             else:
                 parts.append([index])
         if units(self._student):

@@ -98,7 +98,7 @@ def plain_loop(recipe: Recipe, fleet: TeacherFleet) -> dict[str, Tensor]:
         weights = objective.position_weights(rows, CPU)
         ends = [0, *torch.tensor([row.length for row in rows]).cumsum(0).tolist()]
         # Of a divergence alone the shortest rows are learnt from first, while teachers score the others.
-        parts = split(rows, settings.micro_batch_tokens, shortest_first=not needs.reward)
+        parts = split(rows, settings.micro_batch_tokens, shortest_first=not needs.reward, turn=None)
         assert len(parts) > 1
         for part in parts:
             positions = torch.cat([torch.arange(ends[i], ends[i + 1]) for i in part])

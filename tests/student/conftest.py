@@ -45,7 +45,13 @@ class Bench:
     """A student of the test world with an objective, and the means to roll out and score rows for it."""
 
     def __init__(
-        self, world: Path, objective: list[dict[str, Any]], teacher: str, temperature: float = 1.0, **train: Any
+        self,
+        world: Path,
+        objective: list[dict[str, Any]],
+        teacher: str,
+        temperature: float = 1.0,
+        student: str | Path = "student",
+        **train: Any,
     ) -> None:
         from accelerate import Accelerator
 
@@ -56,12 +62,12 @@ class Bench:
         self.engine = engine_of(world / teacher)
         self.item = EngineItem
         self.tokenizer = load_tokenizer(str(world / "student"))
-        student = load_student(str(world / "student"), dtype="float32", attention=None, gradient_checkpointing=False)
+        loaded = load_student(str(world / student), dtype="float32", attention=None, gradient_checkpointing=False)
         self.objective = Objective(build_terms(objective), length_limit=12)
         self.temperature = temperature
         self.needs: Needs = merge([self.objective.needs()], temperature=temperature)
         self.learner = Learner(
-            student,
+            loaded,
             self.objective,
             self.needs,
             TrainSettings(**{"steps": 10, "learning_rate": 1e-3, **train}),
@@ -108,6 +114,23 @@ def bench(world: Path) -> Callable[..., Bench]:
         return Bench(world, list(objective) or [{"name": "opd", "k": 8}], teacher, **train)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def longrope(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random student whose positions are scaled otherwise in forwards of more than 16 tokens."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = Phi3Config(
+        vocab_size=len(load_tokenizer(str(world / "student"))), hidden_size=16, intermediate_size=16,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, original_max_position_embeddings=16,
+        rope_parameters=rope, pad_token_id=0, initializer_range=0.5,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("longrope")
+    Phi3ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 class Toy:

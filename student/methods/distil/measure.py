@@ -64,7 +64,7 @@ class ReverseKl:
         needs = self.needs()
         top = bottom = 0.0
         with evaluating(learner.student):
-            for part in split(rows, learner.settings.micro_batch_tokens, by_teacher=True):
+            for part in split(rows, learner.settings.micro_batch_tokens, turn=learner.student.turn, by_teacher=True):
                 micro = collate(rows, part, learner.accelerator.device)
                 batch = learner.token_batch(micro, needs=needs)
                 look(batch)

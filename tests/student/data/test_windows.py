@@ -132,8 +132,8 @@ def test_the_gradient_of_windows_does_not_depend_on_micro_batches(
 
 def test_micro_batches_count_every_sequence_of_a_row() -> None:
     plain, cut = make_row(10), windowed(make_row(10))
-    assert split([plain, plain, plain], 36) == [[0, 1, 2]]
-    assert split([cut, cut, cut], 42) == [[0, 1], [2]]  # two rows are six sequences of up to seven tokens
+    assert split([plain, plain, plain], 36, turn=None) == [[0, 1, 2]]
+    assert split([cut, cut, cut], 42, turn=None) == [[0, 1], [2]]  # two rows are six sequences of up to seven tokens
 
 
 def test_windows_survive_a_checkpoint_and_a_cut() -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ def test_a_gradient_does_not_depend_on_micro_batches(bench: Callable[..., Any], 
     whole = one.gradient(rows)
     many = bench(term, micro_batch_tokens=1)
     assert distance(whole, many.gradient(rows)) < 1e-5
+
+
+def test_a_row_beyond_the_turn_of_a_longrope_changes_no_gradient_of_another(
+    bench: Callable[..., Any], longrope: Path
+) -> None:
+    rows = bench().rows()
+    assert min(row.longest for row in rows) <= 16 < max(row.longest for row in rows)
+    whole, many = (bench(student=longrope, micro_batch_tokens=tokens).gradient(rows) for tokens in (100_000, 1))
+    assert distance(whole, many) < 1e-5
 
 
 @pytest.mark.parametrize("payload", ["sampled", "gather", "topk"])

@@ -56,6 +56,16 @@ def test_role_student_is_the_sampler(make: Make) -> None:
         np.testing.assert_allclose(scores.sampled, row.behaviour_logp, atol=1e-5)
 
 
+def test_a_row_beyond_the_turn_of_a_longrope_changes_no_score_of_another(make: Make, longrope: Path) -> None:
+    rows = make()[0].rows()
+    assert min(row.longest for row in rows) <= 16 < max(row.longest for row in rows)
+    together, alone = (
+        make(student=longrope, micro_batch_tokens=tokens)[1].score("student", rows) for tokens in (100_000, 1)
+    )
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.sampled, other.sampled, atol=1e-5)  # type: ignore[arg-type]
+
+
 def test_the_temperature_of_the_rollouts_is_the_default(make: Make) -> None:
     one, cold = make(temperature=0.7)
     rows = one.rows()
