@@ -1,13 +1,15 @@
 """Epochs and minibatches: which rows an update gets, on one rank and on several."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from rows import make_row
 
+from opd.errors import NonFiniteError
 from student.data.row import Row, RowKey
-from student.learning.updates import Update, make_updates, plan_updates
+from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.run.costs import Costs
 
 
@@ -37,12 +39,13 @@ def test_one_epoch_of_one_minibatch_is_one_update_on_the_rows_as_they_are() -> N
     assert planned(ROWS, epochs=1, minibatches=1) == [Update(tuple(ROWS))]
 
 
-def test_minibatches_are_whole_groups_and_every_epoch_sees_every_row_once() -> None:
-    updates = planned(ROWS, epochs=2, minibatches=2)
-    assert len(updates) == 4
+@pytest.mark.parametrize("minibatches", [2, 3, 5])
+def test_minibatches_are_whole_groups_and_every_epoch_sees_every_row_once(minibatches: int) -> None:
+    updates = planned(ROWS, epochs=2, minibatches=minibatches)
+    assert len(updates) == 2 * minibatches
     for update in updates:
         assert all(sum(r.key.group == one.key.group for r in update.rows) == 3 for one in update.rows)
-    for epoch in (updates[:2], updates[2:]):
+    for epoch in (updates[:minibatches], updates[minibatches:]):
         assert {id(r) for update in epoch for r in update.rows} == {id(r) for r in ROWS}
         assert sum(len(update.rows) for update in epoch) == len(ROWS)
 
@@ -82,3 +85,42 @@ def test_an_update_without_a_row_to_learn_from_is_skipped_and_costs_nothing(benc
     found = make_updates(made.learner, updates, 0, costs, lambda rows: {})
     assert (found.made, found.skipped) == (1, 1)
     assert costs.take() == {"cost/train/gradient_positions": sum(len(row.prompt_ids) + row.length for row in rows)}
+
+
+def test_metrics_of_updates_add_up_and_an_update_that_asks_for_it_is_read_again_first(
+    bench: Callable[..., Any],
+) -> None:
+    made, by_hand = bench(), bench()
+    rows = made.rows()
+    parts = [tuple(rows[:4]), tuple(rows[4:])]
+    read = []
+
+    def reread(rows: Sequence[Row]) -> dict[str, int]:
+        read.append((rows, made.learner.updates))
+        return {"student": 7}
+
+    costs, updates = Costs(), [Update(parts[0]), Update(parts[1], recompute=True)]
+    found = make_updates(made.learner, updates, 0, costs, reread)
+    first, second = (by_hand.learner.update(part, 0) for part in parts)
+    assert read == [(parts[1], 1)] and costs.take()["cost/train/student_positions"] == 7
+    expected = {name: (top + second[name][0], bottom + second[name][1]) for name, (top, bottom) in first.items()}
+    assert found.sums == expected and (found.made, found.skipped, found.failure) == (2, 0, None)
+    means = {name: top / bottom for name, (top, bottom) in expected.items() if bottom}
+    assert found.metrics() == means | {"updates": 2.0, "updates_skipped": 0.0}
+
+
+def test_a_metric_without_a_measurement_is_absent() -> None:
+    found = Updated({"loss/a": (3.0, 2.0), "never": (0.0, 0.0)}, made=2, skipped=1)
+    assert found.metrics() == {"loss/a": 1.5, "updates": 2.0, "updates_skipped": 1.0}
+
+
+def test_a_failure_is_raised_before_the_first_update_and_kept_after_it(bench: Callable[..., Any]) -> None:
+    made = bench()
+    rows = made.rows()
+    good, bad = Update(tuple(rows[:4])), Update(tuple(rows[4:]))
+    for row in bad.rows:
+        row.weight = math.inf
+    with pytest.raises(NonFiniteError):
+        make_updates(made.learner, [bad, good], 0, Costs(), lambda rows: {})
+    found = make_updates(made.learner, [good, bad, good], 0, Costs(), lambda rows: {})
+    assert isinstance(found.failure, NonFiniteError) and found.made == 1

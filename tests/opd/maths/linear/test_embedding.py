@@ -30,3 +30,19 @@ def test_a_half_precision_head_is_summed_in_float32(make_logits):
     found = expected_embedding(hidden, head)
     assert found.dtype == torch.float32
     assert_close(found, expected_embedding(hidden.double(), head.double()).float())
+
+
+@pytest.mark.parametrize("scratch", [None, 8 * V])
+def test_a_row_without_a_distribution_is_refused_by_its_number_unless_values_are_not_looked_at(scratch, make_logits):
+    hidden, head = make_logits(N, H), make_logits(V, H, seed=1)
+    hidden[5, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"hidden.* 5\b"):
+        expected_embedding(hidden, head, scratch_bytes=scratch)
+    found = expected_embedding(hidden, head, scratch_bytes=scratch, check_values=False)
+    assert found[5].isnan().all() and found[:5].isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"scratch_bytes": 0}, {"vocab_size": V + 1}])
+def test_settings_that_cannot_work_are_refused(wrong, make_logits):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        expected_embedding(make_logits(N, H), make_logits(V, H, seed=1), **wrong)
