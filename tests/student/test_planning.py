@@ -1,5 +1,8 @@
 """Streams, schedules, needs and plans: the pure parts of a step."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +48,14 @@ def test_warmup_is_linear_and_decay_ends_at_the_floor() -> None:
     assert rate(4) == 1.0
     assert rate(9) == pytest.approx(0.55)
     assert rate(14) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape"), [("constant", 1.0), ("linear", 0.8), ("cosine", (1 + math.cos(math.pi / 5)) / 2)]
+)
+def test_a_fifth_of_the_way_down_schedules_are_apart(schedule: Any, shape: float) -> None:
+    rate = learning_rate(6, peak=2.0, warmup=4, total=14, schedule=schedule)
+    assert rate == pytest.approx(2.0 * shape)
 
 
 @given(st.integers(0, 100), st.sampled_from(["constant", "linear", "cosine"]))

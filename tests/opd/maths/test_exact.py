@@ -202,6 +202,7 @@ def test_entropies_are_those_of_the_tempered_distributions(make_logits):
     [
         ({"teacher_logits": torch.zeros(2, 4)}, r"teacher_logits \(float32 \[2, 4\]\) must have shape \[2, 3\]"),
         ({"student_logits": torch.zeros(2, 3, dtype=torch.int64)}, r"student_logits \(int64 \[2, 3\]\)"),
+        ({"teacher_logits": torch.zeros(2, 3, dtype=torch.int64)}, r"teacher_logits \(int64 \[2, 3\]\)"),
         ({"temperature": 0.0}, r"temperature .* 0\.0"),
         ({"temperature": math.nan}, "temperature .* nan"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, r"mask \(bool \[3\]\) must have shape \[2\]"),
