@@ -79,3 +79,48 @@ def test_a_tiny_tail_of_a_support_is_not_a_difference_from_one_either():
     figures = support_figures(head, tail, head, tail)
     for side in ("student", "teacher"):
         assert_close(figures[f"{side}_tail_mass"], tail.exp(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("figure", "arguments", "words"),
+    [
+        (topk_overlap, [torch.zeros(2, 3), torch.zeros(2, 3).long()], r"student_ids \(float32"),
+        (topk_overlap, [torch.zeros(2, 3).long(), torch.zeros(2, 3).cfloat()], r"teacher_ids \(complex64"),
+        (topk_overlap, [torch.tensor(1), torch.tensor(1)], r"student_ids \(int64 \[\]\)"),
+        (topk_overlap, [torch.zeros(1, 3).long(), torch.zeros(2, 3).long()], "teacher_ids"),
+        (support_figures, [torch.zeros(2, 3), torch.zeros(1), torch.zeros(2, 3), torch.zeros(1)], "student_log_probs"),
+        (support_figures, [torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, 1), torch.zeros(2)], "teacher_log_probs"),
+        (support_figures, [torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, 3), torch.zeros(1)], "teacher_log_tail"),
+        (support_figures, [torch.zeros(2, 3).int(), torch.zeros(2), torch.zeros(2, 3), torch.zeros(2)], "float"),
+        (topk_figures, [torch.zeros(2, 3), torch.zeros(1, 3), 1], "teacher_logits"),
+        (topk_figures, [torch.zeros(2, 3), torch.zeros(2, 3), 4], "k must be"),
+        (topk_figures, [torch.zeros(2, 3), torch.zeros(2, 3), 0], "k must be"),
+        (position_profile, [torch.zeros(2, 1), torch.zeros(2, 1).long()], "flatten it"),
+        (position_profile, [torch.zeros(2), torch.zeros(1).long()], "position"),
+        (position_profile, [torch.zeros(2), torch.zeros(2)], "must be integers"),
+    ],
+)
+def test_figures_of_tensors_that_do_not_fit_are_refused_and_not_broadcast(figure, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        figure(*arguments)
+
+
+def test_figures_have_no_gradient_and_leave_the_logits_as_they_are(make_logits):
+    student, teacher = make_logits(3, 8).requires_grad_(), make_logits(3, 8, seed=1)
+    kept = student.detach().clone(), teacher.clone()
+    ids = teacher.topk(3).indices
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    tails = [x.scatter(1, ids, -torch.inf).logsumexp(-1) for x in (log_p, log_q)]
+    figures = topk_figures(student, teacher, 3) | support_figures(
+        log_p.gather(1, ids), tails[0], log_q.gather(1, ids), tails[1]
+    )
+    assert not any(row.requires_grad for row in figures.values())
+    assert_close((student.detach(), teacher), kept, rtol=0, atol=0)
+
+
+def test_profiles_of_other_edges_are_not_added_and_a_position_before_the_first_edge_counts_as_it():
+    one = position_profile(torch.ones(2), torch.tensor([-3, 5]), edges=(0, 4))
+    assert one.count.tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"\(0, 4\) and \(0, 5\)"):
+        one + position_profile(torch.ones(2), torch.tensor([0, 5]), edges=(0, 5))
