@@ -45,6 +45,8 @@ def test_weights_are_normalised_and_combination_is_data() -> None:
     assert r.route({}) == Destination((("code", 0.25), ("math", 0.75)), "divergence")
     assert r.route({}).single is None
     assert r.route({"teacher": {"math": 2.0}}).parts == (("math", 1.0),)
+    # As a table gives a mapping in which a row lacks a key.
+    assert r.route({"teacher": {"math": 2.0, "code": None}}).parts == (("math", 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,27 @@ def test_weights_are_normalised_and_combination_is_data() -> None:
 def test_a_route_that_cannot_work_is_refused_at_once(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         router(**settings)
+
+
+def test_a_wildcard_does_not_match_a_column_that_a_prompt_lacks() -> None:
+    r = router(rules=[{"when": {"domain": "*"}, "teacher": "code"}], default="reference")
+    assert r.route({"domain": "any"}).single == "code"
+    assert r.route({"domain": None}).single == r.route({}).single == "reference"
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (7, "is 7; give a teacher's name or a mapping"),
+        ({"math": True}, "the weight True; weights are positive"),
+        ({"math": "2"}, "the weight '2'; weights are positive"),
+        ({"math": float("inf")}, "the weight inf; weights are positive"),
+        ({"math": float("nan")}, "the weight nan; weights are positive"),
+    ],
+)
+def test_a_column_that_holds_something_else_than_teachers_is_refused(named: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        router().route({"teacher": named})
 
 
 def test_a_column_that_names_nobody_is_refused() -> None:

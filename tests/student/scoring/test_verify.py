@@ -104,6 +104,53 @@ def test_a_verifier_that_raises_says_nothing_about_the_answer(caplog: pytest.Log
     verification.close()
 
 
+def test_a_row_that_has_its_environments_verdict_keeps_it_and_is_not_judged() -> None:
+    asked: list[str] = []
+
+    def judge(prompt: Prompt, text: str) -> Verdict:
+        asked.append(text)
+        return Verdict.of(True)
+
+    verification = Verification(Source(judge), 1)  # type: ignore[arg-type]
+    played, answered = made = rows("played", "answered")
+    played.verdict = Verdict.of(False)
+    verification.submit(played)
+    verification.collect(made)
+    assert (played.verdict, asked) == (Verdict.of(False), ["answered"])
+    assert answered.verdict is not None and answered.verdict.value == 1.0
+    verification.close()
+
+
+def test_three_reasons_of_unknown_verdicts_are_said_and_none_of_known_ones(caplog: pytest.LogCaptureFixture) -> None:
+    def judge(prompt: Prompt, text: str) -> Verdict:
+        return Verdict.of(False, "a reason") if text == "known" else Verdict.unknown(f"no {text}")
+
+    verification = Verification(Source(judge), 1)  # type: ignore[arg-type]
+    verification.collect(rows("known", *"aabcdef"))
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split(": ")[1].split(";")[0] for line in said] == ["no a", "no b", "no c"]
+    verification.close()
+
+
+def test_closing_leaves_what_has_not_begun() -> None:
+    begun, holding, release = [], threading.Event(), threading.Event()
+
+    def judge(prompt: Prompt, text: str) -> Verdict:
+        begun.append(text)
+        holding.set()
+        release.wait(timeout=120)
+        return Verdict.of(True)
+
+    source = Source(judge)
+    source.close = release.set  # type: ignore[method-assign]  # as a verifier ends the check that it is in
+    verification = Verification(source, 1)  # type: ignore[arg-type]
+    for row in (made := rows("a", "b")):
+        verification.submit(row)
+    assert holding.wait(timeout=120)
+    verification.close()
+    assert begun == ["a"] and len(made) == 2
+
+
 def test_giving_up_while_waiting_leaves_what_has_not_begun() -> None:
     release = threading.Event()
     begun: list[str] = []
@@ -120,8 +167,9 @@ def test_giving_up_while_waiting_leaves_what_has_not_begun() -> None:
     with pytest.raises(CancelledError):
         verification.collect(rows("a", "b", "c"), poll=poll)
     release.set()
+    verification.collect(rows("d"))
+    assert begun == ["a", "d"]
     verification.close()
-    assert begun == ["a"]
 
 
 def test_closing_ends_a_check_in_the_middle() -> None:
