@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 from judge_servers import Server, serving
 
-import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from student.loop import train
 from student.recipe import Recipe
-from student.rl import ADVANTAGES
+from tests.support.every_advantage import every_advantage
 
 Steps = Callable[..., list[dict[str, Any]]]
-NEEDY: dict[str, dict[str, Any]] = {
-    "noisy_forward": {"learns": True},
-    "trloo": {"group": ["uid"]},
-    "mapo": {"group": ["uid"]},
-}
 
 
 @pytest.fixture
@@ -94,9 +88,7 @@ def test_text2grad_rto_appeals_and_pcl_learn_for_three_steps(steps_of: Steps, se
 def test_every_advantage_learns_in_a_run(steps_of: Steps, server: Server, teacher: Any) -> None:
     """All estimators beside each other, each alone in a term, and all modifiers behind one."""
     server.say = says
-    loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
-    first = [{"name": name, **NEEDY.get(name, {})} for name, cls in loaded.items() if not cls.modifies]
-    then = [{"name": name} for name, cls in loaded.items() if cls.modifies]
+    first, then = every_advantage()
     chains: list[list[dict[str, Any]]] = [*([one] for one in first), [{"name": "group_mean"}, *then]]
     steps = steps_of(
         "advantages",

@@ -1,0 +1,22 @@
+"""Every registered advantage, as the recipe of a run names it."""
+
+from typing import Any
+
+import student.rl  # noqa: F401  (registers the names)
+from student.rl import ADVANTAGES
+
+_NEEDY: dict[str, dict[str, Any]] = {
+    "noisy_forward": {"learns": True},
+    "trloo": {"group": ["uid"]},
+    "mapo": {"group": ["uid"]},
+}
+
+
+def every_advantage() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All estimators, then all modifiers, with the settings that they cannot do without.
+
+    They need reward `appeals`, and methods `critic`, `archer_critic` and `hiper_critic`.
+    """
+    loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
+    estimators = [{"name": name, **_NEEDY.get(name, {})} for name, cls in loaded.items() if not cls.modifies]
+    return estimators, [{"name": name} for name, cls in loaded.items() if cls.modifies]
