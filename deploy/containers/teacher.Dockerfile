@@ -1,9 +1,10 @@
 # A teacher server. ENGINE is transformers, vllm or sglang.
 #
 #   docker build -f deploy/containers/teacher.Dockerfile --build-arg ENGINE=vllm -t opd-teacher:vllm .
-#   docker run --gpus all --read-only --tmpfs /tmp -v models:/models -p 7070:7070 opd-teacher:vllm \
+#   docker run --gpus all --read-only --tmpfs /tmp:exec -v models:/models -p 7070:7070 opd-teacher:vllm \
 #       --model teacher=/models/teacher --host 0.0.0.0 --allow-insecure
 #
+# exec: Docker's tmpfs lets no library be loaded from it otherwise, such as the launchers that Triton compiles there.
 # Models of the hub are fetched to /tmp, which is memory here; `-e HF_HOME=/hub -v hub:/hub` keeps them on a disk.
 # Pin PYTHON by digest (python:3.12-slim-bookworm@sha256:...) where images must be reproducible.
 ARG PYTHON=python:3.12-slim-bookworm

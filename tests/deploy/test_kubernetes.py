@@ -114,6 +114,14 @@ def test_a_manifest_is_valid_and_its_pods_are_restricted(manifest: Manifest) -> 
         assert_restricted(pod)
 
 
+def test_a_rollout_is_given_the_time_that_a_model_may_take_to_load() -> None:
+    deployments = [manifest for _, manifest in written() if manifest["kind"] == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        assert deployment["spec"]["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
+
+
 def test_every_kind_of_custom_resource_has_its_schema_and_mistakes_are_found() -> None:
     custom = {f"{m['apiVersion']} {m['kind']}": m for _, m in written() if m["apiVersion"].partition("/")[0] in CUSTOM}
     assert custom.keys() == CUSTOM_SCHEMAS.keys() and len(custom) == 8
