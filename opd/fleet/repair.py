@@ -7,6 +7,7 @@ one.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -107,7 +108,7 @@ class Repair:
                 "replica %s is busy and asks for a pause of %.3g s; it is asked again after %g s",
                 *(rpc.server.address, error.retry_after, seconds),
             )
-        rpc.server.pushed_back(now, now + seconds)
+        rpc.server.pushed_back(now, now + seconds, rpc.started)
         asyncio.get_running_loop().call_later(seconds, self._wake)
 
     def settle(self, rpc: Rpc, error: OpdError | None) -> None:
@@ -163,11 +164,9 @@ class Repair:
             task.batch_key = ("alone", task.number)
         self._counters.reissues += 1
         pause = backoff_seconds(self._settings.calls.backoff_seconds, task.failures, self._rng)
-        wait = self.retries.wait_seconds(now)
-        if task.failures == 1:
-            # Hundreds of rows may be in flight on a server that dies. One re-issue each cannot become a retry storm: a
-            # server that failed gets nothing new until it has passed its check, and then two rows at first.
-            wait = min(wait, _FIRST_REISSUE_SECONDS)
-        at = now + max(pause, wait)
+        # Hundreds of rows may be in flight on a server that dies. One re-issue each cannot become a retry storm: a
+        # server that failed gets nothing new until it has passed its check, and then two rows at first.
+        most = _FIRST_REISSUE_SECONDS if task.failures == 1 else math.inf
+        at = now + max(pause, self.retries.wait_seconds(now, most))
         self._scheduler.submit_later(task, at)
         asyncio.get_running_loop().call_later(at - now, self._wake)

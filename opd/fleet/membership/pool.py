@@ -103,16 +103,17 @@ class Pool:
         """Take an agreeing replica's limits and capabilities into account: the pool can do what all can do."""
         merged = pb.TeacherInfo()
         merged.CopyFrom(info)
-        if self.info is not None:
+        before = self.info_now  # what replicas could before `adopt` says nothing
+        if before is not None:
             for name in info.limits.DESCRIPTOR.fields_by_name:
-                one, other = getattr(self.info.limits, name), getattr(info.limits, name)
+                one, other = getattr(before.limits, name), getattr(info.limits, name)
                 setattr(merged.limits, name, min(one, other) or max(one, other))  # 0 stands for no limit
             # A row may move to any replica at any time, so what one of them cannot do is not offered.
             del merged.payloads[:]
-            merged.payloads.extend(kind for kind in info.payloads if kind in self.info.payloads)
-            merged.supports_spans = info.supports_spans and self.info.supports_spans
-            merged.supports_temperature = info.supports_temperature and self.info.supports_temperature
-            merged.deterministic = info.deterministic and self.info.deterministic
+            merged.payloads.extend(kind for kind in info.payloads if kind in before.payloads)
+            merged.supports_spans = info.supports_spans and before.supports_spans
+            merged.supports_temperature = info.supports_temperature and before.supports_temperature
+            merged.deterministic = info.deterministic and before.deterministic
             merged.state = pb.TEACHER_STATE_READY
         self.info = merged
         self.bounds = RequestBounds.from_info(merged)

@@ -132,10 +132,11 @@ class CachedScores:
             self._store.put(rows)
         except OSError as error:  # of any number: SQLite calls a quota that is used up an I/O error
             self._hold(rows, error)
-        except DataError as error:
+        except Exception as error:
             with self._lock:
                 self._lost += len(rows)
-            self._warn(str(error))
+            known = isinstance(error, DataError)
+            self._warn(str(error) if known else f"rows are not kept in the score cache {self._store.folder}: {error!r}")
         else:
             if self._failed_at is not None:
                 log.warning("the score cache %s takes rows again: those that waited are written", self._store.folder)

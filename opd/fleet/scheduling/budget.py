@@ -1,5 +1,6 @@
 """The budgets of re-issues and hedges, which keep a fleet in trouble from being given even more work."""
 
+import math
 import random
 
 
@@ -26,13 +27,17 @@ class RetryBudget:
         """`rows` were sent for the first time."""
         self._tokens = min(self._burst, self._tokens + self._ratio * rows)
 
-    def wait_seconds(self, now: float) -> float:
-        """Take one re-issue; returns the seconds after which it is covered, 0 when it is covered now."""
+    def wait_seconds(self, now: float, most: float = math.inf) -> float:
+        """Take one re-issue; returns the seconds after which it is covered, 0 when it is covered now.
+
+        Where `most` seconds are waited at most, no more is added to the debt than is paid off in them.
+        """
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + self._rate * max(0.0, now - self._at))
         self._at = now
-        self._tokens -= 1.0  # below zero: the debt is what spaces the re-issues that wait, one per 1 / rate seconds
-        return max(0.0, -self._tokens / self._rate)
+        # Below zero: the debt is what spaces the re-issues that wait, one per 1 / rate seconds.
+        self._tokens = max(self._tokens - 1.0, min(self._tokens, -most * self._rate))
+        return min(most, max(0.0, -self._tokens / self._rate))
 
 
 class HedgeBudget:

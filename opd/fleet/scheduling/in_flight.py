@@ -152,6 +152,7 @@ class ServerLoad:
         self.refused_since = _NEVER
         self.throughput = Throughput()
         self._limit = limit_tokens
+        self._halved_at = float("-inf")
         self._first_rows = 2  # may be in flight whatever the window: one is computed while the next one travels
         self._oldest: float | None = None  # tokens of the oldest unanswered row; None when it must be looked up
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -223,11 +224,13 @@ class ServerLoad:
         if self.in_flight_rows == 0:
             self.throughput.idle()
 
-    def pushed_back(self, now: float, until: float) -> None:
-        """The server is overloaded: nothing new before `until`, and half as much from then on."""
+    def pushed_back(self, now: float, until: float, sent: float) -> None:
+        """The server refused what was `sent` then: nothing new before `until`, and half as much from then on."""
         self.paused_until = max(self.paused_until, until)
         self.refused_since = min(self.refused_since, now)
-        self.window /= 2
+        if sent > self._halved_at:  # else it was on its way when the window was halved: once per round trip, as in TCP
+            self._halved_at = now
+            self.window /= 2
         self._first_rows = 1
 
     def refuses(self, now: float) -> bool:

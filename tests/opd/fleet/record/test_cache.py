@@ -196,3 +196,14 @@ def test_a_damaged_store_is_named_once_and_not_for_every_row(tmp_path: Path, cap
     cached.close()
     damaged, lost = (record.message for record in caplog.records)
     assert "is damaged" in damaged and lost.startswith("2 rows are not in") and cached.misses == 9
+
+
+def test_rows_that_cannot_be_stored_are_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cached = CachedScores(ScoreStore(tmp_path))
+    cached.write(dataclasses.replace(row(1), teacher="\ud800"))  # no UTF-8 has this
+    cached._writer.submit(int).result()
+    write(cached, 2)
+    cached.close()
+    named, lost = (record.message for record in caplog.records)
+    assert "surrogates not allowed" in named and lost.startswith("1 rows are not in")
+    assert kept(tmp_path) == [2]

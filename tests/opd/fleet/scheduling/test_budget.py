@@ -21,6 +21,15 @@ def test_ten_first_attempts_pay_for_one_reissue() -> None:
     assert budget.wait_seconds(0.0) == 0.0
 
 
+def test_first_reissues_that_do_not_wait_for_the_budget_leave_the_later_ones_little_to_wait_for() -> None:
+    budget = RetryBudget(ratio=0.1, rate=10.0, burst=5.0)
+    waits = [budget.wait_seconds(0.0, 0.2) for _ in range(5000)]
+    assert waits[:5] == [0.0] * 5 and max(waits) == 0.2
+    assert [round(budget.wait_seconds(0.0), 3) for _ in range(2)] == [0.3, 0.4]
+    assert budget.wait_seconds(0.0, 0.2) == 0.2
+    assert round(budget.wait_seconds(0.0), 3) == 0.5, "what the later ones owe is not forgiven"
+
+
 def test_time_refills_the_budget() -> None:
     budget = RetryBudget(ratio=0.0, rate=2.0, burst=1.0)
     budget.wait_seconds(0.0)

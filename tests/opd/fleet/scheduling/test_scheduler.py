@@ -119,7 +119,7 @@ def test_pushback_pauses_the_server_and_halves_its_window() -> None:
     world.answer(rpc, 0.1)
     server = world.scheduler.servers["s0"]
     before = server.window
-    server.pushed_back(world.now, world.now + 5.0)
+    server.pushed_back(world.now, world.now + 5.0, rpc.started)
     world.now += 4.9
     assert world.plan() == [] and server.window == before / 2
     for running in list(server.rpcs.values()):
@@ -137,7 +137,7 @@ def test_a_server_refuses_while_it_has_done_nothing_else_since_its_pushback() ->
     old, refused = world.plan()
     world.now = 1.0
     world.scheduler.ended(refused, world.now)
-    server.pushed_back(world.now, world.now + 1.0)
+    server.pushed_back(world.now, world.now + 1.0, refused.started)
     assert not server.refuses(world.now), "it still works on a rpc that it took"
     world.scheduler.ended(old, world.now)
     assert server.refuses(2.5) and not server.refuses(4.0)
