@@ -130,8 +130,9 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            loop.add_signal_handler(number, server.stop)
     try:
         await server.start(teachers)
     except (asyncio.CancelledError, DeadlineError) as error:

@@ -7,6 +7,7 @@ await server.wait()                             # until a signal or a fatal erro
 
 import asyncio
 import contextlib
+import errno
 import logging
 import secrets
 import socket
@@ -216,16 +217,17 @@ class TeacherServer:
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         self.add_services(self._server)
         address = _join(settings.host, settings.port)
-        try:
-            if settings.security.tls_cert is not None:
-                self.port = self._server.add_secure_port(address, Certificates(settings.security).credentials())
-            else:
-                self.port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            # Whether gRPC raises or returns 0 depends on its version.
-            self.port = 0
+        problems = _bind_problems(settings.host, settings.port)
+        # Of the addresses of a name, as of localhost, gRPC is content with those that are free.
+        if not any(problem.errno == errno.EADDRINUSE for problem in problems):
+            with contextlib.suppress(RuntimeError):  # whether gRPC raises or returns 0 depends on its version
+                if settings.security.tls_cert is not None:
+                    credentials = Certificates(settings.security).credentials()
+                    self.port = self._server.add_secure_port(address, credentials)
+                else:
+                    self.port = self._server.add_insecure_port(address)
         if self.port == 0:
-            reason = _bind_problem(settings.host, settings.port)
+            reason = f": {problems[-1].strerror}" if problems else ""
             raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
@@ -305,15 +307,20 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-def _bind_problem(host: str, port: int) -> str:
-    """What the operating system says against an address, in words; gRPC only says no."""
+def _bind_problems(host: str, port: int) -> list[OSError]:
+    """What the operating system says against the addresses of a host, a port that is taken last; gRPC only says no."""
+    problems: list[OSError] = []
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(place)
-    except OSError as error:
-        return f": {error.strerror}"
-    return ""
+        for family, kind, _, _, place in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: connections that end
+                    probe.bind(place)
+            except OSError as error:
+                problems.append(error)
+    except OSError as error:  # no such host
+        problems.append(error)
+    return sorted(problems, key=lambda problem: problem.errno == errno.EADDRINUSE)
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:

@@ -73,6 +73,11 @@ class EngineWorker:
         post: runs a function where the callers are; so `deliver` of all jobs of a batch and `on_dead` are called.
         on_dead: called once, with the sentence that says why.
         on_batch: called on this thread after each batch with sequences and tokens scored, and seconds in the engine.
+
+    Attributes:
+        tokens_per_second: of the engine lately, 0.0 before the first batch.
+        admission_rate: tokens per second by which calls may be refused; the most that may be hoped for until a batch
+            was at least half full.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class EngineWorker:
         self.name = name
         self.engine = engine
         self.tokens_per_second = 0.0
+        self.admission_rate = 0.0
         self.running_tokens = 0
         self.busy_since = 0.0
         self.dead = ""
@@ -106,6 +112,7 @@ class EngineWorker:
         self._condition = threading.Condition()
         self._closing = False
         self._failures = 0
+        self._seen_full = False
         self._away_since = 0.0
         # Last: the thread uses all of the above from its first moment.
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -281,10 +288,14 @@ class EngineWorker:
         """
         rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
         full = 2 * tokens >= self._max_tokens or 2 * sequences >= self._max_sequences
-        if known and full:
+        if full and self._seen_full:
             self.tokens_per_second = RATE_DECAY * known + (1 - RATE_DECAY) * rate
         else:
-            self.tokens_per_second = max(rate, known)
+            self.tokens_per_second = rate if full else max(rate, known)
+        self._seen_full = self._seen_full or full
+        # Before any was nearly full, the largest may take no longer than this one, for all that is known.
+        most = max(self.admission_rate, self._max_tokens / max(seconds, 1e-6))
+        self.admission_rate = self.tokens_per_second if self._seen_full else most
 
     def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
         """Results of a batch. If it fails as a whole it is repeated in parts, so that only the rows that cause it fail.

@@ -166,9 +166,9 @@ class ScoreCall:
     def _admit(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> Reservation:
         client, now = self._client(request), time.monotonic()
         before = worker.before(client, request.tokens)
-        check_deadline(self._deadline, now, before, request.tokens, worker.tokens_per_second)
+        check_deadline(self._deadline, now, before, request.tokens, worker.admission_rate)
         price = Price(request.tokens, sum(one.reply_bytes for one in prices))
-        return self._shared.budget.reserve(client, price, tokens_per_second=worker.tokens_per_second)
+        return self._shared.budget.reserve(client, price, tokens_per_second=worker.admission_rate)
 
     def _client(self, request: ParsedRequest) -> Client:
         return Client(self._principal, request.client)

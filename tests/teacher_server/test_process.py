@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import PATIENCE, wait_until
 
+from opd.errors import PortInUseError
 from opd.wire.channel import open_channel
 from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec
@@ -47,8 +51,9 @@ async def refused(stub: Any, message: Any) -> None:
         return
 
 
-def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(
-    launch: Callable[..., Any], items: Any, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_finishes_the_call_in_flight_and_exits_with_0(
+    launch: Callable[..., Any], items: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     hold = tmp_path / "hold"
     process = launch("--engine-option", f"hold={hold}", "--grace", "120")
@@ -63,7 +68,7 @@ def test_sigterm_finishes_the_call_in_flight_and_exits_with_0(
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="t"))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
             await running(stub)
-            os.kill(process.popen.pid, signal.SIGTERM)
+            os.kill(process.popen.pid, number)
             # At once, while the call is still in the engine.
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
@@ -87,6 +92,20 @@ async def _last(call: Any) -> Any:
     async for message in call:
         last = message
     return last
+
+
+def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    places = tmp_path / "ports"
+    command = ["nohup", sys.executable, "-m", "teacher_server", "--engine", "numpy_teacher:NumpyEngine"]
+    command += ["--model", "t=numpy", "--port-file", str(places)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as run:
+        try:
+            wait_until(lambda: places.exists() or run.poll() is not None)
+            (ignored,) = re.findall(r"SigIgn:\t(\w+)", Path(f"/proc/{run.pid}/status").read_text())
+            assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+        finally:
+            run.kill()
 
 
 def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any, tmp_path: Path) -> None:
@@ -307,6 +326,20 @@ def test_a_second_server_of_one_configuration_is_turned_away(launch: Callable[..
     assert second.popen.wait(120) == 14
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in second.lines()
     assert first.popen.poll() is None
+
+
+async def test_a_name_with_one_address_whose_port_is_taken_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        # As localhost is ::1 and 127.0.0.1 elsewhere; gRPC goes on with the first of these.
+        places = [(*kind, ("127.0.0.1", port)), (*kind, ("127.0.0.2", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+        server = TeacherServer(ServerSettings(host="127.0.0.2", port=port, metrics_port=-1), lambda model: None)
+        with pytest.raises(PortInUseError, match="Address already in use"):
+            await server.start({})
 
 
 @pytest.mark.parametrize("turns", range(4))

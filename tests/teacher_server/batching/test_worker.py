@@ -312,3 +312,19 @@ async def test_an_engine_that_slows_down_is_known_by_batches_full_of_short_seque
     assert worker.tokens_per_second == known
     await client.score(items(24), SPEC)
     assert worker.tokens_per_second < known / 2
+
+
+async def test_no_call_is_refused_for_its_deadline_by_the_speed_of_a_first_small_batch(start: Any, items: Any) -> None:
+    client = await start()
+    engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
+    engine.seconds_per_batch = 0.05
+    await client.score(items(1), SPEC)
+    assert worker.tokens_per_second <= 200  # 10 tokens in a twentieth of a second
+    admitted = threading.Event()
+    engine.seconds_per_batch, engine.before_score = 0.0, lambda batch: admitted.wait(60)
+    calls = [asyncio.create_task(client.score(items(8, rows=300), SPEC, timeout=60.0)) for _ in range(16)]
+    # 38,912 tokens: more than three minutes, were the first batch all that there is to know.
+    await until(lambda: worker.load()[0] >= 14 * 8 or any(call.done() for call in calls))
+    admitted.set()
+    assert [len(scores) for scores in await asyncio.gather(*calls)] == [8] * 16
+    assert worker.admission_rate == worker.tokens_per_second
