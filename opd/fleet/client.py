@@ -6,10 +6,11 @@ with TeacherFleet.connect("10.0.0.1:7070,10.0.0.2:7070") as fleet:
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from opd.errors import OpdError, UnavailableError
 from opd.fleet.core import FleetCore
@@ -48,6 +49,7 @@ class TeacherFleet(ScoreSource):
         self._loop = loop
         self._thread = thread
         self._closed = False
+        self._process = os.getpid()
         self._entering = threading.Lock()  # what enters the loop does so before `close`, or is refused
         cache = core.settings.cache
         self._cache = None if cache.folder is None else CachedScores(ScoreStore(cache.folder, cache.max_bytes))
@@ -224,6 +226,8 @@ class TeacherFleet(ScoreSource):
 
     def close(self) -> None:
         """See `ScoreSource.close`."""
+        if self._forked:  # the parent goes on with it
+            return
         with self._entering:
             if self._closed:
                 return
@@ -239,7 +243,17 @@ class TeacherFleet(ScoreSource):
         if future.cancelled() and not self._closed:
             self._call_soon(lambda: self._core.dispatcher.cancel(task))
 
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a child of the process that connected: without its thread, it would wait for good."""
+        return self._process != os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fleet cannot be sent to another process; send its endpoints and connect there.")
+
     def _call_soon(self, function: Callable[[], None]) -> None:
+        if self._forked:  # before the lock, which another thread may have held when it was forked
+            raise _in_a_child()
         with self._entering:
             if self._closed:
                 raise _closed()
@@ -254,6 +268,9 @@ class TeacherFleet(ScoreSource):
         return self._run(call())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._forked:
+            coroutine.close()
+            raise _in_a_child()
         with self._entering:
             if self._closed:
                 coroutine.close()  # else Python warns that it was never awaited
@@ -263,6 +280,10 @@ class TeacherFleet(ScoreSource):
             return running.result()
         except concurrent.futures.CancelledError as error:  # by `_run_loop`: another thread has closed the fleet
             raise _closed() from error
+
+
+def _in_a_child() -> UnavailableError:
+    return UnavailableError("the fleet was connected before this process was forked; connect in each process.")
 
 
 def _closed() -> UnavailableError:

@@ -3,6 +3,7 @@
 Shapes: P prompt tokens, T response tokens, K ids per position, H hidden width, V ids of the vocabulary.
 """
 
+import operator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -41,6 +42,9 @@ class PayloadSpec:
     value_dtype: str = "f16"
 
     def __post_init__(self) -> None:
+        # "topk" and NumPy's whole numbers will do; a float is refused here, not by a server.
+        object.__setattr__(self, "kind", PayloadKind(self.kind))
+        object.__setattr__(self, "k", operator.index(self.k))
         needs_k = self.kind in (PayloadKind.TOPK, PayloadKind.GATHER)
         if needs_k and self.k < 1:
             raise InvalidRequestError(f"payload {self.kind} needs k >= 1, but k is {self.k}.")
@@ -83,7 +87,7 @@ class ScoreItem:
     """One sequence to score.
 
     Attributes:
-        token_ids: [P + T] uint32, prompt then response.
+        token_ids: [P + T] uint32, or a list; prompt then response.
         prompt_length: P, at least 1; T is at least 1.
         gather_ids: [N, K] uint32, distinct within a row, for payload gather; else None. N counts the scored positions.
         spans: (start, end) of the response positions to score, ascending and apart; the scores hold these N = sum(end -
@@ -94,6 +98,12 @@ class ScoreItem:
     prompt_length: int
     gather_ids: U32 | None = None
     spans: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        # Lists, as tokenizers give them, and NumPy's whole numbers will do; a float is refused here, not by a server.
+        if not isinstance(self.token_ids, np.ndarray):
+            object.__setattr__(self, "token_ids", np.atleast_1d(np.asarray(self.token_ids)))
+        object.__setattr__(self, "prompt_length", operator.index(self.prompt_length))
 
     @property
     def response_length(self) -> int:

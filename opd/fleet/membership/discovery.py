@@ -160,7 +160,7 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: for any other spelling.
     """
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not separator or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"endpoint {address!r} is not of the form 'host:port'.")
     return host.strip("[]"), int(port)
 

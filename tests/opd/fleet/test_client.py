@@ -1,5 +1,8 @@
 import asyncio
 import gc
+import os
+import pickle
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -271,6 +274,49 @@ def test_a_closed_fleet_says_so_and_fails_what_waits(tiny: SimpleNamespace) -> N
         fleet.submit("math", tiny.items(1)[0], PayloadSpec.sampled())
 
 
+def test_lists_and_numbers_of_numpy_ask_for_the_same_scores(tiny: SimpleNamespace) -> None:
+    (item,) = tiny.items(1)
+    loose = ScoreItem(item.token_ids.tolist(), np.int64(item.prompt_length))  # type: ignore[arg-type]
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        (one,) = fleet.score("math", [item], PayloadSpec.topk(4))
+        (other,) = fleet.score("math", [loose], PayloadSpec("topk", np.int64(4)))  # type: ignore[arg-type]
+        assert same(one, other)
+        for odd in ([1, -2, 3], [1, 2.5, 3], ["1", "2", "3"]):
+            with pytest.raises(InvalidRequestError, match=r"whole numbers|token id -2"):
+                fleet.score("math", [ScoreItem(odd, 1)], PayloadSpec.sampled())  # type: ignore[arg-type]
+
+
+def test_what_is_no_whole_number_is_refused_where_it_is_written_and_not_blamed_on_a_server() -> None:
+    ids = np.zeros(4, np.uint32)
+    for make in (lambda: ScoreItem(ids, 2.0), lambda: ScoreItem(ids, "2"), lambda: PayloadSpec.topk(4.0)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            make()
+
+
+def test_a_forked_child_is_told_to_connect_and_leaves_its_parents_fleet_alone(tiny: SimpleNamespace) -> None:
+    items = tiny.items(2)
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends a child that hangs
+            for call in (fleet.status, lambda: fleet.score("math", items, PayloadSpec.sampled()), fleet.close):
+                try:
+                    call()
+                except UnavailableError as error:
+                    os.write(write, f"{error}\n".encode())
+            os.write(write, b"left")
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as said:
+            *refused, last = said.read().splitlines()
+        assert os.waitpid(child, 0)[1] == 0
+        assert last == "left" and len(refused) == 2 and all("connect in each process" in text for text in refused)
+        assert len(fleet.score("math", items, PayloadSpec.sampled())) == 2
+        with pytest.raises(TypeError, match="connect there"):
+            pickle.dumps(fleet)
+
+
 def test_a_thread_that_waits_in_a_fleet_is_told_when_another_closes_it(tiny: SimpleNamespace) -> None:
     fleet = TeacherFleet.connect(tiny.serve().address, settings=tiny.settings)
     assert isinstance(fleet, TeacherFleet)
@@ -301,7 +347,7 @@ def test_an_unknown_teacher_in_the_mapping_is_named(tiny: SimpleNamespace) -> No
         TeacherFleet.connect({"poetry": [server.address]}, settings=settings)
 
 
-@pytest.mark.parametrize("endpoint", ["", "nonsense", "host:99999", "file:"])
+@pytest.mark.parametrize("endpoint", ["", "nonsense", "host:99999", "file:", "http://host:7070"])
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError):
         TeacherFleet.connect(endpoint)
