@@ -75,3 +75,15 @@ def test_a_token_less_likely_than_a_half_can_say_does_not_contradict_the_top_of_
     values = np.float16([[0.0, -np.inf]])
     sampled, ids = np.float32([-8e4]), np.uint32([[1, 2]])
     check_positions(sampled, np.uint32([3]), ids, values, np.float32([-8e4]), vocab_size=9, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_must_be_finite_but_where_an_id_is_impossible(bad: float) -> None:
+    logits = np.zeros((3, 5), np.float32)
+    logits[1, :4] = -np.inf
+    checks.check_logits(logits)
+    with pytest.raises(CorruptPayloadError, match="no finite value"):
+        checks.check_logits(np.where(np.arange(3)[:, None] == 1, np.float32(-np.inf), logits))
+    logits[2, 2] = bad
+    with pytest.raises(CorruptPayloadError, match="NaN"):
+        checks.check_logits(logits)

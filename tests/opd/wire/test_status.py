@@ -73,6 +73,15 @@ def test_statuses_of_the_transport_are_mapped_too(
     assert type(error_from_status(code, message)) is kind
 
 
+def test_a_reason_is_believed_of_our_own_servers_alone() -> None:
+    status = status_of(errors.DeviceMemoryError("too long."))
+    proxy = [
+        (key, value.replace(b"opd", b"xyz") if isinstance(value, bytes) else value) for key, value in status.trailers
+    ]
+    assert type(error_from_status(status.code, status.message, status.trailers)) is errors.DeviceMemoryError
+    assert type(error_from_status(status.code, status.message, proxy)) is errors.IncompatibleTeacherError
+
+
 def test_a_class_name_that_contradicts_the_code_is_not_believed() -> None:
     status = status_of(errors.InvalidRequestError("no."))
     assert type(error_from_status(grpc.StatusCode.UNAVAILABLE, "no.", status.trailers)) is errors.UnavailableError
