@@ -7,6 +7,8 @@ also ends checks that hang inside sympy.
 import re
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +19,9 @@ from opd.tasks.worker import CheckFailed
 
 _MOST_BYTES = 2 * 2**30
 """Address space of a worker, of which 0.2 GiB are taken before its first check."""
+
+_SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,3}(?!\w|\.\d)")
+_MIXED = re.compile(r"(?<![\w.,/^])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?!\w|[.,]\d)")
 
 
 class MathVerifier:
@@ -67,16 +72,36 @@ def prepare(_: str) -> None:
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """The worker's side: compare request["completion"] with request["reference"], or read what is in "extract"."""
-    from math_verify import parse, verify
+    from math_verify import verify
 
     if "extract" in request:
-        return {"answer": _canonical(parse(request["extract"], parsing_timeout=None, raise_on_error=True))}
-    found = parse(request["completion"], parsing_timeout=None, raise_on_error=True)
+        return {"answer": _canonical(_read(request["extract"]))}
+    found = _read(request["completion"])
     reference = _reference(request["reference"])
     if not found:
         return {"right": False, "reason": "the completion holds no mathematical answer"}
     right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
     return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}
+
+
+def _read(text: str) -> list[Any]:
+    """What the final answer of a text may mean, the likeliest first; nothing where there is none."""
+    from math_verify import parse
+    from sympy import Basic, E
+
+    written = _MIXED.sub(_improper, _SCIENTIFIC.sub(lambda number: f"{Decimal(number[0]):f}", text))
+    found = parse(written.replace("°", r"^{\circ}"), parsing_timeout=None, raise_on_error=True)
+    if _SCIENTIFIC.search(text):
+        # Within a formula 2e-1 may be twice Euler's number less 1.
+        other = parse(text, parsing_timeout=None, raise_on_error=True)
+        found = [*found, *(one for one in other if isinstance(one, Basic) and one.has(E))]
+    return list(found)
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    """1 1/2 as 3/2, which math-verify reads as (1 + 1)/2; "12 34/5" is left as it is."""
+    whole, over, under = map(int, mixed.groups())
+    return str(whole + Fraction(over, under)) if 0 < over < under else mixed[0]
 
 
 def _canonical(found: Any) -> str | None:
@@ -91,13 +116,11 @@ def _canonical(found: Any) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _reference(text: str) -> Any:
-    from math_verify import parse
-
     # An escaped dollar is a currency's; \\[ may be a line of a matrix.
     marked = re.search(r"(?<!\\)(\$|\\boxed|\\\(|\\\[)", text)
     # Answers of data sets come without delimiters, and a bare fraction would be read as its digits.
     for form in [text] if marked else [f"\\boxed{{{text}}}", text]:
-        parsed = parse(form, parsing_timeout=None, raise_on_error=True)
+        parsed = _read(form)
         if parsed:
             return parsed
     raise ValueError(f"the reference answer {text[:80]!r} cannot be parsed")

@@ -19,6 +19,16 @@ CASES = [
     (r"\$5", r"\boxed{5}", "correct"),
     (r"\$1,234.50", "it costs $1234.50$", "correct"),
     (r"\begin{pmatrix} x \\[2pt] 2 \end{pmatrix}", r"\boxed{2}", "wrong"),
+    ("0.001", r"\boxed{1e-3}", "correct"),
+    ("1.2e5", "The answer is 120000.", "correct"),
+    ("1", "The answer is 1e-3.", "wrong"),
+    ("2e-1", r"\boxed{2e - 1}", "correct"),  # Euler's number
+    ("3/2", r"\boxed{1 1/2}", "correct"),
+    ("2 3/4", r"\boxed{\frac{11}{4}}", "correct"),
+    ("-1.5", "The answer is -1 1/2.", "correct"),
+    ("1", "The answer is 1 1/2.", "wrong"),
+    ("45", r"\boxed{45°}", "correct"),
+    ("60", r"\boxed{30°, 60°}", "wrong"),
     (None, "3", "unknown"),
 ]
 
