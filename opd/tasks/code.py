@@ -2,7 +2,8 @@
 
 A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
 program is wrong, or a list of {"input": ..., "output": ...}: what the program reads and must print, white space at line
-ends and standard error aside; a list in their place is its lines, as in APPS and TACO. The program is the last fenced
+ends and standard error aside; a list in their place is its lines. APPS and TACO write the same as {"inputs": [...],
+"outputs": [...]}. Either may be JSON text. Examples that call a function are not read. The program is the last fenced
 block of the completion, without one what follows a fence that is not closed, or else all of it.
 """
 
@@ -16,6 +17,8 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 _CASE = {"input", "output"}
+_CALLS = {"functional", "function_call"}
+"""What LiveCodeBench (`testtype`) and DeepCoder (`type`) call an example that calls a function."""
 _OPENING = r"```[a-zA-Z0-9+]*[^\S\n]*\n"
 _FENCE = re.compile(_OPENING + "(.*?)```", re.DOTALL)
 _UNCLOSED = re.compile(_OPENING + "(.*)", re.DOTALL)
@@ -42,8 +45,8 @@ class CodeVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         tests = prompt.extra.get("tests")
-        if isinstance(tests, str) and tests.lstrip().startswith("["):
-            with suppress(ValueError):  # source may begin with a list, too
+        if isinstance(tests, str) and tests.lstrip().startswith(("[", "{")):
+            with suppress(ValueError):  # source may begin so, too
                 tests = json.loads(tests)
         if not tests or (isinstance(tests, str) and not tests.strip()):
             # Also an empty list of examples: nothing would fail, and every program would be right.
@@ -51,10 +54,13 @@ class CodeVerifier:
         program = find_program(completion)
         if isinstance(tests, str):
             return self._verdict([run_python(program, tests, limits=self.limits)])
-        if not isinstance(tests, list) or not all(isinstance(case, dict) and case.keys() >= _CASE for case in tests):
+        cases = _cases(tests)
+        if cases is None:
             return Verdict.unknown(f"column 'tests' has {str(tests)[:80]!r}, no source and no list of input and output")
+        if any(case.get("fn_name") or _CALLS & {case.get("testtype"), case.get("type")} for case in cases):
+            return Verdict.unknown("column 'tests' has examples that call a function; write them as source")
         found = []
-        for case in tests:
+        for case in cases:
             fed, expected = _text_of(case["input"]), _text_of(case["output"])
             ran = run_python(program, stdin=fed, limits=self.limits)
             # Compared out here: the program's own process could claim anything.
@@ -63,7 +69,7 @@ class CodeVerifier:
             found.append(ran)
             if ran.ended in (Ended.TIMED_OUT, Ended.KILLED):
                 break  # the others would take as long
-        return self._verdict(found, len(tests))
+        return self._verdict(found, len(cases))
 
     def _verdict(self, found: list[Ran], count: int = 1) -> Verdict:
         bad: Any = next((ran for ran in found if ran.ended is not Ended.PASSED), None)
@@ -94,6 +100,18 @@ def find_program(completion: str) -> str:
     """The last fenced block of a completion, without one what follows a fence that is not closed, or all of it."""
     blocks = _FENCE.findall(completion) or _UNCLOSED.findall(completion)
     return str(blocks[-1]) if blocks else completion
+
+
+def _cases(tests: Any) -> list[dict[str, Any]] | None:
+    """Examples as {"input": ..., "output": ...}; None where there is none."""
+    if isinstance(tests, dict):
+        inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            return None
+        tests = [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
+    if not isinstance(tests, list) or not all(isinstance(case, dict) and case.keys() >= _CASE for case in tests):
+        return None
+    return tests or None
 
 
 def _text_of(value: Any) -> str:

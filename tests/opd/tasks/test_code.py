@@ -1,9 +1,12 @@
 """Programs that misbehave, for real: each is held back, and the verdict says how it ended."""
 
+import json
 import os
 import platform
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -249,7 +252,32 @@ def test_no_other_process_is_slowed_down() -> None:
         assert ran.ended is Ended.FAILED and "PermissionError" in ran.reason, ran
 
 
-@pytest.mark.parametrize("tests", [[1, 2], {"a": 1}, 3, [{"input": "1"}], '[{"input": "1"}]'])
+@pytest.mark.parametrize("form", [dict, json.dumps])
+def test_inputs_beside_outputs_are_examples_too(form: Callable[[dict[str, Any]], object]) -> None:
+    prompt = Prompt.make("q", extra={"tests": form({"inputs": ["1\n", ["2"]], "outputs": ["2\n", ["3"]]})})
+    judge = CodeVerifier(timeout=60.0)
+    assert judge.verify(prompt, "print(int(input()) + 1)").status is VerdictStatus.CORRECT
+    assert judge.verify(prompt, "print(2)").value == 0.5
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": [[1]], "outputs": [2], "fn_name": "f"},
+        '[{"input": "1", "output": "2", "testtype": "functional"}]',
+        [{"input": "[1]", "output": "2", "type": "function_call", "fn_name": "f"}],
+    ],
+    ids=["apps", "livecodebench", "deepcoder"],
+)
+def test_examples_that_call_a_function_leave_the_verdict_unknown(tests: object) -> None:
+    verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": tests}), "print(2)")
+    assert verdict.status is VerdictStatus.UNKNOWN and "call a function" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [[1, 2], {"a": 1}, {"inputs": ["1"], "outputs": []}, '{"inputs": ["1"]}', 3, [{"input": "1"}], '[{"input": "1"}]'],
+)
 def test_tests_that_are_no_tests_leave_the_verdict_unknown(tests: object) -> None:
     verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": tests}), "print(1)")
     assert verdict.status is VerdictStatus.UNKNOWN and "no source and no list of input and output" in verdict.reason
@@ -264,7 +292,7 @@ def test_a_program_may_signal_and_limit_itself() -> None:
     assert ran.ended is Ended.PASSED and ran.output == "told\n", ran
 
 
-@pytest.mark.parametrize("tests", ["[]", " \n", []])
+@pytest.mark.parametrize("tests", ["[]", " \n", [], {"inputs": [], "outputs": []}])
 def test_a_program_without_tests_is_not_right(tests: object) -> None:
     prompt = Prompt.make("q", extra={"tests": tests})
     assert CodeVerifier(timeout=60.0).verify(prompt, "pass").status is VerdictStatus.UNKNOWN
