@@ -43,7 +43,10 @@ class _Rows(_Source):
     prompt_column: str = Field(
         default="prompt", description="Column with the prompt: text, or a list of chat messages."
     )
-    answer_column: str = Field(default="answer", description="Column with the reference answer; may be absent.")
+    answer_column: str = Field(
+        default="answer",
+        description="Column with the reference answer, or a key within one (reward_model.ground_truth); may be absent.",
+    )
     teacher_column: str = Field(
         default="teacher", description="Column with a teacher's name per prompt; may be absent."
     )

@@ -78,14 +78,17 @@ class PromptTable:
             )
         if row.get(ENVIRONMENT) is not None:
             row = {**row, ENVIRONMENT: _played(place, row)}
-        answer, teacher, domain = (
-            _text(row.get(column))
-            for column in (settings.answer_column, settings.teacher_column, settings.domain_column)
-        )
+        answer = _within(row, settings.answer_column)
+        if isinstance(answer, Mapping):
+            raise DataError(
+                f"{place} has the answer {short(answer)}; name the key within it, as in answer_column: "
+                f"{settings.answer_column}.{next(iter(answer), 'key')}."
+            )
+        teacher, domain = (_text(row.get(column)) for column in (settings.teacher_column, settings.domain_column))
         try:
             return Prompt.make(
                 _content(row[settings.prompt_column], settings.chat),
-                answer=answer,
+                answer=_text(answer),
                 teacher=teacher or settings.teacher,
                 domain=domain or settings.domain,
                 system=settings.system,
@@ -284,6 +287,15 @@ def _content(value: Any, chat: bool) -> Any:
             "answer belongs in answer_column)."
         )
     return value
+
+
+def _within(row: Row, column: str) -> Any:
+    """A value of a row, also one within an object: "reward_model.ground_truth"."""
+    if column in row or "." not in column:
+        return row.get(column)
+    first, rest = column.split(".", 1)
+    inner = row.get(first)
+    return _within(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def _text(value: Any) -> str | None:

@@ -48,6 +48,15 @@ def test_an_answer_that_is_a_number_is_written_as_mathematics_reads_it(tmp_path,
     source.close()
 
 
+def test_an_answer_within_an_object_is_named_by_its_path(tmp_path):
+    row = {"prompt": "q", "reward_model": {"ground_truth": "34", "style": "rule"}}
+    path = write_jsonl(tmp_path / "p.jsonl", [row, {"prompt": "r", "reward_model": None}])
+    source = build_prompts(FileSettings(file=path, heldout=0, answer_column="reward_model.ground_truth"), seed=0)
+    assert {prompt.text: prompt.answer for prompt in source.prompts("train", 2)} == {"q": "34", "r": None}
+    with pytest.raises(DataError, match=r"line 1 has the answer \{.*; .* answer_column: reward_model\.ground_truth\."):
+        build_prompts(FileSettings(file=path, answer_column="reward_model"), seed=0)
+
+
 def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path, rows):
     rows = [{**row, "answer": str(row["answer"])} for row in rows[:-1]]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
