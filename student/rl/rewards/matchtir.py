@@ -21,7 +21,7 @@ from pydantic import Field
 
 from opd.tasks.tools import Call, parse_reply
 from student.rl.rewards.base import Reward, RewardSettings, known_value
-from student.rl.rewards.toolrl import jaccard, reference_call, same_value
+from student.rl.rewards.toolrl import jaccard, reference_calls, same_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +55,13 @@ class MatchTir(Reward):
             DataError: for reference calls that are not valid.
         """
         for row in rows:
-            wanted, value = row.prompt.extra.get(self.settings.column), known_value(row)
+            wanted, value = reference_calls(row, self.settings.column), known_value(row)
             if wanted is None or value is None or not row.turns:
                 continue
             texts = [services.tokenizer.decode(row.response_ids[a:b].tolist()) for a, b in row.turns]
             by_turn = [[one for one in parse_reply(text).calls if isinstance(one, Call)] for text in texts]
             every = [one for calls in by_turn for one in calls]
-            paid = self.paid(similarity([reference_call(one, row) for one in wanted], every))
+            paid = self.paid(similarity(wanted, every))
             each = iter(paid)
             rewards = [float(np.mean([next(each) for _ in calls])) if calls else 0.0 for calls in by_turn]
             row.turn_rewards = (*rewards[:-1], value)

@@ -5,18 +5,19 @@
 
 G are the reference calls, J the Jaccard index. Every reference call is matched with at most one of the answer's, the
 best pair first; names must agree. Calls that are not asked for lower J(names). Reference calls stand in the prompt's
-column `calls`: [{"name": ..., "arguments": {...}}]; a row without them has no reward. Source: the code of
-arXiv 2504.13958, qiancheng0/ToolRL.
+column `calls`: [{"name": ..., "arguments": {...}}], or its JSON text; a row without them has no reward. Source: the
+code of arXiv 2504.13958, qiancheng0/ToolRL.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opd.errors import DataError
+from opd.errors import DataError, short
 from opd.tasks.tools import BadCall, Call, parse_reply
 from student.rl.rewards.base import Reward, RewardSettings
 from student.scoring.needs import Needs
@@ -58,11 +59,10 @@ class ToolRl(Reward):
             DataError: for reference calls that are not valid.
         """
         for row in rows:
-            wanted = row.prompt.extra.get(self.settings.column)
-            if wanted is None:
+            reference = reference_calls(row, self.settings.column)
+            if reference is None:
                 row.reward = None
                 continue
-            reference = [reference_call(one, row) for one in wanted]
             found = parse_reply(row.text).calls
             calls = [call for call in found if isinstance(call, Call)]
             well_formed = bool(found) and not any(isinstance(call, BadCall) for call in found)
@@ -99,8 +99,13 @@ def _pair(reference: Call, call: Call) -> float:
 
 
 def same_value(wanted: Any, found: Any, coerced: bool) -> bool:
-    """Whether an argument is the reference's; as text where the call was XML."""
-    return bool(str(wanted) == found if coerced else wanted == found)
+    """Whether an argument is the reference's; text of an XML call may be the value as it is, or as JSON."""
+    if wanted == found or not coerced:
+        return bool(wanted == found)
+    try:
+        return str(wanted) == found or bool(json.loads(found) == wanted)
+    except (ValueError, RecursionError):
+        return False
 
 
 def jaccard(one: Sequence[str], other: Sequence[str]) -> float:
@@ -109,12 +114,32 @@ def jaccard(one: Sequence[str], other: Sequence[str]) -> float:
     return sum((a & b).values()) / (sum((a | b).values()) or 1) if a or b else 1.0
 
 
-def reference_call(one: Any, row: Row) -> Call:
-    """A reference call of the prompt's column.
+def reference_calls(row: Row, column: str) -> list[Call] | None:
+    """The reference calls in a column of the prompt, a list or the JSON text of one; None where there are none.
 
     Raises:
-        DataError: when it is not {"name": ..., "arguments": {...}}.
+        DataError: when one is not {"name": ..., "arguments": {...}}.
     """
-    if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+    wanted = row.prompt.extra.get(column)
+    if wanted is None:
+        return None
+    calls = _parsed(wanted)
+    if not isinstance(calls, list):
+        raise DataError(f"column {column!r} of {row.prompt.name} is {short(wanted)}; give a list of calls.")
+    return [_reference(one, row) for one in calls]
+
+
+def _reference(one: Any, row: Row) -> Call:
+    named = isinstance(one, dict) and isinstance(one.get("name"), str)
+    arguments = _parsed(one.get("arguments") or {}) if named else None
+    if not isinstance(arguments, dict):
         raise DataError(f"a reference call of {row.prompt.name} is {str(one)[:80]}; it needs a name and arguments.")
-    return Call(one["name"], dict(one.get("arguments") or {}))
+    # In parquet every call has the arguments of all.
+    return Call(one["name"], {name: value for name, value in arguments.items() if value is not None})
+
+
+def _parsed(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value

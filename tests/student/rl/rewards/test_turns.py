@@ -16,7 +16,7 @@ from student.recipe import Recipe
 from student.rl.rewards.igpo import Igpo, IgpoSettings
 from student.rl.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
 from student.rl.rewards.profiling import Profiling, ProfilingSettings
-from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share
+from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share, same_value
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -93,6 +93,36 @@ def test_each_reference_call_takes_one_call_and_the_best_pair_first() -> None:
     assert match_share([exact, other], [near, exact]) == pytest.approx((1 + (1 + 2) + (1 + 1)) / (1 + 2 + 4))
 
 
+def test_one_call_answers_one_of_two_equal_reference_calls() -> None:
+    assert match_share([LOOK, LOOK], [LOOK]) == pytest.approx((1 / 2 + 1 + 2) / (1 + 2 + 4))
+    assert match_share([Call("look", {})], [Call("look", {})]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "same"),
+    [(True, "true", True), (True, "True", True), (["a", 1], '["a",1]', True), ("7", "7", True), (7, "8", False)],
+)
+def test_a_value_of_an_xml_call_is_read_as_text_or_as_json(wanted: Any, found: str, same: bool) -> None:
+    share = match_share([Call("f", {"x": wanted})], [Call("f", {"x": found}, coerced=True)])
+    assert share == (1.0 if same else 2 / 3)
+    assert not same_value(7, "7", coerced=False)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        '[{"name": "look", "arguments": {"at": "door"}}]',
+        [{"name": "look", "arguments": '{"at": "door"}'}],
+        [{"name": "look", "arguments": {"at": "door", "for": None}}],  # as parquet gives it
+    ],
+    ids=["json", "json within", "parquet"],
+)
+def test_reference_calls_are_read_as_data_sets_hold_them(make_row: Any, services: Any, column: Any) -> None:
+    row = make_row(call("look", at="door"), 1.0, prompt=Prompt.make("q", extra={"calls": column}))
+    ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([row], services)
+    assert row.reward == 4.0
+
+
 def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: Any, services: Any) -> None:
     prompt = Prompt.make("q", extra={"calls": [{"name": "look", "arguments": {"at": "door"}}]})
     bad = "<tool_call>{</tool_call>"
@@ -103,9 +133,14 @@ def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: A
     plain = make_row("x")
     ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([plain], services)
     assert plain.reward is None
-    other = make_row("x", prompt=Prompt.make("q", extra={"calls": ["look"]}))
-    with pytest.raises(DataError, match="needs a name and arguments"):
-        ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([other], services)
+    for calls, words in (
+        (["look"], "needs a name and arguments"),
+        ([{"name": "look", "arguments": "door"}], "needs a name and arguments"),
+        ("look", "'calls' of .* is 'look'; give a list of calls"),
+    ):
+        other = make_row("x", prompt=Prompt.make("q", extra={"calls": calls}))
+        with pytest.raises(DataError, match=words):
+            ToolRl(parse_settings(ToolRlSettings, {"name": "toolrl"})).reward([other], services)
 
 
 def test_calls_are_as_similar_as_their_names_and_values() -> None:
