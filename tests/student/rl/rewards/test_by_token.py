@@ -72,6 +72,15 @@ def test_what_a_judge_quotes_is_rewarded_by_token(row: Row, services: Any) -> No
     assert reward.fired == {"unknown": (1.0, 2.0), "unmatched": (1.0, 3.0)}
 
 
+def test_quotes_are_weighed_summed_and_added_to_what_others_gave(row: Row, services: Any) -> None:
+    reward = build("text2grad", endpoint="http://nowhere.invalid", model="m", weight=0.5, adds=True)
+    reward.client = SimpleNamespace(ask=lambda messages: '{"good": ["ab", "b"], "bad": ["cd"]}')
+    row.token_rewards = np.array([0.25, 0.0, 0.0, 0.0], np.float32)
+    reward.reward([row], services)
+    assert row.token_rewards.tolist() == [0.75, 1.0, 0.0, -0.5]  # the third is masked
+    assert reward_of(row) == 1.0  # the verdict stays
+
+
 @pytest.mark.parametrize("said", ['{"good": "ab"}', '{"bad": 3}', '["ab"]', "{", '{"good": ' + "[" * 99_999 + "}"])
 def test_a_judge_that_quotes_in_another_form_says_nothing(row: Row, services: Any, said: str) -> None:
     reward = build("text2grad", endpoint="http://nowhere.invalid", model="m")
