@@ -56,7 +56,7 @@ class Pairing(RateSampler):
             chosen = [prompt for _, prompt in (*useful[:low], *(useful[-high:] if high else []))]
         # Answers all right or all wrong have nothing to compare: only where nothing else is left.
         never = [prompt for rate, prompt in rated if rate in (0.0, 1.0)]
-        chosen += [*new, *never, *(prompt for _, prompt in useful if prompt not in chosen)][: count - len(chosen)]
+        chosen += [*new, *never][: count - len(chosen)]
         mean = math.fsum(map(self._distance, pool)) / len(pool)
         return [(prompt, self._distance(prompt) - mean) for prompt in chosen]
 

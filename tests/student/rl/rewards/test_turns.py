@@ -73,6 +73,7 @@ LOOK = Call("look", {"at": "door", "for": 2})
         ([LOOK], 1.0),
         ([], 0.0),
         ([Call("jump", {})], 0.0),
+        ([Call("jump", LOOK.arguments)], 0.0),  # names must agree
         ([Call("look", {})], 1 / 4),
         ([Call("look", {"at": "door", "by": 1})], (1 + 1 / 3 + 1) / 4),
         ([LOOK, LOOK], (1 / 2 + 1 + 2) / 4),  # a call too many lowers the Jaccard index of names
