@@ -61,11 +61,11 @@ class Curve:
         return float(np.max(np.maximum.accumulate(self.accuracy) - self.accuracy))
 
     def at(self, measure: str, tokens: float) -> float:
-        """`measure` where `tokens` had been sampled, by linear interpolation of the mean of `TAIL` neighbours."""
+        """`measure` where `tokens` had been sampled, by linear interpolation of the evaluations."""
+        # Not smoothed: at the end of a run the neighbours of a point are those before it, so that the mean of them lags
+        # behind a curve that rises, and the shorter of two runs that are alike would seem the worse one.
         pairs = [(t, v) for t, v in zip(self.tokens, getattr(self, measure), strict=True) if v is not None]
-        near = TAIL // 2
-        smooth = [np.mean([v for _, v in pairs[max(0, i - near) : i + near + 1]]) for i in range(len(pairs))]
-        return float(np.interp(tokens, [t for t, _ in pairs], smooth))
+        return float(np.interp(tokens, [t for t, _ in pairs], [v for _, v in pairs]))
 
     def cost_to(self, level: float, cost: str) -> float:
         """`cost` (tokens or flops) at which accuracy first reached `level`, interpolated; infinite when it never did.

@@ -80,8 +80,13 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         finalize=lambda value: value.replace("|", r"\|") if isinstance(value, str) else value,
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    claims = [claim for section in sections for claim in section["claims"]]
+    counts = {
+        "judged": sum(claim["judged"] for claim in claims),
+        "decided": sum(claim["judged"] and claim["outcome"] in ("holds", "does not hold") for claim in claims),
+    }
     page = out / "results.md"
-    write_whole(page, template.render(sections=sections, missing=missing, form=form, rule=RULE))
+    write_whole(page, template.render(sections=sections, missing=missing, form=form, rule=RULE, **counts))
     return [page, *written]
 
 
@@ -210,19 +215,22 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _edge(arm: Mapping[str, Any]) -> str:
-    """A mark for a rate at the edge of its sweep: a better one may lie outside."""
+    """A mark for a rate that was not swept, or is at the edge of its sweep: a better one may lie elsewhere."""
     rates = sorted(float(rate) for rate in arm["swept"])
-    return " *" if len(rates) > 1 and arm["rate"] in (rates[0], rates[-1]) else ""
+    if len(rates) < 2:
+        return " †"
+    return " *" if arm["rate"] in (rates[0], rates[-1]) else ""
 
 
-def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
+def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     interval, numbers = claim["interval"], ""
     if interval is not None:
         kind = "ratio" if claim["ratio"] else "difference"
         pairs = ", ".join(f"{value:.3g}" for value in claim["pairs"].values())
         numbers = f"{kind} {interval['mean']:.3g} ({interval['low']:.3g} to {interval['high']:.3g}); {pairs}"
     text = f"{claim['claim']}, {claim['scope']}" if claim["scope"] else claim["claim"]
-    return {"text": text, "outcome": claim["outcome"], "numbers": numbers or claim["why"]}
+    shown = numbers or claim["why"]
+    return {"text": text, "outcome": claim["outcome"], "numbers": shown, "judged": interval is not None}
 
 
 def _mean(values: Sequence[float]) -> str:

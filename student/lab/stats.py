@@ -2,8 +2,9 @@
 
 A replicate is a pair (world seed, run seed); two arms of one replicate share world, prompts and random streams, so
 their difference is what is judged. Intervals are Student's t with n - 1 degrees of freedom, on logarithms for ratios.
-Replicates of one world share its models and are not independent of each other: besides the interval, every world must
-agree (`student.lab.verdicts`).
+Replicates of one world share its models, so that an interval is one for the mean of the worlds that were built: where
+arms differ between worlds it says too little of their difference in others, although every world must agree
+(`student.lab.verdicts`).
 """
 
 import math

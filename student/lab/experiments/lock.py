@@ -256,6 +256,9 @@ EXPERIMENT = Experiment(
         "instead of 256, no pass@64, rates around those of a short run",
         "after the runs of world 0, in which F2B won more than vanilla under both teachers: the arms `often`, because "
         "F2B has half as many updates again for the same tokens",
+        "after all runs: accuracy at equal tokens is no longer smoothed, by which the run that ended first lagged "
+        "behind. F2B and B2F had won more than vanilla under the wise teacher, which is not shown since; F2B and "
+        "TurnOPD had not been shown to differ",
     ),
     quick={**QUICK, "eval.prompts": 8, "methods.0.every": 1},
     note=(

@@ -36,13 +36,22 @@ def test_a_curve_has_a_point_for_each_evaluation() -> None:
     assert curve.tokens == [0.0, 20.0, 40.0]
     assert curve.accuracy == [0.1, 0.5, 0.8]
     assert curve.reverse_kl == [0.9, 0.2, 0.1]
-    # Each point is the mean of its neighbours and itself: 0.3, 0.467, 0.65.
-    assert curve.at("accuracy", 30.0) == pytest.approx((1.4 / 3 + 0.65) / 2)
+    assert curve.at("accuracy", 30.0) == pytest.approx((0.5 + 0.8) / 2)
 
 
 def made(accuracy: list[float]) -> Curve:
     count = len(accuracy)
     return Curve(list(range(count)), [100.0 * i for i in range(count)], [0.0] * count, accuracy, [None] * count)
+
+
+def test_the_shorter_of_two_runs_that_learn_alike_is_no_worse_at_its_end() -> None:
+    short, long = made([0.1, 0.2, 0.3, 0.4]), made([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert short.at("accuracy", 300.0) == pytest.approx(long.at("accuracy", 300.0))
+
+
+def test_an_evaluation_without_a_divergence_is_no_point_of_its_curve() -> None:
+    curve = Curve([0, 1, 2], [0.0, 100.0, 200.0], [0.0] * 3, [0.1, 0.2, 0.3], [0.9, None, 0.5])
+    assert curve.at("reverse_kl", 100.0) == pytest.approx(0.7)
 
 
 def test_the_final_value_is_the_mean_of_the_last_evaluations() -> None:

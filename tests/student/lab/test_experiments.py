@@ -191,6 +191,26 @@ def test_an_experiment_runs_resumes_elsewhere_and_is_reported(
     assert page.read_text() == text and data.read_text() == stored  # to the last digit
 
 
+def test_the_page_of_results_is_what_its_files_say(
+    small: Experiment, models: WorldModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    shutil.copytree(docs / "results", tmp_path / "docs" / "results")
+    (tmp_path / "full" / "effopd").mkdir(parents=True)
+    begun = ExperimentPlan(small, "full", tmp_path, {0: models, 1: models})
+    monkeypatch.setattr("student.lab.report.find_plan", lambda *_: begun)
+    (page,) = write_report(tmp_path, tmp_path / "docs", form="full", names=["effopd"])
+    text = page.read_text()
+    assert text == (docs / "results.md").read_text()
+    for data in (docs / "results").glob("*.json"):
+        assert (tmp_path / "docs" / "results" / data.name).read_text() == data.read_text()
+    # An arm whose rate is another's, beside the arm that swept it.
+    assert "| OPD, a tenth of the best rate | 0.0001 † |" in text and "| OPD, swept rate | 0.003 * |" in text
+    outcomes = re.findall(r"\| ([a-z ]+) \| (?:difference|ratio) ", text)
+    decided = sum(outcome in ("holds", "does not hold") for outcome in outcomes)
+    assert f"{len(outcomes)} on this page that have one, {decided} are decided" in text
+
+
 def test_a_report_of_one_experiment_keeps_what_is_known_of_the_others(
     small: Experiment, models: WorldModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """t intervals against what is known."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -28,10 +30,35 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_says(count: int) -> No
     assert np.mean([one.low <= 0 <= one.high for one in found]) == pytest.approx(0.95, abs=0.012)
 
 
+def missed(between: float, apart: float = 0.0) -> float:
+    """How often the interval of six replicates in two worlds misses a difference of 0 over all worlds.
+
+    Args:
+        between: variance of the difference between worlds, over that between runs in one.
+        apart: how far the two worlds lie from 0, one on either side.
+    """
+    rng = np.random.default_rng(0)
+    worlds = rng.normal(size=(4000, 2, 1)) * between**0.5 + np.array([[[apart], [-apart]]])
+    found = [t_interval(one.ravel().tolist()) for one in worlds + rng.normal(size=(4000, 2, 3))]
+    return float(np.mean([not one.low <= 0 <= one.high for one in found]))
+
+
+def test_an_interval_over_two_worlds_is_right_for_their_own_mean_and_narrow_for_that_of_others() -> None:
+    assert missed(between=0) == pytest.approx(0.05, abs=0.012)
+    assert missed(between=0, apart=1) < 0.02  # wider than it need be where the two that were built differ
+    assert missed(between=0.28) == pytest.approx(0.10, abs=0.015)  # the figure of docs/lab.md
+    assert missed(between=1) > 0.15
+
+
 def test_a_ratio_is_the_geometric_mean_of_pairs() -> None:
-    found = paired_ratio([2.0, 8.0, 4.0], [1.0, 1.0, 1.0])
-    assert found.mean == pytest.approx(4.0)
+    found = paired_ratio([2.0, 8.0, 4.0], [1.0, 2.0, 4.0])
+    assert found.mean == pytest.approx(2.0)
     assert found.high / found.mean == pytest.approx(found.mean / found.low)
+    assert found.high / found.mean == pytest.approx(math.exp(4.302653 * math.log(2) / 3**0.5))
+
+
+def test_two_values_are_enough() -> None:
+    assert t_interval([1.0, 3.0]).high == pytest.approx(2 + 12.7062, abs=1e-4)
 
 
 def test_a_share_has_wilsons_interval_and_is_never_certain() -> None:
