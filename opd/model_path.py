@@ -1,14 +1,11 @@
 """Can a model's name only be a path? Where that is missing it is refused at once; the hub would be asked for long."""
 
-import logging
 import os
 import re
-from functools import cache
 from pathlib import Path
 
 from opd.errors import ConfigError
 
-_log = logging.getLogger(__name__)
 _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 """NAME or OWNER/NAME, as the hub has them."""
 
@@ -16,8 +13,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def refuse_missing(model: str) -> None:
     """Refuse a name that can only be a folder, and is none, or a folder with weights that may not be read.
 
-    What cannot be an id of the hub is a path. OWNER/NAME where there is a folder OWNER is left to the hub, with a
-    warning: without a network it takes a minute to say no.
+    What cannot be an id of the hub is a path, and so is OWNER/NAME where there is a folder OWNER, unless the hub's cache
+    has it: without a network the hub takes a minute to say no.
 
     Args:
         model: folder or hub id.
@@ -35,11 +32,15 @@ def refuse_missing(model: str) -> None:
     there = next(parent for parent in path.absolute().parents if parent.is_dir())
     if _ID.fullmatch(model) is None:
         raise ConfigError(f"model folder {model} does not exist, though {there} does; give a folder or a hub id.")
-    if there == path.absolute().parent != Path.cwd():
-        _warn(model, there)
+    if there == path.absolute().parent != Path.cwd() and not _is_cached(model):
+        raise ConfigError(
+            f"model folder {model} does not exist, though {there} does; if it is a hub id, get it first: hf download "
+            f"{model}."
+        )
 
 
-@cache
-def _warn(model: str, there: Path) -> None:
-    """Once, however often the name is looked at."""
-    _log.warning("there is no folder %s, though %s is one; asking the hub for a model of that name", model, there)
+def _is_cached(model: str) -> bool:
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return (Path(HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model")).is_dir()

@@ -1,6 +1,5 @@
 """A model that can only be a path, and is missing, is refused by every command that takes one, without the hub."""
 
-import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -67,9 +66,8 @@ def test_what_can_only_be_a_path_is_refused(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "gpt2"])
-def test_what_may_be_an_id_is_left_to_the_hub(model: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_may_be_an_id_is_left_to_the_hub(model: str) -> None:
     refuse_missing(model)
-    assert not caplog.records
 
 
 def test_weights_that_may_not_be_read_are_told_from_missing_ones(
@@ -81,13 +79,20 @@ def test_weights_that_may_not_be_read_are_told_from_missing_ones(
         refuse_missing(str(tmp_path))
 
 
-def test_what_is_there_passes_and_an_id_that_looks_like_a_misspelt_folder_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_there_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worlds" / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     refuse_missing("worlds/a/b")
     refuse_missing(str(tmp_path))
-    with caplog.at_level(logging.WARNING):
+
+
+def test_an_id_whose_owner_is_a_folder_here_is_a_misspelt_path_unless_the_cache_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worlds").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=rf"though {tmp_path / 'worlds'} does; .* hf download worlds/demo\.$"):
         refuse_missing("worlds/demo")
-    assert f"no folder worlds/demo, though {tmp_path / 'worlds'} is one" in caplog.text
+    (tmp_path / "cache" / "models--worlds--demo").mkdir(parents=True)
+    refuse_missing("worlds/demo")
