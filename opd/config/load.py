@@ -75,7 +75,9 @@ def _yaml(text: str, what: str) -> Any:
         return _Loader(text).get_single_data()
     # Besides its own errors PyYAML raises those of the types it constructs, for example of a date like 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}.") from error
+        # PyYAML's name for a text that it did not read from a file.
+        said = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        raise ConfigError(f"{what} is not valid YAML: {said}.") from error
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

@@ -77,6 +77,8 @@ def run(
         plan = make_plan(experiment, root.resolve(), form, jobs=jobs, log=log)
         results = run_experiment(plan, jobs=jobs, arms=chosen, log=log)
         for claim in results["claims"]:
+            if chosen and claim["outcome"] == "incomplete":
+                continue  # about arms that were not asked for
             log(f"  {claim['outcome']:>14}: {claim['claim']}, {claim['scope'] or 'not judged'}{_numbers(claim)}")
 
 

@@ -159,12 +159,12 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
 
 def _cannot_load(path: str, error: Exception) -> ConfigError:
     if not Path(path).exists():
-        return ConfigError(f"student {path!r} is neither a folder nor a model that the hub gives; check model.path.")
+        return ConfigError(f"model {path!r} is neither a folder nor one that the hub gives; check its path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
-        return ConfigError(f"student folder {path!r} is not a model: it has no config.json{hint}")
+        return ConfigError(f"model folder {path!r} is not a model: it has no config.json{hint}")
     reason = " ".join(str(error).split())
-    return ConfigError(f"student folder {path!r} cannot be loaded: {reason[:300].rstrip('.')}.")
+    return ConfigError(f"model folder {path!r} cannot be loaded: {reason[:300].rstrip('.')}.")
 
 
 class Student(nn.Module):

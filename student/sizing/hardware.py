@@ -50,6 +50,7 @@ class Hardware:
 
 
 TABLE = {
+    "b200": Hardware("NVIDIA B200", 180 * 1e9, 2250e12, 8.0e12),
     "h200": Hardware("NVIDIA H200", 141 * 1e9, 989e12, 4.8e12),
     "h100": Hardware("NVIDIA H100 SXM", 80 * 1e9, 989e12, 3.35e12),
     "a100": Hardware("NVIDIA A100 80 GB", 80 * 1e9, 312e12, 2.0e12),

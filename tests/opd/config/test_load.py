@@ -115,7 +115,7 @@ def test_of_a_long_value_only_the_beginning_is_shown() -> None:
         ("name: a", ["name.b=1"], "'name'"),
         ("name: a\nwheels: [{}]", ["wheels.7={}"], "'7'"),
         ("name: a", ["name=[1"], "'name=\\[1' is not valid YAML"),
-        ("name: a\nname: b", [], "'name' is given twice"),
+        ("name: a\nname: b", [], "'name' is given twice in line 2, column 1"),
         ("name: a\nengine: {fuel: a, fuel: b}", [], "'fuel' is given twice"),
         ("name: 2026-99-99", [], "month must be in"),
         ("name: !!timestamp x", [], "not valid YAML"),

@@ -13,6 +13,8 @@ from student.sizing.hardware import TABLE, here
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40", "NVIDIA A100-SXM4-40GB"),
         ("NVIDIA A100-SXM4-80GB", 79.1, "a100", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA B200", 178.4, "b200", "NVIDIA B200"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "h100", "NVIDIA H100 80GB HBM3"),
         ("NVIDIA GeForce RTX 4090", 23.5, "rtx4090", "NVIDIA GeForce RTX 4090"),
         ("Tesla V100", 15.8, "a100", "Tesla V100, of unknown speed, with those of NVIDIA A100 80 GB"),
     ],
