@@ -9,6 +9,7 @@ from student.arguments import Overrides
 
 if TYPE_CHECKING:
     from student.orbit.recipe import OrbitRecipe
+    from student.recipe import Recipe
 
 
 def orbit(
@@ -48,7 +49,7 @@ def orbit(
 
 
 def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
-    """Everything that would stop a stage hours later: all recipes, their plug-ins, and the marks."""
+    """Everything that would stop a stage hours later: all recipes, their plug-ins, lengths, and the marks."""
     from opd.config.text import write_yaml
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
     from student.plugins import build_plugins
@@ -70,8 +71,27 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
     from opd.tasks.modes import check_marks
     from student.learning.model import load_tokenizer
 
+    tokenizer = load_tokenizer(job.model.path, job.model.revision)
+    if not job.teachers.endpoints:
+        _check_length(job, recipes[FUSION])
     source = build_prompts(job.prompts, seed=job.seed)
     try:
-        check_marks(job.modes, source.prompts("train", 1)[0], load_tokenizer(job.model.path, job.model.revision))
+        check_marks(job.modes, source.prompts("train", 1)[0], tokenizer)
     finally:
         source.close()
+
+
+def _check_length(job: "OrbitRecipe", fusion: "Recipe") -> None:
+    """Teachers that are served here are models of the student's shape, and score no more tokens than it has positions."""
+    from transformers import AutoConfig
+
+    from opd.errors import ConfigError
+
+    config = AutoConfig.from_pretrained(job.model.path, revision=job.model.revision).get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = fusion.rollout.longest_sequence(fusion.rollout.max_prompt_tokens)
+    if positions and longest > positions:
+        raise ConfigError(
+            f"stage fusion: rollouts may have {longest} tokens (rollout.max_prompt_tokens + the largest budget), but "
+            f"the teachers, like model.path, have {positions} positions; lower one of them."
+        )

@@ -50,12 +50,13 @@ class State:
         if not resume:
             # The lock is there already: it is taken before the state is read.
             if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-                raise RunFolderError(f"folder {folder} is not empty; continue with --resume or choose another run.")
+                found = "a run; continue it with --resume, or" if path.exists() else "something else than a run of ORBIT;"
+                raise RunFolderError(f"folder {folder} holds {found} choose another one.")
             return cls(path)
         try:
             state = cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be read ({error.strerror}); start without --resume.") from error
+            raise RunFolderError(f"{path} cannot be read ({error.strerror}); is there a run to resume?") from error
         except (ValueError, TypeError) as error:
             raise RunFolderError(
                 f"{path} is damaged or of another version of opd ({error}); restore it or start another run."

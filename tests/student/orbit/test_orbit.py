@@ -304,6 +304,29 @@ def test_a_dry_run_shows_every_stage_and_refuses_marks_that_look_alike(
     assert "cannot tell them apart" in capsys.readouterr().err
 
 
+def test_rollouts_longer_than_the_teachers_take_are_refused_before_the_first_stage(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "orbit.yaml"
+    data["fusion"]["rollout"]["max_prompt_tokens"] = 505  # and 8 of the largest budget
+    recipe.write_text(yaml.safe_dump(data, sort_keys=False))
+    assert call(monkeypatch, str(recipe)) == ConfigError.exit_code
+    assert "may have 513 tokens" in (error := capsys.readouterr().err) and "512 positions" in error
+    assert not Path(data["run"]).exists()
+    assert call(monkeypatch, str(recipe), "--dry-run", "fusion.rollout.max_prompt_tokens=504") == 0
+
+
+def test_a_folder_of_something_else_is_neither_begun_in_nor_resumed(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(RunFolderError, match="holds something else than a run of ORBIT; choose another one"):
+        State.open(tmp_path, {}, resume=False)
+    with pytest.raises(RunFolderError, match="is there a run to resume"):
+        State.open(tmp_path, {}, resume=True)
+    State(tmp_path / "state.json").save()
+    with pytest.raises(RunFolderError, match="holds a run; continue it with --resume, or choose another one"):
+        State.open(tmp_path, {}, resume=False)
+
+
 def test_the_recipe_that_ships_passes_a_dry_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
