@@ -13,8 +13,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def refuse_missing(model: str) -> None:
     """Refuse a name that can only be a folder, and is none, or a folder with weights that may not be read.
 
-    What cannot be an id of the hub is a path, and so is OWNER/NAME where there is a folder OWNER, unless the hub's cache
-    has it: without a network the hub takes a minute to say no.
+    What cannot be an id of the hub is a path, and so is OWNER/NAME where there is a folder OWNER, unless the hub's
+    cache has it: without a network the hub takes a minute to say no.
 
     Args:
         model: folder or hub id.

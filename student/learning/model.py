@@ -159,7 +159,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
 
 def _cannot_load(path: str, error: Exception) -> ConfigError:
     if not Path(path).exists():
-        return ConfigError(f"model {path!r} is neither a folder nor one that the hub gives; check its path.")
+        return ConfigError(f"model {path!r} is not a folder, and the hub does not give it; check its path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
         return ConfigError(f"model folder {path!r} is not a model: it has no config.json{hint}")

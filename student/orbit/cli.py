@@ -82,7 +82,7 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
 
 
 def _check_length(job: "OrbitRecipe", fusion: "Recipe") -> None:
-    """Teachers that are served here are models of the student's shape, and score no more tokens than it has positions."""
+    """Teachers that are served here have the student's shape, and score no more tokens than it has positions."""
     from transformers import AutoConfig
 
     from opd.errors import ConfigError

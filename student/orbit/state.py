@@ -50,8 +50,11 @@ class State:
         if not resume:
             # The lock is there already: it is taken before the state is read.
             if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
-                found = "a run; continue it with --resume, or" if path.exists() else "something else than a run of ORBIT;"
-                raise RunFolderError(f"folder {folder} holds {found} choose another one.")
+                if not path.exists():
+                    raise RunFolderError(
+                        f"folder {folder} holds something else than a run of ORBIT; choose another one."
+                    )
+                raise RunFolderError(f"folder {folder} holds a run; continue it with --resume, or choose another one.")
             return cls(path)
         try:
             state = cls(path, **json.loads(path.read_text(encoding="utf-8")))

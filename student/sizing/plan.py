@@ -14,7 +14,7 @@ def plan(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job.")],
     overrides: Overrides = None,
     on: Annotated[
-        str, typer.Option("--hardware", help="Device of a rank: here, b200, h200, h100, a100, a100-40, l40s or rtx4090.")
+        str, typer.Option("--hardware", help="Of a rank: here, b200, h200, h100, a100, a100-40, l40s or rtx4090.")
     ] = "here",
     ranks: Annotated[int, typer.Option(min=1, help="Data-parallel processes, one device each.")] = 1,
     mean_tokens: Annotated[
