@@ -30,6 +30,7 @@ def test_every_cost_is_counted() -> None:
 def test_a_curve_has_a_point_for_each_evaluation() -> None:
     records: list[dict[str, Any]] = [{"cost/train/sampled_tokens": 10.0} for _ in range(4)]
     records[1] |= {"eval/accuracy": 0.5, "eval/reverse_kl": 0.2}
+    records[3] |= {"eval/accuracy": 0.8, "eval/reverse_kl": 0.1}  # the same as the summary's, and counted once
     summary = {"before": {"accuracy": 0.1, "reverse_kl": 0.9}, "after": {"accuracy": 0.8, "reverse_kl": 0.1}}
     curve = read_curve(records, summary, Sizes(1, 1, 1))
     assert curve.steps == [0, 2, 4]
@@ -56,11 +57,18 @@ def test_an_evaluation_without_a_divergence_is_no_point_of_its_curve() -> None:
 
 def test_the_final_value_is_the_mean_of_the_last_evaluations() -> None:
     assert made([0.0, 9.0, 0.3, 0.4, 0.5]).final("accuracy") == pytest.approx(0.4)
+    assert made([0.9, 0.3]).final("accuracy") == pytest.approx(0.3)  # not the one before training
     assert math.isnan(made([0.0, 0.1]).final("reverse_kl"))
+
+
+def test_the_gain_at_the_end_needs_six_evaluations() -> None:
+    assert made([9.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).last_gain() == pytest.approx(0.3)
+    assert math.isnan(made([9.0, 0.1, 0.2, 0.3, 0.4, 0.5]).last_gain())
 
 
 def test_cost_to_a_level_is_interpolated() -> None:
     assert made([0.0, 0.2, 0.4, 0.5]).cost_to(0.3, "tokens") == pytest.approx(150.0)
+    assert made([0.0, 0.25, 0.5]).cost_to(0.5, "tokens") == pytest.approx(200.0)
 
 
 def test_a_single_lucky_evaluation_does_not_reach_a_level() -> None:
