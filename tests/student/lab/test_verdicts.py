@@ -42,6 +42,18 @@ def test_a_claim_holds_when_interval_and_worlds_are_on_its_side() -> None:
     assert list(found.pairs.values()) == pytest.approx([0.1, 0.1, 0.2, 0.1])
 
 
+def test_equal_tokens_are_those_that_both_arms_reached() -> None:
+    # The rival goes twice as far: where the arm ends, it is halfway from 0 to 0.8.
+    a = arm("a", [0.5, 0.51, 0.52, 0.53])
+    curve = Curve([0, 1], [0.0, 1200.0], [0.0, 1.0], [0.0, 0.8], [None, None])
+    b = arm("b", [0.8] * 4)
+    b = replace(b, seeds=[replace(seed, curve=curve) for seed in b.seeds])
+    found = verdict(replace(MORE, measure="accuracy_at_tokens"), a, b)
+    assert found.outcome == "holds" and list(found.pairs.values()) == pytest.approx([0.1, 0.11, 0.12, 0.13])
+    other = verdict(replace(MORE, arm="b", rival="a", measure="accuracy_at_tokens"), a, b)
+    assert list(other.pairs.values()) == pytest.approx([-0.1, -0.11, -0.12, -0.13])
+
+
 def test_the_opposite_does_not_hold_and_noise_is_not_shown() -> None:
     b = arm("b", [0.4, 0.5, 0.4, 0.5])
     assert verdict(MORE, arm("a", [0.3, 0.4, 0.2, 0.4]), b).outcome == "does not hold"

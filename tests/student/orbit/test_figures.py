@@ -57,6 +57,13 @@ def test_each_mode_has_its_accuracy_tokens_and_violations_and_the_pair_its_ratio
     assert "short 0.500 in 3.5 tokens (50% over budget)" in describe_modes(figures)
 
 
+def test_an_answer_that_ends_with_the_budget_is_within_it_and_equal_lengths_are_monotone() -> None:
+    rows = [answer("a", "long", 4, True), answer("a", "short", 4, True)]
+    judge_budgets(rows, MODES)
+    figures = mode_figures(rows, MODES)
+    assert (figures["violations/short"], figures["accuracy/short"], figures["monotone"]) == (0.0, 1.0, 1.0)
+
+
 def test_a_problem_with_a_longer_answer_in_the_narrower_mode_is_not_monotone() -> None:
     lengths = {"a": (6, 2), "b": (2, 3)}
     rows = [answer(p, m, n, True) for p, pair in lengths.items() for m, n in zip(MODES, pair, strict=True)]
