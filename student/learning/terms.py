@@ -316,8 +316,17 @@ class Term:
         """
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """Advice to log on a recipe that is valid but may not do what its author expects, one clause each."""
-        return []
+        """Advice to log on a recipe that is valid but may not do what its author expects, one clause each.
+
+        Here, that later updates of a step learn from rows of older weights, where the term does not go with them.
+        """
+        updates = recipe.train.epochs * recipe.train.minibatches
+        if updates == 1 or not self.why_not_stale:
+            return []
+        return [
+            f"of {updates} updates per batch all but the first learn from rows of older weights, which term "
+            f"{self.settings.name!r} does not go with: {self.why_not_stale}; or make one update"
+        ]
 
     def bind(self, tokenizer: Any) -> None:
         """Called once before the first step with the student's tokenizer."""

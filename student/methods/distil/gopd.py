@@ -30,7 +30,7 @@ from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.opd import tempered
-from student.methods.distil.output import divergence_metrics
+from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.token_set import token_ids
 from student.methods.jumps.extrapolation import Extrapolation, Guards
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
@@ -68,6 +68,8 @@ class GeneralisedOpdSettings(TermSettings):
         negative = [domain for domain, scale in self.domain_reward_scale.items() if not scale >= 0]
         if negative:
             raise ValueError(f"domain_reward_scale of {negative[0]!r} is below 0; give 0 or more")
+        if self.payload == "hidden" and self.importance_cap is not None:
+            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not read; leave it out")
         if self.payload == "hidden" and self.guards.active:
             raise ValueError("guards need log-probs of single tokens, which payload hidden never forms; use gather")
         if self.payload == "sampled" and self.guards.flip_cap is not None:
@@ -151,10 +153,6 @@ class GeneralisedOpd(Term):
         metrics |= divergence_metrics("reverse_kl_to_target", result, batch)
         return TermOutput(result.per_token, metrics=metrics)
 
-    def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
-        cap = self.settings.importance_cap
-        return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
-
     def _sampled(self, batch: TokenBatch, extrapolation: Extrapolation) -> tuple[Divergence, dict[str, Any]]:
         teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "sampled log-probs")
         target = teacher
@@ -164,7 +162,11 @@ class GeneralisedOpd(Term):
             target = extrapolation.target(teacher, reference, batch.token_ids)
             metrics = extrapolation.metrics(teacher, reference, batch.mask)
         result = maths.sampled_reverse_kl(
-            have(batch.student.scores, "scores"), batch.token_ids, target, mask=batch.mask, **self._behaviour(batch)
+            have(batch.student.scores, "scores"),
+            batch.token_ids,
+            target,
+            mask=batch.mask,
+            **weighted(batch, self.settings.importance_cap),
         )
         return result, metrics
 
@@ -184,7 +186,7 @@ class GeneralisedOpd(Term):
             have(sampled, "sampled log-probs"),
             log_tail,
             mask=batch.mask,
-            **self._behaviour(batch),
+            **weighted(batch, self.settings.importance_cap),
         )
         return result, metrics
 

@@ -36,7 +36,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
-from student.methods.distil.output import divergence_metrics
+from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 
@@ -119,6 +119,11 @@ class OpdSettings(TermSettings):
             )
         if self.discount and self.divergence != "reverse_kl":
             raise ValueError(f"discount needs divergence reverse_kl, not {self.divergence}; set it to 0")
+        if self.importance_cap is not None and (self.payload == "hidden" or self.divergence != "reverse_kl"):
+            raise ValueError(
+                f"importance_cap weights what is estimated from the sampled token, but payload {self.payload} with "
+                f"divergence {self.divergence} reads no sampled token; leave importance_cap out"
+            )
         if self.discount and self.importance_cap is not None:
             raise ValueError(
                 f"importance_cap weights single tokens, not the returns of discount {self.discount:g}; use one of them"
@@ -215,17 +220,13 @@ class OnPolicyDistillation(Term):
         shared = maths.topk_overlap(batch.candidates[:, :k], teacher_ids)
         return {"topk_overlap": ((shared * batch.mask).sum(), batch.mask.sum())}
 
-    def _behaviour(self, batch: TokenBatch) -> dict[str, Any]:
-        cap = self.settings.importance_cap
-        return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
-
     def _sampled(self, batch: TokenBatch) -> Divergence:
         return maths.sampled_reverse_kl(
             have(batch.student.scores, "scores"),
             batch.token_ids,
             have(batch.signal(PayloadKind.SAMPLED, self.settings.role).sampled, "sampled log-probs"),
             mask=batch.mask,
-            **self._behaviour(batch),
+            **weighted(batch, self.settings.importance_cap),
         )
 
     def _partial(self, batch: TokenBatch) -> Divergence:
@@ -245,7 +246,7 @@ class OnPolicyDistillation(Term):
                 have(signal.sampled, "sampled log-probs"),
                 signal.log_tail,
                 mask=batch.mask,
-                **self._behaviour(batch),
+                **weighted(batch, self.settings.importance_cap),
             )
         return maths.topk_divergence(
             scores,

@@ -1,8 +1,8 @@
-"""From a divergence of `opd.maths` to what a term returns."""
+"""Between a term and the divergences of `opd.maths`: the importance weight going in, the metrics coming out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opd import maths
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from student.learning.terms import TokenBatch
 
     Metrics = dict[str, tuple[Tensor | float, Tensor | float]]
+
+
+def weighted(batch: TokenBatch, cap: float | None) -> dict[str, Any]:
+    """What weights an estimate from the sampled token with min(p / behaviour, cap); nothing without a cap."""
+    return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
 
 
 def divergence_metrics(name: str, result: Divergence, batch: TokenBatch, mask: Tensor | None = None) -> Metrics:

@@ -21,6 +21,7 @@ from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
 from student.methods.distil.given_rows import untied_tokens
+from student.methods.distil.output import weighted
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ class ReferenceKlSettings(TermSettings):
         "policy_gradient",
         description="Estimator of payload sampled; k3_loss reproduces GRPO, though its gradient is the forward KL's.",
     )
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Weight what the sampled token tells with min(p / behaviour, cap): for rows of older weights, in "
+        "later updates of a step or under train.max_staleness. Payload hidden needs none.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ReferenceKlSettings:
@@ -45,6 +52,8 @@ class ReferenceKlSettings(TermSettings):
             raise ValueError(f"form {self.form} needs payload sampled, not {self.payload}; leave it out")
         if self.payload == "sampled" and self.rows != "sampled":
             raise ValueError(f"payload sampled needs rows: sampled, but rows is {self.rows}; use payload gather")
+        if self.payload == "hidden" and self.importance_cap is not None:
+            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not read; leave it out")
         return self
 
 
@@ -56,10 +65,13 @@ class ReferenceKl(Term):
 
     @property
     def why_not_stale(self) -> str:
-        """Payload hidden is exact."""
-        if self.settings.payload == "hidden":
+        """An estimate from the sampled token needs an importance weight; payload hidden is exact."""
+        if self.settings.payload == "hidden" or self.settings.importance_cap is not None:
             return ""
-        return f"with payload {self.settings.payload} it is estimated from the sampled token; use payload hidden"
+        return (
+            f"with payload {self.settings.payload} it is estimated from the sampled token; set importance_cap (2, for "
+            "example), or use payload hidden"
+        )
 
     def needs(self) -> Needs:
         """One payload from the reference."""
@@ -81,16 +93,23 @@ class ReferenceKl(Term):
             batch.signal(PayloadKind(self.settings.payload), REFERENCE),
         )
         sampled = have(signal.sampled, "reference's sampled log-probs")
+        weight = weighted(batch, self.settings.importance_cap)
         if self.settings.payload == "sampled":
             form = self.settings.form
             result = maths.sampled_reverse_kl(
-                scores, batch.token_ids, sampled, form=form, mask=batch.mask, acknowledge_bias=form == "k3_loss"
+                scores,
+                batch.token_ids,
+                sampled,
+                form=form,
+                mask=batch.mask,
+                acknowledge_bias=form == "k3_loss",
+                **weight,
             )
         else:
             ids = have(batch.candidates, "candidates")
             values = have(signal.values, "reference's log-probs")
             result = maths.head_tail_reverse_kl(
-                scores, untied_tokens(batch, ids), ids, values, sampled, signal.log_tail, mask=batch.mask
+                scores, untied_tokens(batch, ids), ids, values, sampled, signal.log_tail, mask=batch.mask, **weight
             )
         return TermOutput(result.per_token, metrics=self._metrics(result))
 

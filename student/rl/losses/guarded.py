@@ -143,7 +143,7 @@ class Rec(PolicyGradient):
         return TermOutput(loss, metrics=metrics)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a regulariser without a strength, and a strength of none.
+        """Refuse a regulariser without a strength, a strength of none, and what is made of a ratio without one.
 
         Raises:
             ConfigError: with the settings to change.
@@ -154,6 +154,14 @@ class Rec(PolicyGradient):
                 f"objective 'rec' has regulariser {self.settings.regulariser} with strength "
                 f"{self.settings.strength:g}, which does nothing; set both or neither."
             )
+        if self.settings.ratio != "none":
+            return
+        for name, value in (("regulariser", self.settings.regulariser), ("weigh", self.settings.weigh)):
+            if value in ("k2", "importance", "sequence"):
+                raise ConfigError(
+                    f"objective 'rec' has {name} {value}, which is made of the ratio, and with ratio none does "
+                    "nothing; set ratio: token, or leave it out."
+                )
 
     def _weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
         """[N] v, without gradient."""

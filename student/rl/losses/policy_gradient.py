@@ -100,18 +100,7 @@ class PolicyGradient(Term):
         Raises:
             ConfigError: with the setting to raise.
         """
-        passed = [name for name in self.unread if getattr(self.settings, name, None) is not None]
-        if passed:
-            own = f"; what bounds it is {' and '.join(self.bounds)}" if self.bounds else ""
-            raise ConfigError(
-                f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
-                f"{' and '.join(passed)}, or use another loss."
-            )
-        if self.of_ratio and self.settings.ratio == "none":
-            raise ConfigError(
-                f"term {self.settings.name!r} has its gradient by the ratio, so that with ratio none it would learn "
-                "nothing; leave that out, or use objective policy_gradient."
-            )
+        self._check_settings()
         # Without uid in its key a group holds several prompts, and one answer to each may be enough.
         least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
         if samples < least and "uid" in self.chain.first.settings.group:
@@ -124,20 +113,39 @@ class PolicyGradient(Term):
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
                 f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
             )
+        self.chain.check(recipe)
+
+    def _check_settings(self) -> None:
+        """Refuse settings without effect, and two of which one undoes the other.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        passed = [name for name in self.unread if getattr(self.settings, name, None) not in (None, False)]
+        if passed:
+            own = f"; what bounds it is {' and '.join(self.bounds)}" if self.bounds else ""
+            raise ConfigError(
+                f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
+                f"{' and '.join(passed)}, or use another loss."
+            )
+        if self.of_ratio and self.settings.ratio == "none":
+            raise ConfigError(
+                f"term {self.settings.name!r} has its gradient by the ratio, so that with ratio none it would learn "
+                "nothing; leave that out, or use objective policy_gradient."
+            )
         weights = {name: getattr(self.settings, name) for name in ("importance_cap", "importance_band")}
         given = {name: value for name, value in weights.items() if value is not None}
         for name, value in given.items():
             if self.settings.ratio_to != "old":
                 raise ConfigError(
                     f"term {self.settings.name!r} has {name} {value:g}, but its ratio is to the behaviour policy, "
-                    "which corrects for it already; set ratio_to to old, or leave it out."
+                    f"which corrects for it already; set ratio_to: old, or {name}: null."
                 )
         if len(given) > 1:
             raise ConfigError(
                 f"term {self.settings.name!r} has importance_cap and importance_band, which are two ways of one "
-                "correction; leave one of them out."
+                "correction; set one of them to null."
             )
-        self.chain.check(recipe)
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """That no clip will ever act, where there is one update per batch of rows, and what the advantages have."""

@@ -1,17 +1,17 @@
 """SAFE: the clipped loss with a KL to the reference that is held below a threshold that moves.
 
-    short   <- 0.9 short + 0.1 KL,         KL the mean log pi - log pi_ref of a step
+    short   <- 0.9 short + 0.1 KL,         KL the mean sg(rho_t) (log pi - log pi_ref) of a step
     limit    = clip((base + PID(velocity of the reward - 0.001)) * phase, 0.1, 0.6)
     penalty  = 0.1 (short - limit)^2 max(0.5, floor / (H + 0.1))   where short > limit, 0 elsewhere
-    loss_t   = clipped loss + d penalty / d short * (log pi(y_t) - log pi_ref(y_t))^2 / 2
+    loss_t   = clipped loss + d penalty / d short * sg(rho_t) (log pi(y_t) - log pi_ref(y_t))^2 / 2
 
 phase is 1.5 in the first 50 steps, then by the mean reward of the last 50 steps: 1.2 while it rises (by over 0.01 on
 the 50 before), 1.0 when it is above 0.7 and steady (deviation below 0.02), 0.8 otherwise. In the released code the
 penalty is added to the loss as a number, which has no gradient and so does nothing; here its slope weighs the sampled
-KL, whose gradient that square has. `form: asymmetric` is the authors' other controller: 0.1 max(0, KL - base)^2 plus
-5 max(0, m)^2 with m the mean change of the KL over 50 steps. The soft minimum of two critics is method critic (heads 2,
-softness 0.3); the step that shrinks by a predicted KL is not offered. Source: the released code of arXiv 2602.04651,
-ryyzn9/SAFE.
+KL, whose gradient that square has, and the ratio makes up for rows of older weights. `form: asymmetric` is the authors'
+other controller: 0.1 max(0, KL - base)^2 plus 5 max(0, m)^2 with m the mean change of the KL over 50 steps. The soft
+minimum of two critics is method critic (heads 2, softness 0.3); the step that shrinks by a predicted KL is not offered.
+Source: the released code of arXiv 2602.04651, ryyzn9/SAFE.
 """
 
 from __future__ import annotations
@@ -59,11 +59,6 @@ class Safe(PolicyGradient):
         self.rewards: list[float] = []
         self.kls: list[float] = []
 
-    @property
-    def why_not_stale(self) -> str:
-        """The clipped loss has a ratio, the penalty has none."""
-        return super().why_not_stale or "its KL to the reference is estimated from the sampled token, without a weight"
-
     def needs(self) -> Needs:
         """Also the reference's log-probs of the response tokens."""
         return merge([super().needs(), Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))])
@@ -84,13 +79,13 @@ class Safe(PolicyGradient):
         usual = super().surrogate(log_ratio, advantage, live, batch)
         known = have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs").to(live.dtype)
         gap = torch.where(batch.mask, live - known, torch.zeros_like(live))
-        count = batch.mask.sum()
+        ratio, count = log_ratio.detach().exp(), batch.mask.sum()
         metrics: dict[str, Any] = {
-            "safe_kl": (gap.detach().sum(), count),
+            "safe_kl": ((ratio * gap.detach()).sum(), count),
             "safe_slope": (self.slope * count, count),
             "safe_limit": (self.limit * count, count),
         }
-        loss = have(usual.loss, "loss") + self.slope * gap**2 / 2.0
+        loss = have(usual.loss, "loss") + self.slope * ratio * gap**2 / 2.0
         return TermOutput(loss, metrics=usual.metrics | metrics)
 
     def observe(self, report: StepReport) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.learning.terms import Term, TermOutput, TokenBatch, have
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
@@ -61,8 +60,8 @@ class MimoMix(PolicyGradient):
         return merge([super().needs(), Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))])
 
     def selects(self, row: Row) -> bool:
-        """Every row that is admitted: the teacher judges it also without a reward."""
-        return Term.selects(self, row)
+        """Every row that is admitted, also without a reward: the teacher judges it."""
+        return Term.selects(self, row) and not (self.settings.skip_truncated and row.truncated)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics teacher_gap (mean a_t, nats), outcome_share of |credit|, dropped_share."""
@@ -112,20 +111,12 @@ class GlmMix(PolicyGradient):
         return Needs(signals=signals, student=wanted.student)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a weight for what the ratio corrects for; there are no groups.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        if self.settings.importance_band is not None and self.settings.ratio_to != "old":
-            raise ConfigError(
-                "objective 'glm_mix' with ratio_to: behaviour corrects for the policy that sampled by its ratio; set "
-                "importance_band: null, or ratio_to: old."
-            )
+        """Refuse settings without effect; there are no groups."""
+        self._check_settings()
 
     def selects(self, row: Row) -> bool:
         """Every row that is admitted."""
-        return Term.selects(self, row)
+        return Term.selects(self, row) and not (self.settings.skip_truncated and row.truncated)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics clipped_share and teacher_gap."""

@@ -126,10 +126,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of({"name": "grpo", "ratio_to": "old", "importance_cap": 2, "importance_band": 2}),
         "two ways of one correction",
     ),
-    "GLM-5: a band beside the same ratio": (of({"name": "glm_mix", "ratio_to": "behaviour"}), "by its ratio"),
+    "GLM-5: a band beside the same ratio": (of({"name": "glm_mix", "ratio_to": "behaviour"}), "importance_band: null"),
+    "GLM-5: a cap beside its band": (of({"name": "glm_mix", "importance_cap": 2}), "two ways of one correction"),
+    "a cap of a divergence that reads no sampled token": (
+        of({"name": "opd", "payload": "topk", "divergence": "forward_kl", "importance_cap": 2}),
+        "reads no sampled token",
+    ),
     "MiniRL: a mask of every token": (of({"name": "minirl", "beyond": "drop", "cap": 1}), "every token"),
     "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
     "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
+    "REC: a regulariser of the ratio without one": (
+        of({"name": "rec", "regulariser": "k2", "strength": 0.1, "ratio": "none"}),
+        "regulariser k2, which is made of the ratio",
+    ),
+    "REC: a weight of the ratio without one": (of({"name": "rec", "weigh": "sequence", "ratio": "none"}), "weigh seq"),
     # Settings that a loss passes over.
     "CISPO: a clip, which is not its cap": (of({"name": "cispo", "clip_high": 0.2}), "does not read.*floor|is cap"),
     "DISPO, TOPR: a clip": (of({"name": "topr", "clip_low": 0.2}), "does not read"),

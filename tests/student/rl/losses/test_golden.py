@@ -286,6 +286,12 @@ def test_a_teacher_and_an_outcome_add_up_and_far_tokens_are_dropped(toy: Any) ->
     (term,) = build_terms([{"name": "mimo_mix"}])
     term.prepare(silent.rows)
     assert term.selects(silent.rows[0]) and float(term.token_losses(silent.batch()).metrics["outcome_share"][0]) == 0
+    silent.rows[0].truncated = True
+    assert term.selects(silent.rows[0])
+    for name in ("mimo_mix", "glm_mix"):
+        (term,) = build_terms([{"name": name, "skip_truncated": True}])
+        term.prepare(silent.rows)
+        assert not term.selects(silent.rows[0])
 
 
 def test_a_teacher_with_the_solution_weighs_tokens_and_never_turns_them(toy: Any) -> None:
