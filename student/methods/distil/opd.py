@@ -38,7 +38,7 @@ from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, h
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate
-from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
+from student.scoring.needs import EMA, HIDDEN, INITIAL, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,6 +181,17 @@ class OnPolicyDistillation(Term):
                 f"term {self.settings.name!r} has the student as its teacher, which says nothing new under the "
                 "student's own prompt; give it another in contexts.student, or set role to ema or initial."
             )
+
+    def remarks(self, recipe: Recipe) -> list[str]:
+        """Also that the student's own weights teach it nothing new."""
+        s, found = self.settings, super().remarks(recipe)
+        alike = s.teacher_temperature is None and s.student_temperature is None
+        if s.role in (EMA, INITIAL) and s.role not in recipe.contexts and alike and len(recipe.objective) == 1:
+            found.append(
+                f"the teacher of term {s.name!r} is the student as it starts (role {s.role}), and no other term moves "
+                f"it; give the teacher another prompt in contexts.{s.role}, or add a term"
+            )
+        return found
 
     def bind(self, tokenizer: Any) -> None:
         """Refuse watch_topk beyond the vocabulary."""

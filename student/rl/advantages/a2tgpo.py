@@ -31,6 +31,7 @@ class A2tgpo(Advantage):
     settings: TurnSettings
     evidence = "abstract"
     reads_turns: ClassVar[bool] = True
+    least_group = 2
 
     def __init__(self, settings: TurnSettings) -> None:
         super().__init__(settings)

@@ -33,6 +33,7 @@ class MatchTir(TurnAdvantage):
     settings_type = MatchTirSettings
     settings: MatchTirSettings
     evidence = "text and code"
+    least_group = 2
 
     def __init__(self, settings: MatchTirSettings) -> None:
         super().__init__(settings)

@@ -87,7 +87,9 @@ class PolicyGradient(Term):
     @property
     def reads_behaviour(self) -> bool:
         """Whether the loss divides by the log-probs under the policy that sampled, which given answers lack."""
-        return self.settings.ratio != "none" and self.settings.ratio_to == "behaviour"
+        s = self.settings
+        weighted = s.importance_cap is not None or s.importance_band is not None
+        return weighted or (s.ratio != "none" and s.ratio_to == "behaviour")
 
     def needs(self) -> Needs:
         """Rewards, the student's log-probs of the response tokens, and what the advantages need."""

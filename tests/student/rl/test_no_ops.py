@@ -235,6 +235,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (of(PLAIN, **reward("kl_penalty")), "rewards tokens"),
     "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "rewards turns"),
     "rewards that no term learns from": (of({"name": "sft", "rows": "all"}, **reward("hapo")), "no term learns"),
+    "A2TGPO, MatchTIR: groups of one": (of({"name": "a2tgpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
+    "a cap of log-probs that given rows lack": (
+        of({"name": "grpo", "rows": "all", "ratio_to": "old", "importance_cap": 2}, **method("expert_rows", share=0.5)),
+        "log-probs that they lack",
+    ),
     "overlong: a penalty behind the longest answer": (of(PLAIN, **reward("overlong", buffer=2, limit=99)), "at most"),
     "DLER: a limit behind the longest answer": (of(PLAIN, **reward("dler", limit=64)), "never acts"),
     "RLPR: a filter on groups of one": (
@@ -246,6 +251,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
     "TOPR: a taper without a ratio": (of({"name": "topr", "ratio": "none"}), "the weight by the ratio .*: ratio none"),
+    "OPD: the student as it starts for its teacher": (of({"name": "opd", "role": "initial"}), "no other term moves it"),
     "mixed losses without hinted rows": (of(MIXED), "no hinted or given row"),
     "RL-PLUS without expert rows": (of({"name": "rl_plus"}), "no hinted or given row"),
     "NGRPO: dropped by dynamic sampling": (of(credit("ngrpo"), **strategy("dynamic_sampling")), "all agree, which adv"),
@@ -297,6 +303,7 @@ FINE: dict[str, dict[str, Any]] = {
     "LPO with plain slopes": of({**credit("lpo"), "aggregation": "constant"}),
     "CHORD with given rows": of([PLAIN, {"name": "chord"}], **method("expert_rows", share=0.5)),
     "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
+    "OPD: the first weights beside a reward": of([{"name": "opd", "role": "initial"}, PLAIN]),
     "a method of another package that says that it gives rows": of({"name": "sft"}, **method(f"{__name__}:Giving")),
     "SFT with bridges": of(
         {"name": "sft"}, **strategy("future_bridge", teacher={"endpoint": "http://h:1", "model": "t"}), **SERVED
