@@ -57,8 +57,7 @@ def cross_fitted(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " 
 
 def _ratio(cross: F64, own: F64, full: float) -> F64:
     with np.errstate(invalid="ignore", divide="ignore"):
-        squared = own * full
-        return np.where((own > 0) & (full > 0), cross / np.sqrt(np.where(squared > 0, squared, np.nan)), np.nan)
+        return np.where((own > 0) & (full > 0), cross / np.sqrt(own * full), np.nan)
 
 
 def shortest_admissible(windows: Sequence[int], cosines: Sequence[float], rho: float) -> int:

@@ -30,6 +30,13 @@ def test_the_paired_gate_asks_for_more_than_noise() -> None:
     assert not passes(gate, before, before)
 
 
+def test_the_paired_gate_counts_standard_errors_over_prompts() -> None:
+    """Gains 1, 0, 0 and 1/2: mean 0.375, deviation sqrt(0.6875 / 3), so 0.375 / (deviation / 2) = 1.5667."""
+    one, two = report([1.0, 0.5, 0.0, 1.0]), report([0.0, 0.5, 0.0, 0.5])
+    assert passes(GateSettings(kind="paired", sigmas=1.56), one, two)
+    assert not passes(GateSettings(kind="paired", sigmas=1.57), one, two)
+
+
 def test_unknown_verdicts_are_left_out_of_pairs() -> None:
     gate = GateSettings(kind="paired", sigmas=0.0)
     assert passes(gate, report([1, None, 1]), report([0, 1, 1]))
@@ -61,6 +68,18 @@ def test_the_label_free_gate_wants_a_lower_divergence() -> None:
 def test_the_label_free_gate_sees_through_short_long_and_cut_answers(length: float, cut: float) -> None:
     gate = GateSettings(kind="reverse_kl")
     assert not passes(gate, report([0], kl=0.1, length=length, cut=cut), report([0], kl=1.0))
+
+
+@pytest.mark.parametrize(
+    ("length", "cut", "passed"),
+    [(12.0, 0.1, True), (12.1, 0.1, False), (8.34, 0.1, True), (8.33, 0.1, False), (10, 0.15, True), (10, 0.16, False)],
+)
+def test_the_label_free_gate_bears_a_fifth_more_or_less_and_a_few_more_that_are_cut(
+    length: float, cut: float, passed: bool
+) -> None:
+    gate = GateSettings(kind="reverse_kl", length_tolerance=0.2, truncation_tolerance=0.055)
+    before = report([0], kl=1.0, length=10, cut=0.1)
+    assert passes(gate, report([0], kl=0.5, length=length, cut=cut), before) == passed
 
 
 def test_the_label_free_gate_wants_a_lower_one_also_of_negative_estimates() -> None:
