@@ -42,9 +42,9 @@ def method(**changes: Any) -> Modes:
     return found
 
 
-def outcome(mode: str, kl: float, reward: float | None = None, truncated: bool = False) -> Outcome:
-    sums = {"behaviour": -1.0, "teacher": -1.0 - 10 * kl}
-    return Outcome(0, "u", 0, domain=mode, tokens=10, reward=reward, truncated=truncated, sums=sums)
+def outcome(mode: str, kl: float, reward: float | None = None, truncated: bool = False, tokens: int = 10) -> Outcome:
+    sums = {"behaviour": -1.0, "teacher": -1.0 - tokens * kl}
+    return Outcome(0, "u", 0, domain=mode, tokens=tokens, reward=reward, truncated=truncated, sums=sums)
 
 
 def plan(count: int, samples: int = 2) -> StepPlan:
@@ -61,9 +61,37 @@ def test_shares_follow_the_divergence_that_is_left() -> None:
     assert modes.shares() == pytest.approx({"long": 0.5 / 1.75, "short": 1.25 / 1.75})
 
 
+def test_a_divergence_is_per_token_of_the_scored_rows_and_smoothed_over_steps() -> None:
+    modes = method(methods=[{"name": "modes", "smoothing": 0.75, "floor": 0.25}])
+    modes.observe(StepReport(0, {}, [outcome("long", 0.4)]))
+    unscored = Outcome(0, "u", 0, domain="long", tokens=1000)
+    rows = [outcome("long", 0.2, tokens=30), outcome("long", 0.1, tokens=10), unscored]
+    modes.observe(StepReport(1, {}, rows))
+    # (30 0.2 + 10 0.1) / 40 = 0.175, so 0.75 0.4 + 0.25 0.175 = 0.34375 are left of 0.4.
+    assert modes.lags() == pytest.approx({"long": 0.34375 / 0.4, "short": 1.0})
+
+
+def test_a_mode_that_began_at_its_teacher_lags_by_what_it_has_lost_since() -> None:
+    modes = method()
+    modes.observe(StepReport(0, {}, [outcome("long", -0.1), outcome("short", 0.0)]))
+    assert modes.lags() == {"long": 0.0, "short": 0.0}
+    modes.observe(StepReport(1, {}, [outcome("long", 0.3), outcome("short", 0.2)]))
+    assert modes.lags() == pytest.approx({"long": 0.3, "short": 0.2})
+
+
+def test_the_weight_of_a_mode_multiplies_its_share() -> None:
+    weighted = {**MODES, "short": {**MODES["short"], "weight": 3}, "never": {"budget": 4, "prefix": "N", "weight": 0}}
+    assert method(modes=weighted).shares() == pytest.approx({"long": 0.25, "short": 0.75})
+
+
 def test_shares_follow_the_accuracy_that_is_missing_and_a_cut_answer_is_wrong() -> None:
     modes = method(methods=[{"name": "modes", "by": "accuracy", "smoothing": 0.0}])
-    start = [outcome("long", 0, 0.4), outcome("short", 0, 1.0, truncated=True)]
+    assert modes.needs().reward == "verdict" and not method().needs().reward
+    start = [
+        *(outcome("long", 0, reward) for reward in (0.3, 0.5, None)),
+        outcome("short", 0, 1.0, truncated=True),
+        outcome("short", 0, None, truncated=True),
+    ]
     modes.observe(StepReport(0, {}, start))
     modes.observe(StepReport(1, {}, [outcome("long", 0, 0.7), outcome("short", 0, 0.6)]))
     assert modes.lags() == pytest.approx({"long": 0.25, "short": 0.0})
@@ -86,6 +114,31 @@ def test_a_problem_that_comes_twice_keeps_distinct_rows() -> None:
     twice = plan(1).rows[0].prompt
     made = method().plan(plan_step(0, [twice] * 6, samples=1, max_new_tokens=8, temperature=1.0))
     assert len({row.key for row in made.rows}) == 6
+
+
+def test_a_problem_that_comes_in_two_modes_keeps_distinct_rows_when_both_are_asked_in_one() -> None:
+    modes = method(methods=[{"name": "modes", "floor": 1e-9}])
+    modes.load_state_dict({"first": {"long": 1.0, "short": 1.0}, "now": {"long": 0.0, "short": 1.0}})
+    asked = [ModeSettings(budget=8, prefix=name[0]).mark(Prompt.make("p"), name) for name in ("long", "short", "long2")]
+    made = modes.plan(plan_step(3, asked, samples=2, max_new_tokens=8, temperature=1.0))
+    assert {mode_of(row.prompt) for row in made.rows} == {"short"}
+    assert sorted(row.key.sample for row in made.rows) == list(range(6))
+
+
+def test_every_share_is_exact_in_expectation_however_few_the_problems() -> None:
+    modes = method()
+    modes.load_state_dict({"first": {"long": 1.0, "short": 1.0}, "now": {"long": 0.0, "short": 0.5}})
+    counts = []
+    for step in range(400):
+        made = modes.plan(plan_step(step, [Prompt.make("p")], samples=1, max_new_tokens=8, temperature=1.0))
+        counts.append(mode_of(made.rows[0].prompt) == "long")
+    assert sum(counts) / 400 == pytest.approx(0.25, abs=0.06)  # a deviation of 0.022
+
+
+def test_no_row_of_a_mode_is_longer_than_the_longest_of_the_recipe() -> None:
+    roomy = {name: {**mode, "budget": 99} for name, mode in MODES.items()}
+    assert {row.max_new_tokens for row in method(modes=roomy).plan(plan(4)).rows} == {8}
+    assert method().plan(StepPlan(0, ())) == StepPlan(0, ())
 
 
 def test_state_survives_a_resume() -> None:

@@ -15,7 +15,7 @@ from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from student.controllers import StepReport
 from student.data.outcome import Outcome
-from student.data.plan import StepPlan, plan_step
+from student.data.plan import EpisodePlan, StepPlan, plan_step
 from student.methods.curricula.episode_filter import EpisodeFilter, EpisodeFilterSettings
 from student.methods.curricula.prefix_replay import PrefixReplay, PrefixReplaySettings
 from student.methods.curricula.turnopd import TurnOpd, TurnOpdSettings, horizon
@@ -40,6 +40,37 @@ def test_the_depth_is_the_larger_of_coverage_and_the_centroid_of_the_divergence(
     late = [played(2, "turns", [3.0, 0.0, 0.0, 0.0, 4.0]), played(1, "turns", [1.0])]
     assert horizon(late, 0.5) == pytest.approx(3.0)
     assert horizon([played(2, "turns", [])], 0.8) is None
+
+
+def test_a_centroid_gives_noise_below_zero_no_weight() -> None:
+    # 2 nats at turn 1 and 6 at turn 3, and -4 at turn 2: (2 + 18) / 8.
+    assert horizon([played(1, "turns", [2.0, -4.0, 6.0])], 0.5) == pytest.approx(2.5)
+    assert horizon([played(1, "turns", [-1.0])], 0.5) is None
+
+
+def test_a_depth_is_smoothed_rounded_up_and_held_in_its_range() -> None:
+    settings = {"name": "turnopd", "probe_every": 2, "probes": 2, "smoothing": 0.75, "shortest": 3}
+    method = TurnOpd(parse_settings(TurnOpdSettings, settings))
+    method.observe(StepReport(0, {}, [played(1, "success", [1.0])] * 2))  # as many as are needed
+    assert method.state_dict() == {"horizon": 1.0} and method.depth(1) == 3
+    method.observe(StepReport(2, {}, [played(9, "success", [1.0])] * 2 + [played(99, "broken: hung", [1.0])]))
+    method.observe(StepReport(4, {}, [played(9, "success", [1.0])] * 2))
+    assert method.state_dict() == {"horizon": 0.75 * 3.0 + 0.25 * 9} and method.depth(5) == 5  # 4.5
+    fresh = TurnOpd(parse_settings(TurnOpdSettings, settings))
+    fresh.load_state_dict({"horizon": None})
+    assert fresh.depth(1) == 0
+    with pytest.raises(ConfigError, match="more than longest"):
+        parse_settings(TurnOpdSettings, {**settings, "longest": 2})
+
+
+def test_rows_that_are_not_played_are_not_cut() -> None:
+    method = TurnOpd(parse_settings(TurnOpdSettings, {"name": "turnopd"}))
+    method.load_state_dict({"horizon": 4.0})
+    rows = [*plan(1, Prompt.make("1+1=")).rows, *plan(1).rows]
+    given = replace(rows[1], episode=EpisodePlan(replay=("a",), given=True))
+    made = method.plan(StepPlan(1, (rows[0], rows[1], given))).rows
+    assert made[0] == rows[0] and made[2] == given
+    assert made[1].episode == EpisodePlan(turns=4)
 
 
 def test_steps_between_full_ones_are_cut_and_only_full_ones_move_the_depth() -> None:

@@ -89,6 +89,25 @@ def test_adaptive_depth_waits_until_the_deepest_turn_is_near_the_first() -> None
     assert again.depth(0) == 2 and again.state_dict() == saved
 
 
+def test_adaptive_depth_smooths_each_turn_and_compares_the_deepest_with_so_many_times_the_first() -> None:
+    method = make(adaptive=True, start=2, multiple=2.5, smoothing=0.75, turns=9)
+    method.observe(StepReport(0, {}, outcomes(1.0, 3.0)))
+    assert method.depth(0) == 2
+    method.observe(StepReport(1, {}, outcomes(2.0, 3.0)))  # 0.75 1 + 0.25 2 = 1.25, and 3 <= 2.5 1.25
+    assert method.depth(0) == 3
+    assert method.state_dict()["smoothed"] == {"0": 1.25, "1": 3.0}
+    method.observe(StepReport(2, {}, outcomes(1.25, 3.0, 3.125)))
+    assert method.depth(0) == 4  # as much as 2.5 times is enough
+    fixed = make()
+    fixed.observe(StepReport(0, {}, outcomes(1.0)))
+    assert fixed.state_dict() == {"depth": 1, "smoothed": {}}
+
+
+def test_a_replay_is_never_longer_than_the_path_less_the_depth() -> None:
+    for row in make(order="b2f", start=9).plan(planned(0)).rows:
+        assert row.episode == EpisodePlan()
+
+
 def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start_of_the_episode() -> None:
     length = 6
     row = make_row(
@@ -103,6 +122,23 @@ def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start
     row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(length, -5.0, np.float32), weights_hash="")
     note_turns(row)
     assert row.notes["turn_kl/2"] == pytest.approx(7.0) and row.notes["turn_kl/3"] == pytest.approx(3.0)
+
+
+def test_summaries_are_summed_apart_and_are_no_turns() -> None:
+    row = make_row(
+        4,
+        behaviour=np.array([-1, -2, -3, -4]),
+        tool_mask=np.zeros(4, bool),
+        turns=((0, 1), (1, 3), (3, 4)),
+        summaries=(1,),
+        tags={"ended": "success"},
+    )
+    row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(4, -5.0, np.float32), weights_hash="")
+    note_turns(row)
+    assert row.notes == {"turn_kl/0": 4.0, "turn_kl/1": 1.0, "summary_kl": 5.0}
+    plain = outcomes(2.0, 2.0)
+    metrics = turn_metrics([Outcome(0, "a", 0, tags={"ended": "success"}, notes=row.notes), *plain])
+    assert metrics["trajectory_kl"] == (10.0 + 4.0) / 2 and metrics["summary_kl"] == 5.0
 
 
 def test_given_episodes_say_nothing_of_the_student() -> None:
@@ -124,6 +160,14 @@ def test_metrics_tell_escalation_and_broken_episodes() -> None:
     assert metrics["kl_escalation"] == pytest.approx(1.5) and metrics["trajectory_kl"] == pytest.approx(5.5)
     assert metrics["kl_by_turn/3"] == 3.0 and metrics["turns"] == 2.5
     assert turn_metrics([]) == {}
+    assert "summary_kl" not in metrics and metrics["episodes_ended_in_replay"] == 0.0
+    # Thirds of six turns: (4 + 6) / 2 over (1 + 3) / 2; none over what noise has made negative.
+    assert turn_metrics(outcomes(1.0, 3.0, 0.0, 0.0, 4.0, 6.0))["kl_escalation"] == 2.5
+    assert "kl_escalation" not in turn_metrics(outcomes(-1.0, 1.0, 2.0))
+    unscored = Outcome(0, "a", 0, tags={"ended": "replay"})
+    mixed = turn_metrics([*outcomes(1.0, 2.0), unscored])
+    assert mixed["episodes_ended_in_replay"] == 0.5 and mixed["turns"] == 1.0 and mixed["trajectory_kl"] == 3.0
+    assert turn_metrics([unscored]) == {"turns": 0.0, "episodes_ended_in_replay": 1.0}
     services: Any = SimpleNamespace(outcomes=found)
     assert make().after_update(4, services)["turn_depth"] == 3.0
 

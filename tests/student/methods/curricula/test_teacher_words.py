@@ -1,11 +1,13 @@
 """SOPD and SAGE-OPD: teachers that write turns, and judges that weigh them, over real HTTP."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
@@ -14,7 +16,7 @@ from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
 from student.lab.tiny.tokenizer import make_tokenizer
-from student.methods.curricula.sage import Sage, SageSettings
+from student.methods.curricula.sage import Sage, SageSettings, with_answer
 from student.methods.curricula.sopd import Sopd, SopdSettings
 from student.methods.distil.sage_opd import token_weights
 from student.plugins import build_plugins, build_terms
@@ -82,6 +84,17 @@ def test_the_teacher_writes_a_turn_at_each_history_of_the_student(address: str) 
     assert len(sopd(address, trained_under=4).compose([episode()])) == 2  # the second history is longer
 
 
+def test_a_turn_that_fills_its_limit_was_cut_and_teaches_no_end(address: str) -> None:
+    teacher = {"endpoint": address, "model": "m", "max_tokens": 1, "attempts": 1, "timeout": 60}
+    _, first, second = sopd(address, teacher=teacher).compose([episode()])
+    assert first.response_ids.tolist() == ids("0") and second.response_ids.tolist() == ids("b")
+
+
+def test_only_trained_episodes_of_the_student_are_taken_on(address: str) -> None:
+    given, left_out = replace(episode(), origin="expert"), replace(episode(), trained=False)
+    assert sopd(address).compose([given, left_out]) == [given, left_out]
+
+
 def test_turns_that_a_teacher_does_not_answer_are_left_out_and_counted() -> None:
     method, row = sopd("http://127.0.0.1:9"), episode()
     assert method.compose([row]) == [row]
@@ -138,6 +151,23 @@ def test_turns_weigh_by_the_judges_word_and_the_teachers_certainty(address: str)
     # Lengths 6 and 7, 7 and 8, 8 and 9, 9 and 10: strong, none of the words, Skip, Weak.
     expected = [(1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 0.5, 2.0), (0.5, 1.0, 2.0)]
     assert words == [pytest.approx(one, rel=1e-6) for one in expected]
+    services: Any = SimpleNamespace(outcomes=[outcome_of(row), outcome_of(episode())])
+    assert method.after_update(2, services) == {"turns_skipped": 0.0, "turns_judged": 1.0}
+    row.notes |= {"turns_skipped": 1.0}
+    services.outcomes[0] = outcome_of(row)
+    assert method.after_update(2, services)["turns_skipped"] == 0.5
+
+
+def test_a_judge_reads_what_the_environment_answered_behind_a_summary_too() -> None:
+    """Ids are their places: turns 0-2, 3-5, a summary 6-8 and a turn 9-10, answers between."""
+    row = make_row(12, turns=((0, 2), (3, 5), (6, 8), (9, 10)), summaries=(2,))
+    row.response_ids = np.arange(100, 112, dtype=np.uint32)
+
+    def read(turn: int) -> list[int]:
+        return (with_answer(row, turn)[len(row.prompt_ids) :] - 100).tolist()
+
+    assert read(0) == [0, 1, 2] and read(3) == [*range(10), 10, 11]
+    assert read(1) == [0, 1, 2, 3, 4, 8]
 
 
 def test_the_mean_weight_of_a_token_is_one_and_skipped_turns_have_no_gradient(toy: Any) -> None:

@@ -24,6 +24,12 @@ def test_difficulty_rises_above_a_half_falls_below_nothing_and_stays_between() -
     assert [see(method, r) for r in (0.5, 0.0, 1.0, 0.6, -0.1)] == [50, 50, 53, 56, 53]
 
 
+def test_what_moves_it_is_the_mean_over_episodes_and_over_steps() -> None:
+    assert see(curriculum(first=50), 0.4, 0.4) == 50
+    method = curriculum(first=50, batches=2)
+    assert [see(method, reward) for reward in (0.4, 0.2)] == [50, 50]
+
+
 def test_episodes_without_a_reward_are_not_in_the_mean() -> None:
     method = curriculum(first=50)
     assert see(method, 1.0, 1.0, None, None, None) == 53
