@@ -13,7 +13,7 @@ from torch import Tensor
 from opd.errors import ConfigError
 from student.methods.distil.return_to_go import future_sum
 from student.plugins import build_terms
-from student.scoring.needs import TEACHER
+from student.scoring.needs import SCORES, TEACHER
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:
@@ -63,6 +63,16 @@ def test_return_to_go_holds_a_token_responsible_for_what_follows(toy: Any) -> No
     mean = gradient(made, payload="sampled", discount=0.5, aggregation="constant", length_normalised=True)
     later = torch.tensor([2.0, 1.0, 1.0])  # tokens, at least one
     torch.testing.assert_close(mean - plain, (future / later)[:, None] * score / 8, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(("payload", "asked"), [("hidden", {"hidden", "sampled"}), ("gather", {"gather"})])
+def test_a_discount_asks_for_log_probs_of_sampled_tokens_where_the_payload_has_none(
+    payload: str, asked: set[str]
+) -> None:
+    (term,) = build_terms([{"name": "opd", "payload": payload, "discount": 0.5, "teacher_temperature": 0.7}])
+    needs = term.needs()
+    assert {need.spec.kind.value for need in needs.signals} == asked
+    assert {need.temperature for need in needs.signals} == {0.7} and SCORES in needs.student
 
 
 def test_a_return_to_go_counts_what_follows_a_trained_prefix(toy: Any) -> None:

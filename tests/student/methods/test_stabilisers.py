@@ -119,6 +119,18 @@ def test_reopold_explores_above_the_floor_and_refines_where_the_student_is_uncer
         assert kept.all() or entropy[mine][kept].min() > entropy[mine][~kept].max()
 
 
+def test_the_metrics_of_shaped_rewards_are_means_over_trained_tokens(toy: Any) -> None:
+    made = toy(seed=3)  # some tokens are masked
+    mask = made.batch().mask
+    far = (ratio(made).abs() > 0.5) & mask
+    assert 0 < far.sum() < mask.sum() and not mask.all()
+    top, count = output(made, name="compressed", limit=0.5).metrics["clipped_share"]
+    assert (int(top), int(count)) == (int(far.sum()), int(mask.sum()))
+    weights = prefix_weights(-ratio(made), made.row, mask, 0.5, normalise=False)
+    top, count = output(made, name="iw_opd").metrics["mean_weight"]
+    assert float(top) == pytest.approx(float(weights[mask].sum())) and int(count) == int(mask.sum())
+
+
 def by_entropy(made: Any) -> Tensor:
     """From -0.5 to -1 in each response, in a straight line by the student's entropy; -1 for a token alone."""
     entropy = -(logp(made).exp() * logp(made)).sum(-1)

@@ -147,6 +147,34 @@ def test_lambda_moves_linearly_with_the_step_of_the_row(toy: Any) -> None:
     assert seen == pytest.approx([1.0, 1.25, 1.5, 1.5])
 
 
+def test_exact_targets_are_of_the_temperatures_that_are_named(toy: Any) -> None:
+    """Student logits over 0.5, those of teacher and reference over 2."""
+    made = toy(masked=False)
+    (term,) = build_terms([{"name": "exopd", "payload": "hidden", "teacher_temperature": 2.0}])
+    made.hidden = made.hidden.detach().requires_grad_()
+    batch = dataclasses.replace(made.batch(), temperature=0.5)
+    (actual,) = torch.autograd.grad(term.token_losses(batch).total, made.hidden)
+    hidden = made.hidden.detach().requires_grad_()
+    log_p = (hidden @ made.head.detach().T / 0.5).log_softmax(-1)
+    teacher, reference = ((h @ w.T / 2.0).log_softmax(-1) for h, w in (made.models[TEACHER], made.models[REFERENCE]))
+    target = (1.25 * teacher - 0.25 * reference).log_softmax(-1)
+    (wanted,) = torch.autograd.grad((log_p.exp() * (log_p - target)).sum(), hidden)
+    torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_the_divergence_that_is_shown_is_the_mean_over_the_rows_of_every_lambda(toy: Any) -> None:
+    made = toy()
+    scales = {"d0": 1.0, "d1": 1.5}
+    (term,) = build_terms([{"name": "gopd", "payload": "hidden", "domain_reward_scale": scales}])
+    top, count = term.token_losses(made.batch()).metrics["reverse_kl_to_target"]
+    logp, batch = made.logp(made.hidden, made.head).detach(), made.batch()
+    lambdas = batch.of_rows([scales[row.prompt.domain] for row in made.rows])
+    targets = torch.stack([log_target(made, scale).log_softmax(-1) for scale in (1.0, 1.5)])
+    target = torch.where((lambdas == 1.0)[:, None], *targets)
+    wanted = (logp.exp() * (logp - target)).sum(-1)[batch.mask]
+    assert float(count) == len(wanted) and float(top) == pytest.approx(float(wanted.sum()), rel=1e-5)
+
+
 def test_lambdas_that_differ_by_less_than_float32_count_each_row_once(toy: Any) -> None:
     def total(near: float) -> Any:
         (term,) = build_terms([{"name": "gopd", "payload": "hidden", "domain_reward_scale": {"a": 1.3, "b": near}}])
