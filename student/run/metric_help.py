@@ -34,37 +34,37 @@ TEXTS = {
     "adwin/at_longest_share": "Share of domains whose ADWIN window is the longest candidate",
     "adwin/at_shortest_share": "Share of domains whose ADWIN window is the shortest candidate",
     "hinted_share": "Share of rows for which a model read a prompt other than the student's",
-    "hint_quoted": "Share of a response's 4-grams that a model's own prompt holds and the student's does not",
+    "hint_quoted": "Share of a response's 4-grams that occur in a model's own prompt but not in the student's",
     "context_missing_share": "Share of rows for which a model's own prompt is missing or too long",
     "clipped_share": "Share of tokens on which the surrogate was clipped",
     "unknown_share": "Share of verified responses without a known verdict",
     "mismatch/log_ratio": "Mean absolute difference of log-probs between trainer and rollout engine, per token",
     "mismatch/max_log_ratio": "Largest absolute difference of log-probs between trainer and rollout engine",
     "mismatch/kl": "Unbiased estimate of the KL from the rollout engine to the trainer, per token",
-    "engine/syncs": "Times that rollout engines took new weights in the step, of all ranks",
+    "engine/syncs": "Times that rollout engines took new weights in the step, over all ranks",
     "engine/sync_seconds": "Seconds that rollout engines spent taking new weights in the step, added up over ranks",
-    "engine/rows_reissued": "Rows that were asked of another rollout server, because theirs was lost, in the step",
-    "engine/rows_filled": "Rows whose candidates the student found, because rollout servers give too few, in the step",
+    "engine/rows_reissued": "Rows that were sent to another rollout server, because theirs was lost, in the step",
+    "engine/rows_filled": "Rows whose candidates the student computed, because servers returned too few, in the step",
     "engine/servers_lost": "Times that a rollout server could not be given the weights in the step",
     "engine/weights_loaded": "Times that a rollout server loaded weights in the step",
-    "engine/restarts": "Restarts of rollout engines in the step, of all ranks",
-    "checkpoint/waited_seconds": "Seconds the step waited for a checkpoint that is written beside training",
-    "checkpoint/write_seconds": "Seconds that writing the last checkpoint took beside training",
-    "checkpoint/failed": "Checkpoints that could not be written beside training, since the start",
+    "engine/restarts": "Restarts of rollout engines in the step, over all ranks",
+    "checkpoint/waited_seconds": "Seconds the step waited for a checkpoint that is written in the background",
+    "checkpoint/write_seconds": "Seconds that writing the last checkpoint took in the background",
+    "checkpoint/failed": "Checkpoints that could not be written in the background, since the start",
     "reward": "Reward, mean over rows whose reward is known",
     "verdict": "Verdict of the verifier, mean over rows whose verdict is known",
     "ema_moved": "Whether the moving average followed the student in the step, 0 or 1",
     "follow/seconds": "Seconds until the servers of the following teacher had the student's average",
-    "follow/gap": "Largest difference between log-probs of the served and the student's average, nats",
+    "follow/gap": "Largest difference in log-probs between the served average and the student's own, nats",
     "ema_distance": "Euclidean distance between the student's weights and their moving average",
     "tokens_per_second": "Response tokens sampled per second of the step",
     "payload_bytes_per_token": "Bytes of tensors received from teachers per scored response token",
-    "episode_windows": "Sequences of an episode whose history was cut, mean",
+    "episode_windows": "Sequences per episode whose history was cut, mean",
     "summaries": "Summaries that the student wrote of an episode, mean over episodes",
-    "summaries_empty": "Share of the summaries that hold nothing",
-    "summaries_cut": "Share of the summaries that their length limit ended",
-    "context_saved": "Tokens that a turn of a summarised episode was spared of the whole history, mean over turns",
-    "unasked_share": "Share of response positions that teachers need not score: an environment or a prefix wrote them",
+    "summaries_empty": "Share of the summaries that are empty",
+    "summaries_cut": "Share of the summaries that reached their length limit",
+    "context_saved": "Tokens of history that summaries spared a turn of an episode, mean over turns",
+    "unasked_share": "Share of response positions not sent for scoring, because an environment or a prefix wrote them",
     "rollout_seconds": "Seconds of sampling, including sampling during training",
     "sampler_idle_seconds": "Seconds the sampler waited for the learner",
 }
@@ -72,7 +72,7 @@ TEXTS = {
 #: Text by the name of an evaluation's figure, after "eval/".
 EVALUATION_TEXTS = {
     "accuracy": "Share of held-out prompts answered correctly",
-    "reverse_kl": "Reverse KL to the teacher on held-out prompts, mean per response token",
+    "reverse_kl": "Reverse KL from the student to the teacher on held-out prompts, mean per response token",
     "response_length": "Tokens per response on held-out prompts",
     "truncation_rate": "Share of responses to held-out prompts that reached the length limit",
     "repetition": "Share of a response's 4-grams that occur earlier in it, on held-out prompts",
@@ -84,7 +84,7 @@ def help_of(name: str) -> str:
     head, _, rest = name.partition("/")
     if rest.startswith("pass_at_"):
         k = rest.removeprefix("pass_at_")
-        return f"Share of held-out prompts with a right answer among {k}, without bias, latest evaluation."
+        return f"Share of held-out prompts with a correct answer among {k} (unbiased estimate), latest evaluation."
     if head == "eval":
         return f"{EVALUATION_TEXTS.get(rest) or _words(name)}, latest evaluation."
     if name.startswith("reward_part/"):

@@ -22,18 +22,18 @@ _RATIO = re.compile(
     r"(mass|rate|overlap|fraction|accuracy|sampled|clipped|weight|repetition|share|pass_at_\d+|violations|truncation|monotone)$"
 )
 
-_SEVERAL = ", where several; 0 for those without a row."
+_SEVERAL = ", if there are several; 0 for those without a row."
 _MODE_TEXTS = {
     "accuracy": "Accuracy of a mode within its budget, latest evaluation.",
     "tokens": "Mean tokens of answers in a mode, latest evaluation.",
     "violations": "Share of answers over the budget of their mode, latest evaluation.",
-    "truncation": "Share of answers in a mode that the length limit cut, latest evaluation.",
+    "truncation": "Share of answers in a mode that the length limit truncated, latest evaluation.",
     "neighbour_ratio": "Tokens of a mode over those of the next smaller one, latest evaluation.",
     "recovery": "Accuracy of a mode between the start (0) and its teacher (1), latest evaluation.",
     "leakage": "KL of the student in a mode to the teacher of a mode, per token, latest evaluation.",
     "interpolation": "Where the tokens of an untrained mode lie between its neighbours', latest evaluation.",
-    "share": "Share of a mode in the rows of the latest step.",
-    "lag": "How far a mode still is from its teacher: 1 as at the start, 0 there, latest step.",
+    "share": "Share of the rows in a mode, latest step.",
+    "lag": "How far a mode still is from its teacher, from 1 (as at the start) to 0 (level with it), latest step.",
     "monotone": "Share of problems whose tokens never rise as budgets fall, latest evaluation.",
     "hypervolume": "Area under the curve of best accuracy over tokens, 0 to 1, latest evaluation.",
 }
@@ -67,13 +67,13 @@ class Series:
         )
         self._positions = Gauge(
             "opd_student_divergence_by_position_nats",
-            "Divergence to the teacher of tokens from this position of the response to the next label, latest step.",
+            "Divergence from the teacher between this position of the response and the next label, latest step.",
             ["divergence", "position"],
             registry=registry,
         )
         self._checkpoint = Gauge(
             "opd_student_checkpoint_timestamp_seconds",
-            "Unix time of the newest checkpoint, or of the start where there is none yet.",
+            "Unix time of the newest checkpoint, or of the start if there is none yet.",
             registry=registry,
         )
         self.saved()
