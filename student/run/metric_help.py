@@ -64,7 +64,7 @@ TEXTS = {
     "summaries_empty": "Share of the summaries that are empty",
     "summaries_cut": "Share of the summaries that reached their length limit",
     "context_saved": "Tokens of history that summaries spared a turn of an episode, mean over turns",
-    "unasked_share": "Share of response positions not sent for scoring, because an environment or a prefix wrote them",
+    "unasked_share": "Share of response positions not asked for, because an environment or a prefix wrote them",
     "rollout_seconds": "Seconds of sampling, including sampling during training",
     "sampler_idle_seconds": "Seconds the sampler waited for the learner",
 }
