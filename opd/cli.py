@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # mode "rich" would swallow the defaults that stand in [brackets]
-    help="On-policy distillation as a service: teachers served over gRPC, students that learn from them.",
+    help="On-policy distillation as a service: serve teachers over gRPC and train students on their own answers.",
     epilog="Start with `opd tiny build world`, then `opd serve`, then `opd train`. Docs: README.md.",
 )
 

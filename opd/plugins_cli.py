@@ -10,7 +10,7 @@ from opd.errors import ConfigError, OpdError
 from opd.registry import Entry, Registry, hint
 
 app = typer.Typer(
-    no_args_is_help=True, help="Objectives, rewards, methods, tasks, verifiers and engines that can be chosen by name."
+    no_args_is_help=True, help="List and describe objectives, rewards, methods, tasks, verifiers and engines."
 )
 
 
@@ -23,10 +23,10 @@ def registries() -> list[Registry]:
 def list_plugins(
     kind: Annotated[
         str | None,
-        typer.Argument(help="For example objective, reward, method or verifier; all if left out."),
+        typer.Argument(help="For example objective, reward, method or verifier. Default: all."),
     ] = None,
 ) -> None:
-    """List what can be chosen by name, with where it comes from."""
+    """List everything that a recipe or server can name, and where it comes from."""
     from rich.console import Console
     from rich.table import Table
 

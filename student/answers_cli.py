@@ -10,16 +10,17 @@ from student.arguments import Overrides
 
 def answers(
     recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE.yaml", help="Gives prompts, lengths, stop tokens and seed.")
+        Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe that gives prompts, lengths, stop tokens and seed.")
     ],
     overrides: Overrides = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Folder or hub id of the model that answers; servers only score."),
+        typer.Option(
+            "--model",
+            help="Folder or hub id of the model that answers. A teacher server only scores and cannot answer.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The file of answers, a JSON object per line.")] = Path(
-        "answers.jsonl"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="Output file, one JSON object per line.")] = Path("answers.jsonl"),
     how: Annotated[
         str,
         typer.Option(
@@ -28,16 +29,21 @@ def answers(
             "are left out; best: the best of --draws by verdict, then by probability.",
         ),
     ] = "greedy",
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Most draws per prompt, for verified and best.")] = 8,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of the draws; greedy has none.")] = 1.0,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="Maximum draws per prompt, for verified and best.")] = 8,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Sampling temperature; not used by greedy.")
+    ] = 1.0,
     prompts: Annotated[
-        int | None, typer.Option("--prompts", min=1, help="First training prompts; by default all that the run takes.")
+        int | None,
+        typer.Option(
+            "--prompts", min=1, help="Number of training prompts, from the first on. Default: all that the run uses."
+        ),
     ] = None,
 ) -> None:
     """Write a model's answers to the training prompts of a recipe.
 
-    A recipe learns from them with objective sft and method {name: expert_rows, share: 1.0, source: file, file: OUT},
-    and `missing: drop` for verified ones. Prints what the answers cost in tokens, those that were not kept included.
+    To learn from them, a recipe uses objective sft and method {name: expert_rows, share: 1.0, source: file, file: OUT},
+    with `missing: drop` for verified answers. Prints the cost of the answers in tokens, including discarded ones.
     """
     from opd.config import load_settings
     from opd.errors import ConfigError

@@ -27,7 +27,9 @@ def _started_again(run: Path) -> bool:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job; --keys lists its keys.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe of the student job; --keys lists its keys.")
+    ],
     overrides: Overrides = None,
     dry_run: Annotated[
         bool,
@@ -40,20 +42,23 @@ def train(
     keys: Annotated[
         bool,
         typer.Option(
-            "--keys", is_eager=True, callback=_print_keys, help="Print every key of a recipe with its default and exit."
+            "--keys",
+            is_eager=True,
+            callback=_print_keys,
+            help="Print every key of a recipe with its default, then exit.",
         ),
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest intact checkpoint of the run folder.")
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="With --dry-run: do not contact teachers nor load prompts.")
+        bool, typer.Option("--offline", help="With --dry-run: neither contact teachers nor load prompts.")
     ] = False,
 ) -> None:
     """Train a student: sample, let teachers score, learn.
 
     RECIPE.yaml names the student, the teachers' endpoints, the prompts, the objective and the methods. Ctrl-C saves a
-    checkpoint and stops (a second one stops at once); --resume goes on from there, on CPU with bit-identical results
+    checkpoint and stops (a second one stops at once). --resume continues from there, on CPU with bit-identical results
     if the teachers are served with --deterministic.
     """
     from opd.config import load_settings

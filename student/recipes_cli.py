@@ -9,7 +9,7 @@ import typer
 
 from opd.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="The recipes that ship: list them, show one to start from.")
+app = typer.Typer(no_args_is_help=True, help="List the recipes that ship, or print one to start from.")
 
 
 def recipe_files() -> dict[str, Path]:
@@ -41,12 +41,8 @@ def list_recipes() -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="Name of a recipe; `opd recipes list` has them.")]) -> None:
-    """Print a recipe: `opd recipes show demo > recipe.yaml` starts one of your own.
-
-    Raises:
-        ConfigError: for an unknown name.
-    """
+def show(name: Annotated[str, typer.Argument(help="Name of a recipe from `opd recipes list`.")]) -> None:
+    """Print a recipe. `opd recipes show demo > recipe.yaml` starts one of your own."""
     files = recipe_files()
     if name not in files:
         raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(files) or 'none in this installation'}.")

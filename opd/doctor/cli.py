@@ -27,45 +27,45 @@ def doctor(
     student: Annotated[
         str,
         typer.Option(
-            help="With --fleet: folder or hub id of a student, to see whether it ends its answers as the teachers do."
+            help="With --fleet: folder or hub id of a student, to check whether it ends its answers as the teachers do."
         ),
     ] = "",
     question: Annotated[
         list[str] | None,
-        typer.Option(help="With --student: what to ask it instead of four simple questions. Repeatable."),
+        typer.Option(help="With --student: question to ask instead of the four simple ones. Repeatable."),
     ] = None,
     teacher: Annotated[
         Path | None,
         typer.Option(
             metavar="RECIPE.yaml",
-            help="Are the teachers of this recipe worth distilling, on its prompts? Nothing is trained.",
+            help="Check whether this recipe's teachers are worth distilling, on its prompts. Nothing is trained.",
         ),
     ] = None,
     teacher_model: Annotated[
         str,
         typer.Option(
-            help="With --teacher: folder or hub id of the teacher's weights, which answer the prompts here; by default "
-            "what the server says that it has loaded. Servers only score."
+            help="With --teacher: folder or hub id of the teacher's weights, to answer the prompts here, because servers "
+            "only score. Default: what the server says that it has loaded."
         ),
     ] = "",
-    prompts: Annotated[int, typer.Option(min=8, help="With --teacher: training prompts to ask.")] = 64,
+    prompts: Annotated[int, typer.Option(min=8, help="With --teacher: number of training prompts to use.")] = 64,
     self_test: Annotated[
         bool,
         typer.Option(
             "--self-test",
-            help="Serve two tiny models here: do the scores that arrive equal those computed in process, and is the "
-            "gradient 0 where the teacher is the student itself?",
+            help="Serve two tiny models here, and check that their scores equal those computed in process and that the "
+            "gradient is 0 if the teacher is the student itself.",
         ),
     ] = False,
     port: Annotated[
-        list[int] | None, typer.Option(min=1, max=65535, help="Must be free to listen on. Repeatable.")
+        list[int] | None, typer.Option(min=1, max=65535, help="Check that this port is free to listen on. Repeatable.")
     ] = None,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Examine the installation, the machine, and optionally a fleet, a teacher and the whole chain.
+    """Check the installation and the machine, and optionally a fleet, a teacher and the whole chain.
 
-    Exits with 1 when something is broken, or a teacher is not worth distilling; notes are not failures.
+    Exits with 1 if something is broken or a teacher is not worth distilling. Notes are not failures.
     """
     from rich.console import Console
     from rich.table import Table

@@ -13,7 +13,7 @@ from opd.errors import IncompatibleTeacherError, UnavailableError
 if TYPE_CHECKING:
     from opd.fleet.settings import FleetSettings
 
-app = typer.Typer(no_args_is_help=True, help="Look at a fleet of teacher servers.")
+app = typer.Typer(no_args_is_help=True, help="Inspect and update a fleet of teacher servers.")
 
 Endpoints = Annotated[
     str, typer.Argument(help="host:port, several with commas, file:PATH, dns:NAME:PORT or store:FOLDER.")
@@ -34,7 +34,7 @@ def fleet_settings(path: Path | None, overrides: list[str]) -> "FleetSettings":
 @app.command()
 def status(
     endpoints: Endpoints,
-    watch: Annotated[float, typer.Option(help="Refresh every so many seconds until Ctrl-C; 0 prints once.")] = 0.0,
+    watch: Annotated[float, typer.Option(help="Seconds between refreshes, until Ctrl-C; 0 prints once.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
@@ -69,7 +69,7 @@ def verify(
 ) -> None:
     """Score one random row on every replica of every teacher and report the largest differences in nats.
 
-    Fails when replicas disagree, and when a listed server does not answer.
+    Fails if replicas disagree or a listed server does not answer.
     """
     from opd.fleet.client import TeacherFleet
 
@@ -101,7 +101,7 @@ def update_weights(
     endpoints: Endpoints,
     teacher: Annotated[str, typer.Argument(help="Teacher whose weights are replaced.")],
     folder: Annotated[str, typer.Argument(help="Folder of safetensors, at a path that every server can read.")],
-    timeout: Annotated[float, typer.Option(help="Seconds for one replica's swap.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one replica may take.")] = 600.0,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:

@@ -26,18 +26,20 @@ def score(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of a store to train from (endpoint store:FOLDER); rows there are not scored again."),
+        typer.Option(
+            help="Folder of a store to train from (endpoint store:FOLDER). Rows already in it are not scored again."
+        ),
     ] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the tokenizer, for rows of text.")] = "",
-    teacher: Annotated[str, typer.Option(help="Teacher; may be left out when only one is served.")] = "",
+    teacher: Annotated[str, typer.Option(help="Teacher. May be omitted if only one is served.")] = "",
     payload: Annotated[str, typer.Option(help="sampled, topk, gather or hidden.")] = "sampled",
     k: Annotated[int, typer.Option(help="Ids per position, for topk and gather.")] = 64,
     value_dtype: Annotated[str, typer.Option(help="f16, f32 or u16; bf16 or f32 for hidden.")] = "",
-    temperature: Annotated[float, typer.Option(help="Divides the logits before normalisation.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Temperature that divides the logits before normalisation.")] = 1.0,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Score rows: a JSON line per row with its log-probs in nats (null is -inf), or with --out a store of payloads."""
+    """Score rows. Prints one JSON line per row with log-probs in nats (null is -inf); with --out, fills a store."""
     from opd.fleet.client import TeacherFleet
 
     spec = _spec(payload, k, value_dtype)

@@ -12,27 +12,32 @@ if TYPE_CHECKING:
 
 
 def compose(
-    prompts: Annotated[Path, typer.Argument(metavar="PROMPTS.jsonl", help="A row per problem: prompt and answer.")],
-    out: Annotated[Path, typer.Option("--out", help="The table that is written.")] = Path("composed.jsonl"),
-    onto: Annotated[Path | None, typer.Option("--onto", help="Problems that come second; those of PROMPTS.")] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Most compositions.")] = 1000,
+    prompts: Annotated[
+        Path, typer.Argument(metavar="PROMPTS.jsonl", help="Table with one row per problem: prompt and answer.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Output table.")] = Path("composed.jsonl"),
+    onto: Annotated[Path | None, typer.Option("--onto", help="Table of the second problems. Default: PROMPTS.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Maximum number of compositions.")] = 1000,
     solved: Annotated[
-        float, typer.Option("--solved", min=0, max=1, help="Least pass_rate of a row that has one; 1: always solved.")
+        float,
+        typer.Option(
+            "--solved", min=0, max=1, help="Minimum pass_rate of a row, if it has one. 1 means always solved."
+        ),
     ] = 1.0,
     prompt_column: Annotated[str, typer.Option("--prompt-column", help="Column of the problem.")] = "prompt",
-    answer_column: Annotated[str, typer.Option("--answer-column", help="Column of its answer.")] = "answer",
+    answer_column: Annotated[str, typer.Option("--answer-column", help="Column of the answer.")] = "answer",
     endpoint: Annotated[
         str | None,
-        typer.Option("--endpoint", help="OpenAI-compatible endpoint that finds the words; else a template."),
+        typer.Option("--endpoint", help="OpenAI-compatible endpoint that writes the text. Default: a template."),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Model at the endpoint.")] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Decides pairs and numbers.")] = 0,
+    model: Annotated[str, typer.Option("--model", help="Model to use at the endpoint.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed for pairs and numbers.")] = 0,
 ) -> None:
-    """Compose problems whose answers are numbers: the second one needs the answer to the first.
+    """Join pairs of problems with numeric answers, so that the second needs the answer to the first.
 
-    Rows have a `depth`, the problems in them, for method depth_curriculum (prompts.keep_columns: [depth]); composing
-    OUT again, `--onto` PROMPTS, makes them deeper. Every composition is read again and its numbers recomputed before
-    it is kept. Prints why pairs gave none.
+    Each row has a `depth`, the number of problems in it, for method depth_curriculum (prompts.keep_columns: [depth]).
+    Composing OUT again with `--onto` PROMPTS makes rows deeper. Every composition is read again and its numbers
+    recomputed before it is kept. Prints why pairs gave no composition.
     """
     from opd.config import parse_settings
     from opd.errors import DataError

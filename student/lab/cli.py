@@ -15,13 +15,13 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Reproduce the claims of the papers in the tiny world.")
+app = typer.Typer(no_args_is_help=True, help="Test the papers' claims in tiny worlds.")
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME|FILE.py]...", help="Experiments; all when none is named.")
-]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME|FILE.py]...", help="Experiments. Default: all.")]
 Root = Annotated[Path, typer.Option("--root", help="Folder of the lab's models and runs.")]
-Quick = Annotated[bool, typer.Option("--quick", help="The short form: a minute or two, shows that everything runs.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Short version that only shows that everything runs, in a minute or two.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -36,7 +36,7 @@ DEFAULT_ROOT = Path("runs/lab")
 
 @app.command("list")
 def list_experiments() -> None:
-    """Show the experiments."""
+    """List the experiments."""
     from rich.console import Console
     from rich.table import Table
 
@@ -56,12 +56,14 @@ def list_experiments() -> None:
 @app.command()
 def run(
     names: Names = None,
-    arms: Annotated[str, typer.Option("--arms", help="Only these arms, separated by commas.")] = "",
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, one process and thread each.")] = 2,
+    arms: Annotated[str, typer.Option("--arms", help="Only these arms (comma-separated).")] = "",
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Number of parallel runs, each with one process and one thread.")
+    ] = 2,
     root: Root = DEFAULT_ROOT,
     quick: Quick = False,
 ) -> None:
-    """Run experiments; finished runs are kept, interrupted ones go on, wherever the folder stands now."""
+    """Run experiments. Finished runs are kept and interrupted ones continue, even if the folder was moved."""
     from student.lab.experiments import NAMES, load_experiment
     from student.lab.runner import make_plan, run_experiment
 
@@ -84,7 +86,7 @@ def run(
 
 @app.command()
 def premise(names: Names = None, root: Root = DEFAULT_ROOT, quick: Quick = False) -> None:
-    """Measure what the methods of experiments assume of their worlds, without running an arm."""
+    """Measure what the experiments' methods assume about their worlds, without running an arm."""
     from student.lab.experiments import NAMES, load_experiment
     from student.lab.premises import measure_premises
     from student.lab.runner import make_plan
@@ -101,7 +103,7 @@ def premise(names: Names = None, root: Root = DEFAULT_ROOT, quick: Quick = False
 
 @app.command()
 def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quick: Quick = False) -> None:
-    """Write results.md, plots and a JSON per experiment from what is finished."""
+    """Write results.md, plots and a JSON file per experiment from the finished runs."""
     from student.lab.experiments import NAMES
     from student.lab.report import write_report
 

@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 def premise(
     recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE.yaml", help="Student, teachers and prompts; its methods are left aside.")
+        Path,
+        typer.Argument(
+            metavar="RECIPE.yaml", help="Recipe with student, teachers and prompts; its methods are ignored."
+        ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option("--rows", help="Answers to measure on, at least 8.")] = 64,
+    rows: Annotated[int, typer.Option("--rows", help="Number of answers to measure on, at least 8.")] = 64,
     teacher: Annotated[
         str | None,
-        typer.Option("--teacher", metavar="MODEL", help="Weights of the teacher: predict ExOPD and EffOPD too."),
+        typer.Option("--teacher", metavar="MODEL", help="Weights of the teacher, to predict ExOPD and EffOPD too."),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="MODEL", help="ExOPD's reference; the student where not given.")
+        str | None, typer.Option("--reference", metavar="MODEL", help="ExOPD's reference. Default: the student.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Predict from a few answers which methods can pay, before a run is paid for."""
+    """Predict from a few answers which methods can help, before spending a run on them."""
     import json
     from dataclasses import asdict
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def orbit(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Modes, stages, merge and fusion.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe with modes, stages, merge and fusion.")],
     overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipes of all stages and print them; train nothing.")
@@ -22,13 +22,13 @@ def orbit(
         bool, typer.Option("--resume", help="Continue where an earlier run of the recipe stopped.")
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="With --dry-run: do not load the student's tokenizer nor prompts.")
+        bool, typer.Option("--offline", help="With --dry-run: load neither the student's tokenizer nor prompts.")
     ] = False,
 ) -> None:
     """Train a student by RL once per thinking budget, merge the results, and fuse them by on-policy distillation.
 
-    Every stage is an ordinary student job in RUN/stages, whose recipe `opd train` can run by itself. Ctrl-C saves the
-    stage; --resume continues there.
+    Every stage is an ordinary student job in RUN/stages, and `opd train` can run its recipe separately. Ctrl-C saves
+    the stage; --resume continues from there.
     """
     from opd.config import load_settings
     from opd.errors import ConfigError

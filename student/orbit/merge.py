@@ -53,10 +53,10 @@ class MergeSettings(Settings):
     method: Method = Field("linear", description="The rule; see student/orbit/merge.py.")
     models: tuple[MergeModel, ...] = Field(min_length=1, description="What is merged, in order.")
     base: str | None = Field(None, description="The model that differences are taken from.")
-    density: float = Field(0.5, gt=0, le=1, description="Share of each difference that ties keeps, or dare draws.")
+    density: float = Field(0.5, gt=0, le=1, description="Share of each difference that ties or dare keeps.")
     scale: float = Field(1.0, description="Lambda: multiplies the summed differences to the base.")
-    t: float = Field(0.5, ge=0, le=1, description="Position on the arc of slerp; 0 is the first model.")
-    seed: int = Field(0, ge=0, description="Of dare's draws.")
+    t: float = Field(0.5, ge=0, le=1, description="Position on the slerp arc; 0 is the first model.")
+    seed: int = Field(0, ge=0, description="Seed for dare's draws.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Of the result.")
 
     @model_validator(mode="after")

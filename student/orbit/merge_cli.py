@@ -7,27 +7,27 @@ import typer
 
 
 def merge(
-    out: Annotated[Path, typer.Argument(help="Folder of the merged model; must not exist yet.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the merged model; must not exist yet.")],
     models: Annotated[
         list[str],
         typer.Argument(
             metavar="MODEL[=WEIGHT]...",
-            help="Folders to merge, or BASE+ADAPTER; WEIGHT 1 by default, or anchors along the layers: 0.2,0.5,0.8.",
+            help="Folders to merge, or BASE+ADAPTER. WEIGHT defaults to 1; 0.2,0.5,0.8 are anchors along the layers.",
         ),
     ],
     method: Annotated[
         str, typer.Option(help="linear, task_arithmetic, ties, dare_linear, dare_ties or slerp.")
     ] = "linear",
-    base: Annotated[str | None, typer.Option(help="Model that differences are taken from.")] = None,
-    density: Annotated[float, typer.Option(help="Share of each difference that ties keeps, or dare draws.")] = 0.5,
-    scale: Annotated[float, typer.Option(help="Multiplies the summed differences to the base.")] = 1.0,
-    t: Annotated[float, typer.Option(help="Position on the arc of slerp; 0 is the first model.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of dare's draws.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Of the result: float32, bfloat16 or float16.")] = "bfloat16",
+    base: Annotated[str | None, typer.Option(help="Base model that differences are computed against.")] = None,
+    density: Annotated[float, typer.Option(help="Share of each difference that ties or dare keeps.")] = 0.5,
+    scale: Annotated[float, typer.Option(help="Factor on the summed differences from the base.")] = 1.0,
+    t: Annotated[float, typer.Option(help="Position on the slerp arc; 0 is the first model.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Seed for dare's draws.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Dtype of the result: float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
-    """Merge checkpoints of one architecture; merge.json in OUT records what it was made from.
+    """Merge checkpoints of one architecture. merge.json in OUT records the inputs.
 
-    A PEFT adapter is merged into its base by: opd merge OUT BASE+ADAPTER
+    To merge a PEFT adapter into its base: opd merge OUT BASE+ADAPTER
     """
     from opd.config import parse_settings
     from student.orbit.merge import MergeSettings

@@ -9,7 +9,7 @@ import typer
 
 from opd.errors import ConfigError, DataError
 
-app = typer.Typer(no_args_is_help=True, help="Episodes: read those of a run, record paths that solve problems.")
+app = typer.Typer(no_args_is_help=True, help="Read a run's episodes, or record paths that solve problems.")
 _LEVELS = ((0.1, "green"), (1.0, "yellow"))
 """Nats up to which a token has this colour; above them it is red."""
 
@@ -17,13 +17,13 @@ _LEVELS = ((0.1, "green"), (1.0, "yellow"))
 @app.command()
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; its samples.jsonl holds the episodes.")],
-    step: Annotated[int | None, typer.Option(help="Only episodes after so many steps.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only episodes from this step.")] = None,
     ended: Annotated[
-        str | None, typer.Option(help="Only those that ended so: success, failure, turns, broken ...")
+        str | None, typer.Option(help="Only episodes that ended this way: success, failure, turns, broken ...")
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="Most episodes, the last ones of the run.")] = 3,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of episodes; the run's last ones are shown.")] = 3,
 ) -> None:
-    """Print episodes turn by turn: each of the student's tokens in the colour of its divergence from the teacher."""
+    """Print episodes turn by turn, with each of the student's tokens coloured by its divergence from the teacher."""
     from rich.console import Console
 
     found = [
@@ -47,10 +47,10 @@ def record(
     out: Annotated[Path, typer.Option("--out", help="JSON lines with prompt, environment, path.")] = Path(
         "paths.jsonl"
     ),
-    count: Annotated[int, typer.Option(min=1, help="Problems of a task.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Number of problems to take from a task.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the problems.")] = 0,
 ) -> None:
-    """Write prompts with paths that were played and solved: a task's own, or the student's successes in a run."""
+    """Write prompts with paths that solve them: a task's own paths, or the student's successes in a run."""
     folder = Path(task)
     lines = list(successes(folder) if (folder / "samples.jsonl").is_file() else gold(task, options or [], count, seed))
     if not lines:

@@ -93,22 +93,25 @@ def _beside(value: float | None, theirs: float | None) -> str:
 
 
 def compare(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     others: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[RUN...|EXPECTED.json]", help="Other run folders, or a file of expected figures."),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option("--write", help="Write RUN's figures to this file, as expected of later runs.")
+        Path | None,
+        typer.Option("--write", help="Write RUN's figures to this file, as the expected figures for later runs."),
     ] = None,
     band: Annotated[
         float | None,
-        typer.Option("--band", min=0, help="With --write: share of a figure by which a later run may differ; 0.2."),
+        typer.Option(
+            "--band", min=0, help="With --write: share of a figure by which a later run may differ. Default: 0.2."
+        ),
     ] = None,
 ) -> None:
-    """Show speed, traffic, step times, KL and accuracy of a run beside those of others, or beside expected ones.
+    """Compare speed, traffic, step times, KL and accuracy of a run with other runs or with expected figures.
 
-    With a file of expected figures the exit code is 1 when one of them is outside its band or missing.
+    With a file of expected figures, the exit code is 1 if one of them is outside its band or missing.
     """
     from rich.console import Console
     from rich.table import Table

@@ -59,17 +59,20 @@ def _provenance(run: Path) -> dict[str, Any]:
 
 
 def reproduce(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys: where the teachers are now, for example."),
+        typer.Argument(
+            metavar="[dotted.key=value ...]",
+            help="Replace keys of the recipe, for example the teachers' current endpoints.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the new run; RUN-again by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the new run. Default: RUN-again.")] = None,
 ) -> None:
-    """Run the recipe of a run folder again, and compare every metric of every step.
+    """Run the recipe of a run folder again and compare every metric of every step.
 
-    On a CPU, with teachers served by --deterministic, equal means bit-identical. Exits with 1 at a difference, which it
-    names, after a list of what has changed since: packages, code, teachers' weights.
+    On a CPU, with teachers served with --deterministic, equal means bit-identical. If there is a difference, it is
+    named after a list of what has changed since (packages, code, teachers' weights), and the exit code is 1.
     """
     if not (run / "recipe.yaml").is_file():
         raise RunFolderError(f"{run} is not a run folder: it has no recipe.yaml.")

@@ -201,13 +201,13 @@ def _duration(seconds: float) -> str:
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and exit.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state, then exit.")] = False,
 ) -> None:
-    """Watch a run: curves, stages of a step, teachers, the latest answer. Ends with the run, or with Ctrl-C.
+    """Watch a run: curves, stages of a step, teachers and the latest answer. Ends with the run or on Ctrl-C.
 
-    Teachers are shown live where the recipe has a metrics_port. Without a terminal the state is printed once.
+    Teachers are shown live if the recipe has a metrics_port. Without a terminal, the state is printed once.
     """
     console, view = Console(), View(run)
     if once or view.ended or not console.is_terminal:

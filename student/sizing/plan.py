@@ -16,21 +16,21 @@ def plan(
     on: Annotated[
         str, typer.Option("--hardware", help="Of a rank: here, b200, h200, h100, a100, a100-40, l40s or rtx4090.")
     ] = "here",
-    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel processes, one device each.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of data-parallel processes, one device each.")] = 1,
     mean_tokens: Annotated[
-        float, typer.Option(help="Mean tokens of a response; 0 takes half of rollout.max_new_tokens.")
+        float, typer.Option(help="Mean tokens per response; 0 means half of rollout.max_new_tokens.")
     ] = 0.0,
     teacher: Annotated[
         list[str] | None,
-        typer.Option(help="Model of the teachers, or NAME=MODEL where the recipe names several; repeatable."),
+        typer.Option(help="Model of the teachers, or NAME=MODEL if the recipe names several; repeatable."),
     ] = None,
-    teacher_gpus: Annotated[int, typer.Option(min=1, help="Devices of all teacher servers together.")] = 1,
-    teacher_hardware: Annotated[str, typer.Option(help="Device of a teacher server; that of a rank if left out.")] = "",
+    teacher_gpus: Annotated[int, typer.Option(min=1, help="Number of devices of all teacher servers together.")] = 1,
+    teacher_hardware: Annotated[str, typer.Option(help="Device of a teacher server. Default: that of a rank.")] = "",
 ) -> None:
-    """Say what a run takes: memory of a rank by part, step time by stage, the teachers' too, bytes on the network.
+    """Estimate a run's memory per rank, step time by stage (teachers included) and network traffic.
 
-    Memory is counted on the model's shapes and compared with measurements in the tests; times are arithmetic with the
-    assumptions of student/sizing/times.py. A run that cannot fit is refused with the setting to change.
+    Memory is counted from the model's shapes, and the tests compare it with measurements. Times are computed under the
+    assumptions of student/sizing/times.py. A run that cannot fit is refused, with the setting to change.
     """
     from opd.config import load_settings
     from student.recipe import Recipe

@@ -9,7 +9,7 @@ import typer
 from opd.config.text import read_options
 from opd.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Environments that students act in: list them, serve one.")
+app = typer.Typer(no_args_is_help=True, help="List the environments that students act in, or serve one.")
 
 
 @app.command("list")
@@ -28,10 +28,12 @@ def serve(
         list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the environment.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and prints it.")] = 8000,
-    sessions: Annotated[int, typer.Option(min=1, help="Most episodes at a time.")] = 64,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one and prints it.")
+    ] = 8000,
+    sessions: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
 ) -> None:
-    """Offer an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
+    """Serve an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
     try:
         import websockets  # noqa: F401
     except ImportError as error:

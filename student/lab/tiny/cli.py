@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from student.lab.tiny.summary import WorldSummary
 
 app = typer.Typer(
-    no_args_is_help=True, help="Tiny models made from nothing on a CPU, to try, test and study distillation."
+    no_args_is_help=True, help="Build tiny models from scratch on a CPU, to try, test and study distillation."
 )
 
 
@@ -29,7 +29,7 @@ class Preset(StrEnum):
 
 @app.callback()
 def tiny() -> None:
-    """Tiny models made from nothing on a CPU, to try, test and study distillation."""
+    """Build tiny models from scratch on a CPU, to try, test and study distillation."""
 
 
 @app.command()
@@ -38,8 +38,8 @@ def build(
         Path,
         typer.Argument(
             metavar="DIR|FILE",
-            help="Where to put the world of a preset, created when missing; or a .yaml file that describes a world of "
-            "one's own, which is put beside it, into a folder of the file's name (docs/tiny.md has one in 40 lines).",
+            help="Folder for the world of a preset, created if missing. Or a .yaml file that describes your own "
+            "world, which is built next to it in a folder of the same name (docs/tiny.md has an example).",
         ),
     ],
     preset: Annotated[
@@ -50,13 +50,15 @@ def build(
             "test: hardly trained models, in seconds."
         ),
     ] = Preset.DEMO,
-    seed: Annotated[int, typer.Option(min=0, help="Decides weights and problems; the same seed, the same world.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the world of a FILE.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed for weights and problems; the same seed gives the same world.")
+    ] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder for the world of a FILE.")] = None,
 ) -> None:
     """Build a world: small Qwen3-architecture models with a tokenizer, trained on procedural tasks.
 
-    The folder gets one folder per model, each of which plain transformers loads, and world.json with the tasks and the
-    measured accuracies. A world that is already there is left alone; an interrupted build goes on where it stopped.
+    The output has one folder per model, which plain transformers can load, and world.json with the tasks and the
+    measured accuracies. An existing world is left as it is, and an interrupted build continues.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -87,27 +89,23 @@ def build(
 @app.command("random")
 def random_models(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder to make, with student, teacher, prompts.jsonl.")
+        Path, typer.Argument(metavar="DIR", help="Folder to create, with student, teacher and prompts.jsonl.")
     ],
     student: Annotated[
         str, typer.Option(help="Shape of the student: qwen2.5-0.5b, qwen2.5-1.5b, qwen3-1.7b or qwen3-8b.")
     ] = "qwen2.5-0.5b",
-    teacher: Annotated[str, typer.Option(help="Shape of the teacher, one of the same.")] = "qwen2.5-1.5b",
-    scale: Annotated[
-        float, typer.Option(help="Share of width, layers and heads that is kept, for small machines.")
-    ] = 1.0,
-    vocabulary: Annotated[
-        int | None, typer.Option(help="Rows of the embedding; by default those of the shapes.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the stored weights: bfloat16, float16 or float32.")] = "bfloat16",
-    prompts: Annotated[int, typer.Option(min=2, help="Prompts to write.")] = 4096,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and prompts.")] = 0,
+    teacher: Annotated[str, typer.Option(help="Shape of the teacher; same choices.")] = "qwen2.5-1.5b",
+    scale: Annotated[float, typer.Option(help="Share of width, layers and heads to keep, for small machines.")] = 1.0,
+    vocabulary: Annotated[int | None, typer.Option(help="Rows of the embedding. Default: those of the shapes.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the stored weights: bfloat16, float16 or float32.")] = "bfloat16",
+    prompts: Annotated[int, typer.Option(min=2, help="Number of prompts to write.")] = 4096,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for weights and prompts.")] = 0,
 ) -> None:
     """Write a student and a teacher of real shapes with random weights, and prompts of random words.
 
-    For throughput, memory and traffic on a machine without a model hub: the models know nothing, and their answers run
-    to the limit of new tokens. Takes memory for the larger model in its dtype: 16 GB for qwen3-8b.
+    Use it to measure throughput, memory and traffic without access to a model hub: the models know nothing, and their
+    answers run to the limit of new tokens. Needs memory for the larger model in its dtype: 16 GB for qwen3-8b.
     """
     from student.lab.tiny.random_models import make_random_models, random_shape
 

@@ -7,14 +7,17 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a finished, running or broken run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished, running or failed run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The page; RUN/report.html by default. Its JSON form goes next to it.")
+        Path | None,
+        typer.Option(
+            "--out", help="Output page. Default: RUN/report.html. The same data as JSON is written next to it."
+        ),
     ] = None,
 ) -> None:
-    """Write a run's report: one HTML file with curves, times, fleet, costs and answers token by token.
+    """Write a run's report: one HTML file with curves, times, fleet, costs and token-by-token answers.
 
-    The page needs no network and no JavaScript. A run writes it by itself when it ends or fails.
+    The page needs no network and no JavaScript. A run also writes it when it ends or fails.
     """
     from student.run.report.page import write_report
 
