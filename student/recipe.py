@@ -25,17 +25,17 @@ class LoraSettings(Settings):
     alpha: float = Field(32, gt=0, description="Scale: the adapter's output is multiplied by alpha / rank.")
     targets: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear",
-        description="Layers that get an adapter: all-linear (all of them but the head), or ends of their names, for "
-        "example [q_proj, v_proj].",
+        description="Layers that get an adapter: all-linear (all linear layers except the head), or endings of layer "
+        "names, for example [q_proj, v_proj].",
     )
     dora: bool = Field(False, description="DoRA: also train the norm of each row of the adapted weights.")
     quantize: Literal["nf4"] | None = Field(
         None,
         description="Hold the frozen base in 4 bits (QLoRA; extra quantized): nf4, with doubly quantized scales. Head, "
-        "embeddings and norms keep model.dtype, in which products are made.",
+        "embeddings and norms keep model.dtype, and products are computed in it.",
     )
     start: str | None = Field(
-        None, description="Folder of a PEFT adapter of the same rank, alpha and targets to begin from."
+        None, description="Folder of a PEFT adapter to start from, with the same rank, alpha and targets."
     )
 
 
@@ -46,8 +46,8 @@ class ModelSettings(Settings):
     revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="Element type of the weights. bfloat16 is for a base under adapters, which are float32: trained "
-        "weights would be rounded to it after every update.",
+        description="Data type of the weights. Use bfloat16 only for the base under adapters, which are float32: "
+        "trained weights would be rounded to it after every update.",
     )
     attention: str | None = Field(None, description="Attention implementation, for example sdpa or flash_attention_2.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
@@ -57,21 +57,29 @@ class ModelSettings(Settings):
 class EmaSettings(Settings):
     """The moving average of the student's weights, model ema."""
 
-    decay: float = Field(0.999, ge=0, lt=1, description="Share of the average kept at each move; 0 copies the student.")
-    every: int = Field(1, ge=0, description="Steps between moves; 0 leaves them to a method.")
-    copy_every: int = Field(0, ge=0, description="Steps after which it is the student again; 0: never.")
+    decay: float = Field(
+        0.999, ge=0, lt=1, description="Share of the average that is kept at each update of it; 0 copies the student."
+    )
+    every: int = Field(1, ge=0, description="Steps between updates of the average; 0 leaves them to a method.")
+    copy_every: int = Field(
+        0, ge=0, description="Steps after which the average is reset to the student; 0 means never."
+    )
     served: str | None = Field(
         None,
-        description="Served teacher that follows the student: before the first step and after each move its servers "
-        "load the average. They serve a model of the student's architecture (of a LoRA student BASE+ADAPTER) and let "
-        "the run's token update weights (scope admin).",
+        description="Served teacher that follows the student: its servers load the average before the first step and "
+        "after each update of it. They must serve a model of the student's architecture (BASE+ADAPTER for a"
+        " LoRA student) and allow the run's token to update weights (scope admin).",
     )
     folder: Path | None = Field(
         None,
-        description="Where the average is written for these servers, which must see it under the same path; null: a "
-        "folder NAME.teacher beside the run's.",
+        description="Folder where the average is written for these servers, which must see it under the same path. null"
+        " means a folder NAME.teacher next to the run folder.",
     )
-    seconds: float = Field(600.0, gt=0, description="A server that needs longer to load it keeps its old weights.")
+    seconds: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that a server may take to load the average. A slower server keeps its old weights.",
+    )
 
 
 class TeacherSettings(Settings):
@@ -83,13 +91,14 @@ class TeacherSettings(Settings):
 
     endpoints: list[str] | dict[str, list[str]] = Field(
         default_factory=list,
-        description="Addresses host:port of teacher servers, or teacher name to its replicas; also file:PATH (re-read "
-        "when it changes) and dns:NAME:PORT. May be left out where only models in process are named.",
+        description="Addresses host:port of teacher servers, or a mapping from teacher name to its replicas. Also "
+        "file:PATH (re-read when it changes), dns:NAME:PORT and store:FOLDER. May be omitted if only "
+        "in-process models are named.",
     )
     default: str | dict[str, float] | None = Field(
         None,
-        description="Teacher of prompts that name none, or teachers with weights (see combine); may be left out when "
-        "the fleet serves a single teacher.",
+        description="Teacher for prompts that do not name one, or several teachers with weights (see combine). May be "
+        "omitted if the fleet serves a single teacher.",
     )
     combine: Literal["probability", "divergence"] = Field(
         "probability",
@@ -98,7 +107,7 @@ class TeacherSettings(Settings):
         "each, with every payload (objectives opd, gopd, exopd and vopd).",
     )
     routes: dict[str, str | dict[str, float]] = Field(
-        default_factory=dict, description="Domain of a prompt to the teacher, or the weighted teachers, it goes to."
+        default_factory=dict, description="Mapping from a prompt's domain to its teacher, or to weighted teachers."
     )
     reference: str | None = Field(
         None,
@@ -106,9 +115,9 @@ class TeacherSettings(Settings):
     )
     map_stops: bool = Field(
         False,
-        description="Move a teacher's probability of stopping onto the student's stop tokens, from those of its own "
-        "that do not end the student's responses. For a base student of a chat teacher; payloads sampled, gather and "
-        "topk.",
+        description="Move the teacher's probability of stopping to the student's stop tokens, from the teacher's stop "
+        "tokens that do not end the student's responses. For a base student of a chat teacher; payloads "
+        "sampled, gather and topk.",
     )
     ema: EmaSettings = Field(default_factory=EmaSettings, description="How model ema follows the student.")
     fleet: FleetSettings = Field(default_factory=FleetSettings, description="How the fleet is used.")
@@ -137,32 +146,39 @@ class TeacherSettings(Settings):
 class RolloutSettings(Settings):
     """What the student samples."""
 
-    prompts_per_step: int = Field(64, ge=1, description="Prompts of an optimizer step.")
+    prompts_per_step: int = Field(64, ge=1, description="Prompts per step.")
     samples_per_prompt: int = Field(1, ge=1, description="Responses to each prompt: the group size.")
-    max_new_tokens: int = Field(512, ge=1, description="Longest response, tokens.")
-    max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt, tokens.")
+    max_new_tokens: int = Field(512, ge=1, description="Longest response in tokens.")
+    max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt in tokens.")
     long_prompts: Literal["drop", "error"] = Field(
         "error",
-        description="What to do with longer prompts, training and held-out: drop leaves them out, error refuses the "
-        "run. All rows of files and datasets are measured before the run begins, generated prompts when drawn.",
+        description="What to do with longer prompts, both training and held-out: drop leaves them out, error refuses "
+        "the run. All rows of files and datasets are measured before the run begins; generated prompts are "
+        "measured when they are drawn.",
     )
     stop_tokens: list[int | str] = Field(
         default_factory=list,
-        description="Tokens, by text or id, that end a response besides those of the tokenizer and of the model's "
-        "generation_config.",
+        description="Tokens, by text or id, that end a response in addition to those of the tokenizer and of the "
+        "model's generation_config.",
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature; the loss uses it too.")
     batch_rows: int = Field(
-        64, ge=1, description="Most responses decoded together; a response that ends makes room for the next."
+        64,
+        ge=1,
+        description="Maximum number of responses decoded together. A response that ends makes room for the next.",
     )
     cache_tokens: int = Field(
         262_144,
         ge=1,
-        description="Bound on the tokens whose keys and values are held at once: responses decoded together, times the "
-        "longest prompt and response. Fewer are decoded together where they may become long; four always are.",
+        description="Bound on the tokens whose keys and values are held at once: the number of responses decoded "
+        "together, times the longest prompt and response. If responses may become long, fewer are decoded "
+        "together, but always at least four.",
     )
     verify_workers: int = Field(
-        4, ge=1, le=256, description="Answers verified at the same time, in processes where the verifier has its own."
+        4,
+        ge=1,
+        le=256,
+        description="Number of answers verified in parallel, in separate processes if the verifier uses them.",
     )
     strategy: dict[str, Any] = Field(
         default_factory=lambda: {"name": "single"},
@@ -210,17 +226,18 @@ class TrainSettings(Settings):
     minibatches: int = Field(
         1,
         ge=1,
-        description="Optimizer updates in a pass, each on its share of the groups. From the second update of a step on "
-        "the student is not the policy that sampled: importance ratios differ from 1, and clips act.",
+        description="Optimizer updates per pass, each on its share of the groups. From the second update of a step, the"
+        " student is no longer the policy that sampled, so importance ratios differ from 1 and clipping "
+        "acts.",
     )
     max_staleness: int = Field(
         0,
         ge=0,
         le=64,
-        description="How many steps the weights that sample are behind those that train: 0 samples and trains in "
-        "turn; with k, step n is sampled with exactly the weights of step n - k, while earlier steps are trained on. "
-        "Needs k + 1 copies of the trained tensors on the host, one on the device, and an objective that allows for "
-        "it (docs/scale.md).",
+        description="Number of steps by which the sampling weights lag the trained ones. 0 alternates sampling and "
+        "training. With k, step n is sampled with exactly the weights of step n - k, while earlier steps "
+        "are trained on. Needs k + 1 copies of the trained tensors on the host, one on the device, and an "
+        "objective that allows for it (docs/scale.md).",
     )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
@@ -233,8 +250,12 @@ class TrainSettings(Settings):
     final_fraction: float = Field(0.0, ge=0, le=1, description="Fraction of the peak where the decay ends.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="AdamW's decay rates.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
-    micro_batch_tokens: int = Field(16_384, ge=1, description="Rows times padded length of one forward and backward.")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="Maximum gradient norm; larger gradients are scaled down to it."
+    )
+    micro_batch_tokens: int = Field(
+        16_384, ge=1, description="Size of a micro-batch: rows times padded length of one forward and backward pass."
+    )
     logit_scratch_mib: int = Field(
         0, ge=0, description="Bound on tiles of logits in MiB; 0 means 1024 on a GPU and 128 on CPU."
     )
@@ -243,45 +264,51 @@ class TrainSettings(Settings):
     )
     sharding: Literal["none", "fsdp"] = Field(
         "none",
-        description="fsdp: every rank keeps its part of weights, gradients and moments alone (FSDP2); with "
-        "mixed_precision bf16 the parts stay in model.dtype and layers are gathered in bf16. none: whole copies.",
+        description="none: every rank holds a whole copy (DDP). fsdp: every rank holds only its shard of weights, "
+        "gradients and moments (FSDP2); with mixed_precision bf16 the shards stay in model.dtype and layers"
+        " are gathered in bf16.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="Torch threads of the student; 0 leaves it to torch and OMP_NUM_THREADS."
     )
     checkpoint_every: int = Field(0, ge=0, description="Steps between checkpoints; 0 keeps only the last one.")
-    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
+    keep_checkpoints: int = Field(2, ge=1, description="Number of checkpoints to keep; older ones are removed.")
     disk_patience: float = Field(
         3600.0,
         ge=0,
-        description="Seconds that a run waits for space where the disk of its folder, or of the weights for rollout "
-        "servers, is full, with everything in memory, before it ends; 0: it ends at once.",
+        description="If the disk of the run folder or of the weights for rollout servers is full: seconds that the run "
+        "waits for space, with everything in memory, before it ends. 0 means it ends at once.",
     )
     async_checkpoints: bool = Field(
         False,
-        description="Write checkpoints while training goes on, from copies in the host's memory. "
-        "A failed write is said and the run goes on; the next one, and the end of the run, wait for the one before.",
+        description="Write checkpoints in the background, from copies in host memory. A failed write is reported and "
+        "the run continues. The next checkpoint, and the end of the run, wait for the previous one.",
     )
 
 
 class EvalSettings(Settings):
     """Evaluation on held-out prompts."""
 
-    every: int = Field(0, ge=0, description="Steps between evaluations; 0: only before the first and after the last.")
-    prompts: int = Field(256, ge=0, description="Held-out prompts; 0 switches evaluation off.")
+    every: int = Field(
+        0, ge=0, description="Steps between evaluations; 0 means only before the first step and after the last."
+    )
+    prompts: int = Field(256, ge=0, description="Number of held-out prompts; 0 turns evaluation off.")
     temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
     samples: int = Field(
-        1, ge=1, description="Responses per prompt, n; above 1 they give pass@k without bias for k up to n."
+        1, ge=1, description="Responses per prompt, n. Above 1, pass@k is estimated without bias for k up to n."
     )
     reverse_kl: bool = Field(True, description="Also measure KL(student || teacher) on sampled responses.")
     mode_slack: float = Field(
         1.0,
         ge=1,
-        description="Answers in a mode may run to this many times its budget, to show how far the student would go. "
-        "Those over the budget still count as wrong.",
+        description="Answers in a mode may be up to this many times its budget long, to show how far the student would "
+        "go. Answers over the budget still count as wrong.",
     )
     leakage: int = Field(
-        0, ge=0, description="Problems whose answers in every mode are scored by the teachers of all modes; 0: none."
+        0,
+        ge=0,
+        description="Number of problems whose answers in every mode are scored by the teachers of all modes; 0 means "
+        "none.",
     )
 
 
@@ -289,16 +316,19 @@ class SampleSettings(Settings):
     """The answers in samples.jsonl of the run folder."""
 
     every: int = Field(
-        10, ge=0, description="Steps between training answers; 0: only those of evaluations, which are always kept."
+        10,
+        ge=0,
+        description="Keep training answers every this many steps; 0 keeps only those of evaluations, which are always "
+        "kept.",
     )
-    count: int = Field(8, ge=0, description="Answers of a step or an evaluation; 0 keeps none.")
+    count: int = Field(8, ge=0, description="Number of answers to keep per step or evaluation; 0 keeps none.")
 
 
 class Recipe(Settings):
     """A student job."""
 
-    run: Path = Field(description="Run folder; must not exist unless the run is resumed.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Decides everything random: prompts, rollouts, evaluation.")
+    run: Path = Field(description="Run folder. It must not exist unless the run is resumed.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed for everything random: prompts, rollouts, evaluation.")
     model: ModelSettings = Field(description="The student.")
     teachers: TeacherSettings | None = Field(None, description="The served models; may be absent for plain RL.")
     prompts: PromptSettings = Field(description="Training and held-out prompts.")
@@ -308,8 +338,8 @@ class Recipe(Settings):
     )
     contexts: dict[str, ContextSettings] = Field(
         default_factory=dict,
-        description="What a model reads before a response instead of the student's prompt, by role (teacher, "
-        "reference) or by name of a teacher: hints, solutions, a system prompt of its own. The student never sees it.",
+        description="What a model reads before a response instead of the student's prompt (hints, solutions, its own "
+        "system prompt), by role (teacher, reference) or by teacher name. The student never sees it.",
     )
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, description="What the student samples.")
     objective: list[dict[str, Any]] = Field(
@@ -320,8 +350,8 @@ class Recipe(Settings):
     )
     rewards: list[dict[str, Any]] = Field(
         default_factory=list,
-        description="Rewards besides the verifier's verdict, each with its name and settings: one may replace it, the "
-        "others add to it; see `opd plugins list reward`.",
+        description="Rewards in addition to the verifier's verdict, each with its name and settings. One may replace "
+        "the verdict; the others add to it. See `opd plugins list reward`.",
     )
     methods: list[dict[str, Any]] = Field(
         default_factory=list,
@@ -331,15 +361,17 @@ class Recipe(Settings):
     train: TrainSettings = Field(default_factory=TrainSettings, description="The optimizer and its schedule.")
     eval: EvalSettings = Field(default_factory=EvalSettings, description="Evaluation on held-out prompts.")
     samples: SampleSettings = Field(default_factory=SampleSettings, description="The answers in samples.jsonl.")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0: off.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of the student's Prometheus metrics; 0 turns them off."
+    )
     metrics_host: str = Field(
         "127.0.0.1", description="Address of those metrics, which are unencrypted and need no token."
     )
     trackers: list[TrackerSettings] = Field(
         default_factory=list,
         examples=["[{name: tensorboard}]"],
-        description="Experiment trackers that get metrics, answers and the report too (extra trackers). A failing one "
-        "is left out, and the run continues.",
+        description="Experiment trackers that also get metrics, answers and the report (extra trackers). If one fails, "
+        "it is dropped and the run continues.",
     )
     tracing: bool = Field(False, description="Export OpenTelemetry spans of every step (extra otel, OTEL_* variables).")
 

@@ -44,8 +44,8 @@ def doctor(
     teacher_model: Annotated[
         str,
         typer.Option(
-            help="With --teacher: folder or hub id of the teacher's weights, to answer the prompts here, because servers "
-            "only score. Default: what the server says that it has loaded."
+            help="With --teacher: folder or hub id of the teacher's weights, to answer the prompts here, because "
+            "servers only score. Default: what the server says that it has loaded."
         ),
     ] = "",
     prompts: Annotated[int, typer.Option(min=8, help="With --teacher: number of training prompts to use.")] = 64,

@@ -29,19 +29,17 @@ MODE, UNMARKED = "mode", "unmarked"
 class ModeSettings(Settings):
     """One way to be asked."""
 
-    budget: int = Field(ge=1, description="Longest response in this mode, tokens.")
+    budget: int = Field(ge=1, description="Longest response in this mode, in tokens.")
     prefix: str = Field("", description="Text put before the prompt, in a chat before the last user message.")
     suffix: str = Field("", description="Text put after the prompt, in a chat after the last user message.")
-    system: str = Field(
-        "", description="System text of chat prompts; it follows a system message that is there already."
-    )
-    teacher: str | None = Field(None, description="Teacher of rows in this mode; by default the mode's name.")
+    system: str = Field("", description="System text for chat prompts, appended to an existing system message.")
+    teacher: str | None = Field(None, description="Teacher of rows in this mode. Default: the mode's name.")
     weight: int = Field(
         1,
         ge=0,
         le=1000,
-        description="Share of the rows: weights 3 and 1 give 3 rows to 1. 0: never trained, asked in evaluations "
-        "alone, to see what the student makes of a mark that it does not know.",
+        description="Share of the rows: weights 3 and 1 give 3 rows to 1. 0 means never trained and used only in "
+        "evaluations, to see what the student does with a mark that it does not know.",
     )
     teacher_accuracy: float | None = Field(
         None,

@@ -26,13 +26,13 @@ class _Source(Settings):
     domain: str | None = Field(
         default=None, description="Domain label of all prompts that do not carry one themselves."
     )
-    chat: bool = Field(default=False, description="Make prompts of plain text a chat message of the user.")
+    chat: bool = Field(default=False, description="Turn plain-text prompts into a chat message from the user.")
     system: str | None = Field(
-        default=None, description="System message put before chat prompts that do not begin with one."
+        default=None, description="System message added to chat prompts that do not begin with one."
     )
     template_options: Annotated[dict[str, Any], AfterValidator(_template_options)] = Field(
         default_factory=dict,
-        description="What the chat template is given beside the messages, for example enable_thinking: false.",
+        description="Options passed to the chat template, for example enable_thinking: false.",
     )
     weight: int = Field(default=1, ge=1, le=1000, description="Share in a mix: weights 3 and 1 give 3 prompts to 1.")
 
@@ -53,8 +53,8 @@ class _Rows(_Source):
     domain_column: str = Field(default="domain", description="Column with a domain label per prompt; may be absent.")
     keep_columns: list[str] = Field(
         default_factory=list,
-        description="Further columns kept with each prompt, for contexts and verifiers (a solution, a hint, tests); of "
-        "rows with an environment all are.",
+        description="Further columns kept with each prompt, for contexts and verifiers (a solution, a hint, tests). "
+        "Rows with an environment keep all columns.",
     )
     limit: int | None = Field(default=None, ge=1, description="Read at most this many rows, from the start.")
     heldout: float = Field(
@@ -66,8 +66,8 @@ class _Rows(_Source):
     verifier: str = Field(default="math", description="A verifier (`opd plugins list`), or a dotted path.")
     verifier_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings of a verifier that has any, for example endpoint and model of chat_judge (`opd plugins "
-        "show chat_judge`).",
+        description="Settings of the verifier, if it has any, for example endpoint and model of chat_judge (`opd "
+        "plugins show chat_judge`).",
     )
     verifier_timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
 
@@ -76,7 +76,7 @@ class DatasetSettings(_Rows):
     """Prompts from a Hugging Face dataset."""
 
     dataset: str = Field(description="Dataset id on the hub, or a local dataset folder.")
-    subset: str | None = Field(default=None, description="Configuration of the dataset, when it has several.")
+    subset: str | None = Field(default=None, description="Configuration of the dataset, if it has several.")
     split: str = Field(default="train", description="Split to read.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of the dataset.")
 
@@ -98,8 +98,8 @@ class TaskSettings(_Source):
     options: dict[str, Any] = Field(default_factory=dict, description="Settings of that task, for example digits: 3.")
     mark: str = Field(
         default="",
-        description="Text put before every prompt of plain text, so that a model can tell tasks apart whose problems "
-        "look alike.",
+        description="Text put before every plain-text prompt, so that a model can tell tasks with similar problems "
+        "apart.",
     )
 
 

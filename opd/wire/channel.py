@@ -39,9 +39,9 @@ class ClientSecurity(Settings):
     server_name: str = ""
     """Name to expect in the server's certificate instead of the host name."""
     token_file: Path | None = None
-    """File with the bearer token; read again when it changes."""
+    """File with the bearer token; reloaded when it changes."""
     token_env: str = ""
-    """Environment variable with the bearer token; the file wins."""
+    """Environment variable with the bearer token; token_file takes precedence."""
     allow_clear_token: bool = False
     """Send the token without TLS beyond loopback. Not advised."""
 

@@ -48,22 +48,24 @@ log = logging.getLogger(__name__)
 class EpisodeSettings(Settings):
     """How prompts that name an environment are played."""
 
-    turns: int = Field(30, ge=1, description="Most turns of the student in an episode.")
+    turns: int = Field(30, ge=1, description="Maximum number of the student's turns in an episode.")
     turn_tokens: int = Field(
         256, ge=1, description="Longest turn of the student; rollout.max_new_tokens bounds the whole episode."
     )
     history: Turns | Literal["summary"] | None = Field(
         None,
         description="What the student and its teachers see of an episode after the prompt and the first observation. A "
-        "number: so many earlier turns, each with its answer; summary: what the student has written of it; null: all.",
+        "number: that many earlier turns, each with its answer. summary: the student's own summary. null: "
+        "everything.",
     )
     summary: SummarySettings = Field(
         default_factory=SummarySettings, description="When and how it is summarised, with `history: summary`."
     )
     isolation: Literal["process", "none"] = Field(
         "process",
-        description="process: every episode in a process of its own, with time limits; none: in the student's process, "
-        "for environments that neither hang nor crash it. What raises costs its own episode either way.",
+        description="process: every episode runs in its own process, with time limits. none: it runs in the student's "
+        "process, for environments that neither hang nor crash it. Either way, an exception costs only its "
+        "own episode.",
     )
     limits: PoolSettings = Field(
         default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."

@@ -46,10 +46,12 @@ class SummarySettings(Settings):
     context_tokens: int = Field(
         8192, ge=1, description="Longest sequence: prompt, what is seen of the episode, and the turn that is written."
     )
-    tokens: int = Field(512, ge=1, description="Longest summary; a longer one is cut, and counted.")
-    most: int = Field(8, ge=1, description="Most summaries of an episode; if it needs more, it ends by context.")
+    tokens: int = Field(512, ge=1, description="Longest summary in tokens. A longer one is truncated and counted.")
+    most: int = Field(
+        8, ge=1, description="Maximum number of summaries in an episode. If it needs more, it ends by context."
+    )
     instruction: str = Field(
-        _INSTRUCTION, min_length=1, description="What asks for a summary, in the place of the next observation."
+        _INSTRUCTION, min_length=1, description="Text that asks for a summary, in place of the next observation."
     )
 
 

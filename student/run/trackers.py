@@ -25,7 +25,7 @@ class TrackerSettings(Settings):
     project: str = Field("opd", description="Project or experiment that the run belongs to.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further arguments of the tracker's start, for example mode: offline (wandb).",
+        description="Further arguments for starting the tracker, for example mode: offline (wandb).",
     )
 
 

@@ -49,24 +49,22 @@ class ContextSettings(Settings):
     row and of the other answers to its prompt (docs/methods.md).
     """
 
-    system: str | None = Field(
-        None, description="System message, for chat prompts; replaces a system message that is there."
-    )
+    system: str | None = Field(None, description="System message for chat prompts; replaces an existing one.")
     prompt: str | None = Field(None, description="Text of the prompt, or of the last user message of a chat.")
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="A longer context is an error, and one made from outcomes is not read (see skip_without); null: "
-        "rollout.max_prompt_tokens.",
+        description="Longest context in tokens. A longer one is an error; one made from outcomes is ignored instead "
+        "(see skip_without). null means rollout.max_prompt_tokens.",
     )
-    success: float = Field(1.0, description="Least reward of an answer that may be group.best.")
+    success: float = Field(1.0, description="Minimum reward of an answer that may be group.best.")
     skip_without: list[Literal["row.feedback", "group.best", "group.worst"]] = Field(
         default_factory=list,
-        description="Rows for which all of these are empty teach nothing: the terms that learn from this model pass "
-        "them over (SDPO: [group.best, row.feedback]). Metric context_missing_share counts them.",
+        description="Skip rows for which all of these are empty: the terms that learn from this model ignore them "
+        "(SDPO: [group.best, row.feedback]). The metric context_missing_share counts them.",
     )
     template_options: dict[str, Any] | None = Field(
-        None, description="What the chat template is given besides the messages; null: what the prompt gives it."
+        None, description="Options passed to the chat template; null means those of the prompt."
     )
 
     @model_validator(mode="after")

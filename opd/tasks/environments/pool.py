@@ -38,12 +38,16 @@ Failure = Literal["raised", "hung", "died", "invalid", "diverged"]
 class PoolSettings(Settings):
     """Limits of episodes."""
 
-    step_seconds: float = Field(30.0, gt=0, description="Seconds for one action; then the episode counts as hung.")
-    reset_seconds: float = Field(
-        120.0, gt=0, description="Seconds for an environment's import, and an episode's start."
+    step_seconds: float = Field(
+        30.0, gt=0, description="Seconds that one action may take before the episode counts as hung."
     )
-    text_characters: int = Field(32_768, ge=1, description="Longest observation; a longer one ends the episode.")
-    memory_mib: int = Field(0, ge=0, description="Memory of one environment's process; 0: no limit.")
+    reset_seconds: float = Field(
+        120.0, gt=0, description="Seconds that importing an environment, or starting an episode, may take."
+    )
+    text_characters: int = Field(
+        32_768, ge=1, description="Longest observation in characters; a longer one ends the episode."
+    )
+    memory_mib: int = Field(0, ge=0, description="Memory limit of one environment's process in MiB; 0 means no limit.")
 
 
 @dataclass(frozen=True, slots=True)
