@@ -63,8 +63,8 @@ class OpenCallSettings(Settings):
     receive_seconds: float = Field(default=20.0, gt=0)
     """Seconds that the request of a call may take to arrive."""
     receive_budget_bytes: int = Field(default=512 * MIB, ge=1)
-    """Bytes of requests that are received at once. Each counts as the largest allowed request, because its size is not
-    known in advance. A caller gets a quarter of the budget, and at least one request. Others wait for receive_seconds."""
+    """Bytes of requests that are received at once, a quarter of them per caller, and at least one request. Each counts
+    as the largest allowed one, because its size is not known in advance. Further ones wait for receive_seconds."""
 
 
 class TransportSettings(Settings):
@@ -127,8 +127,8 @@ class TeacherEngineSettings(Settings):
     stall_seconds: float = Field(default=600.0, gt=0)
     """Seconds on one batch after which an engine counts as stuck and the process exits."""
     load_seconds: float = Field(default=1800.0, gt=0)
-    """Seconds that loading a model may take, and waiting for another one to load. A model that takes longer is given up.
-    Since loading cannot be interrupted, no other model is loaded until it ends."""
+    """Seconds that loading a model may take, and waiting for another one to load. A slower model is given up. Since
+    loading cannot be interrupted, no other model is loaded until it ends."""
     self_test: bool = True
     """Score a short sequence twice before a teacher counts as ready."""
 
