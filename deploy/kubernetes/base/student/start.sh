@@ -1,9 +1,9 @@
-# Begins the run, or goes on with it where it has begun, be it before the first checkpoint. RANKS > 1 starts data-parallel ranks.
+# Starts the run, or resumes it if it was already started, even before its first checkpoint. RANKS > 1 starts data-parallel ranks.
 set -eu
 if [ -e "$RUN/recipe.yaml" ]; then set -- --resume; else set --; fi
 set -- train /etc/opd/recipe.yaml run="$RUN" metrics_port=9401 metrics_host=0.0.0.0 "$@"
 if [ "${RANKS:-1}" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
-    # torchrun ends with 1 whatever its ranks end with: what would fail again is found before, and keeps its exit code.
+    # torchrun ends with 1 whatever its ranks end with. This dry run finds errors that would occur again, and keeps their exit codes.
     opd "$@" --dry-run
     exec torchrun --nproc-per-node "${RANKS:-1}" --nnodes "${NODES:-1}" --node-rank "${JOB_COMPLETION_INDEX:-0}" \
         --master-addr "${MASTER:-localhost}" --master-port 29500 -m opd.cli "$@"
