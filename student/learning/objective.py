@@ -19,7 +19,8 @@ from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.row import Row
 from student.learning.aggregation import position_weights, positions_of
-from student.learning.terms import Term, TermOutput, TokenBatch, WeightSchedule, losses_of
+from student.learning.schedule import WeightSchedule
+from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
 from student.scoring.needs import Needs, merge
 
 if TYPE_CHECKING:

@@ -1,7 +1,11 @@
-"""Learning-rate schedules as pure functions of the step, so that a resumed run needs no scheduler state."""
+"""Schedules of learning rates and weights, pure functions of the step: a resumed run needs no scheduler state."""
 
 import math
 from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from opd.config import Settings
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -24,3 +28,18 @@ def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: 
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
     shape = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (floor + (1.0 - floor) * shape)
+
+
+class WeightSchedule(Settings):
+    """A weight that changes linearly from one value to another and stays there."""
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
+    start: float = Field(alias="from", description="The weight in the first step.")
+    to: float = Field(description="The weight from step `steps` on.")
+    steps: int = Field(ge=1, description="Steps until then.")
+
+    def at(self, step: int) -> float:
+        """The weight in a step."""
+        done = min(1.0, step / self.steps)
+        return self.start + done * (self.to - self.start)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from opd.config import Settings
 from opd.errors import PluginError, short
 from opd.registry import Registry
 from opd.wire.types import PayloadKind
+from student.learning.schedule import WeightSchedule
 from student.scoring.needs import TEACHER, Needs
 
 if TYPE_CHECKING:
@@ -221,21 +222,6 @@ def _checked(term: Term, batch: TokenBatch) -> TermOutput:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise PluginError(f"{name} gave metric {metric!r} as {short(pair)}; give it as (numerator, denominator).")
     return output
-
-
-class WeightSchedule(Settings):
-    """A weight that changes linearly from one value to another and stays there."""
-
-    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
-
-    start: float = Field(alias="from", description="The weight in the first step.")
-    to: float = Field(description="The weight from step `steps` on.")
-    steps: int = Field(ge=1, description="Steps until then.")
-
-    def at(self, step: int) -> float:
-        """The weight in a step."""
-        done = min(1.0, step / self.steps)
-        return self.start + done * (self.to - self.start)
 
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "turn_mean", "constant", "balanced")

@@ -29,7 +29,8 @@ from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
 from student.data.outcome import reward_of
-from student.learning.terms import TermOutput, TokenBatch, WeightSchedule
+from student.learning.schedule import WeightSchedule
+from student.learning.terms import TermOutput, TokenBatch
 from student.methods.distil.tip import TipSettings, TokenSelection
 from student.scoring.needs import EMA, Needs, merge
 
