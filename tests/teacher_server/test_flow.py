@@ -133,16 +133,16 @@ async def test_at_four_times_the_capacity_no_work_is_lost_and_every_refusal_is_t
 
 
 async def test_a_request_that_would_be_late_is_turned_away_at_once(start: Any, items: Any) -> None:
-    client = await start()
+    client = await start(limits={"max_batch_sequences": 1})
     engine = client.engines["numpy"]
     engine.seconds_per_batch = 0.4
-    await client.score(items(1, rows=96), PayloadSpec.sampled())  # 250 tokens per second at most
+    await client.score(items(1, rows=96), PayloadSpec.sampled())  # a full batch: 250 tokens per second at most
     engine.seconds_per_batch, engine.before_score = 0.0, (gate := EngineGate())
-    running = asyncio.create_task(client.score(items(60, rows=996), PayloadSpec.sampled()))  # four minutes of work
+    running = asyncio.create_task(client.score(items(2, rows=7996), PayloadSpec.sampled()))  # 32 seconds each
     await until(lambda: gate.held)
     request = build_score_request(items(1), PayloadSpec.sampled(), teacher="t", request_id="r")
     with pytest.raises(grpc.RpcError) as caught:  # while nothing leaves the engine
-        async for _ in client.stub.Score(request, timeout=60):
+        async for _ in client.stub.Score(request, timeout=20):
             pass
     assert type(error_from_rpc(caught.value)) is OverloadedError
     gate.open()

@@ -204,14 +204,14 @@ def test_a_command_that_is_killed_takes_its_stage_and_its_server_with_it(data: D
 
 def test_a_stage_that_fails_is_named_and_what_is_done_is_kept(make: Callable[..., OrbitRecipe], data: Data) -> None:
     broken = make(launch=[sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(RunFolderError, match="start without --resume"):
+    with pytest.raises(RunFolderError, match="is there a run to resume"):
         run_orbit(broken, resume=True, log=lambda text: None)
     begun(broken, {"long": data["model"]["path"]})
     with pytest.raises(StageError, match="stage short ended with exit code 3"):
         run_orbit(broken, resume=True, log=lambda text: None)
     state = json.loads((broken.run / "state.json").read_text())
     assert list(state["checkpoints"]) == ["long"] and state["running"] == "short"
-    with pytest.raises(RunFolderError, match="continue with --resume"):
+    with pytest.raises(RunFolderError, match="continue it with --resume"):
         run_orbit(broken, resume=False, log=lambda text: None)
 
 
