@@ -223,9 +223,12 @@ class PolicyGradient(Term):
         """Whether a model that the credit or the loss reads has no context for the row, and read the bare prompt."""
         return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
 
+    def admits(self, row: Row | Outcome) -> bool:
+        """Also whether `skip_truncated` lets it."""
+        return super().admits(row) and not (self.settings.skip_truncated and row.truncated)
+
     def _counts(self, outcome: Outcome) -> bool:
-        truncated = self.settings.skip_truncated and outcome.truncated
-        return outcome.reward is not None and self.admits(outcome) and not truncated
+        return outcome.reward is not None and self.admits(outcome)
 
     def _without_degenerate(self, outcomes: Sequence[Outcome], able: Sequence[int]) -> list[int]:
         groups = self.chain.first.groups([outcomes[place] for place in able])

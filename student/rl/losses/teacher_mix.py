@@ -61,7 +61,7 @@ class MimoMix(PolicyGradient):
 
     def selects(self, row: Row) -> bool:
         """Every row that is admitted, also without a reward: the teacher judges it."""
-        return Term.selects(self, row) and not (self.settings.skip_truncated and row.truncated)
+        return Term.selects(self, row)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics teacher_gap (mean a_t, nats), outcome_share of |credit|, dropped_share."""
@@ -116,7 +116,7 @@ class GlmMix(PolicyGradient):
 
     def selects(self, row: Row) -> bool:
         """Every row that is admitted."""
-        return Term.selects(self, row) and not (self.settings.skip_truncated and row.truncated)
+        return Term.selects(self, row)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """See the module; metrics clipped_share and teacher_gap."""
