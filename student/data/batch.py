@@ -85,26 +85,49 @@ def split(
     """
     by_teacher = by_teacher or any(row.teachers for row in rows)
     lengths = [row.longest for row in rows]
-    counts = [0]
     apart = [(row.teacher, row.teachers) if by_teacher else ("", ()) for row in rows]
-    turned = [turn is not None and length > turn for length in lengths]
     # A function of the rows alone: the order decides the sums, and a resumed run must get the same bits.
     sign = 1 if shortest_first else -1
     order = sorted(range(len(rows)), key=lambda i: (apart[i], sign * lengths[i], i))
-    parts: list[list[int]] = []
-    for index in order:
-        last = parts[-1] if parts else None
-        same = last is not None and (apart[last[0]], turned[last[0]]) == (apart[index], turned[index])
-        added = len(rows[index].sequences)
-        # All are padded to the longest, which is the first or the last.
-        if last is not None and same and max(lengths[last[0]], lengths[index]) * (counts[-1] + added) <= max_tokens:
-            last.append(index)
-            counts[-1] += added
-        else:
-            parts.append([index])
-            counts.append(added)
+    added = [len(row.sequences) for row in rows]
+    parts = packed(order, lengths, max_tokens, turn=turn, apart=apart, added=added)
     # Rows of several teachers may be kept apart: a slow one holds up no rows of the others.
     return sorted(parts, key=lambda part: lengths[part[-1]]) if shortest_first else parts
+
+
+def packed(
+    order: Iterable[int],
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    turn: int | None,
+    apart: Sequence[object] | None = None,
+    added: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Indices of the rows of each forward pass, in order of length, padded size within `max_tokens`.
+
+    Args:
+        order: the rows, upwards or downwards by length among those that may stand together.
+        lengths: tokens of each row.
+        max_tokens: see `split`.
+        turn: see `split`.
+        apart: rows where it differs are kept apart; None where all may stand together.
+        added: sequences of each row; None for one each.
+    """
+    parts: list[list[int]] = []
+    kind: object = None
+    count = 0
+    for index in order:
+        length, more = lengths[index], 1 if added is None else added[index]
+        mine = (turn is not None and length > turn, None if apart is None else apart[index])
+        # All are padded to the longest, which is the first or the last.
+        if parts and mine == kind and max(lengths[parts[-1][0]], length) * (count + more) <= max_tokens:
+            parts[-1].append(index)
+            count += more
+        else:
+            parts.append([index])
+            kind, count = mine, more
+    return parts
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> MicroBatch:

@@ -27,6 +27,7 @@ from opd.errors import CheckpointError, ConfigError
 from opd.heads import OutputHead
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from student.data.batch import packed
 from student.data.row import Row
 from student.learning.hooks import Pass, Reading
 from student.learning.lora import adapters_off
@@ -183,15 +184,8 @@ class LocalModels:
         """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
         # Longest first: the first of a part is its width, and rows of like length are padded little.
         lengths = [len(item.token_ids) for item in items]
-        turned = [self._student.turn is not None and length > self._student.turn for length in lengths]
-        parts: list[list[int]] = []
-        for index in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
-            last = parts[-1] if parts else None
-            same = last is not None and turned[last[0]] == turned[index]
-            if last is not None and same and lengths[last[0]] * (len(last) + 1) <= self._micro_batch_tokens:
-                last.append(index)
-            else:
-                parts.append([index])
+        order = sorted(range(len(items)), key=lambda i: (-lengths[i], i))
+        parts = packed(order, lengths, self._micro_batch_tokens, turn=self._student.turn)
         if units(self._student):
             parts += [[] for _ in range(max(self._ranks.gather(len(parts))) - len(parts))]
         return parts
