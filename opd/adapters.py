@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -90,8 +90,8 @@ def fold_adapter(model: Any, folder: Path) -> Any:
     try:
         wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
     except Exception as error:  # peft raises what torch raised: RuntimeError for shapes, ValueError for names
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"adapter {folder} does not fit its base: {reason}") from error
+        reason = one_line(error, 300)
+        raise ConfigError(f"adapter {folder} does not fit its base: {reason}.") from error
     for layer in wrapped.modules():
         if isinstance(layer, BaseTunerLayer):
             weight: Any = layer.get_base_layer().weight

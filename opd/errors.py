@@ -8,6 +8,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 
+def one_line(error: object, most: int | None = None) -> str:
+    """What `error` says as one line of at most `most` characters, without a full stop; its type where it says nothing.
+
+    Libraries raise messages of several lines; ours quotes them inside a sentence.
+    """
+    return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__
+
+
 class OpdError(Exception):
     """Base of all errors with a message for users.
 

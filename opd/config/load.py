@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
 from opd.config.base import Settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 
 S = TypeVar("S", bound=Settings)
 _Group = tuple[str | None, type[BaseModel]]
@@ -76,7 +76,7 @@ def _yaml(text: str, what: str) -> Any:
     # Besides its own errors PyYAML raises those of the types it constructs, for example of a date like 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         # PyYAML's name for a text that it did not read from a file.
-        said = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        said = one_line(error).replace('in "<unicode string>", line', "in line")
         raise ConfigError(f"{what} is not valid YAML: {said}.") from error
 
 

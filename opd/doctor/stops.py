@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 from opd.model_path import refuse_missing
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
@@ -54,7 +54,7 @@ class StopExaminer:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
         except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise ConfigError(f"student {path!r} cannot be loaded: {reason}; check the path.") from error
         self.stops: StopSet = stop_set(self.tokenizer, generation_stops(path))
         self.questions = tuple(questions) or _QUESTIONS

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from opd.errors import DataError
+from opd.errors import DataError, one_line
 from opd.tasks.settings import DatasetSettings, FileSettings
 
 Row = Mapping[str, Any]
@@ -150,7 +150,7 @@ class _Dataset:
                 settings.dataset, settings.subset, split=settings.split, revision=settings.revision
             )
         except Exception as error:  # the hub client raises errors of many libraries
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise DataError(
                 f"{self.name} (subset {settings.subset!r}, split {settings.split!r}) cannot be loaded: "
                 f"{type(error).__name__}: {reason}; check the id and the network, or use a local file."

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from opd.doctor.finding import Finding, Level
-from opd.errors import ConfigError, OpdError
+from opd.errors import ConfigError, OpdError, one_line
 from opd.tasks.build import build_prompts
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
@@ -95,7 +95,7 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
                 # Weights that were named must work; those that a server names may simply not be on this machine.
                 if model:
                     raise
-                obstacle = " ".join(str(error).split())[:200]
+                obstacle = one_line(error, 200)
             verification.collect([*mine, *answers.own, *(row for _, row in answers.rescued)])
             yield name, compare(mine, answers.own, answers.rescued, k=K, parity=answers.parity), obstacle
 

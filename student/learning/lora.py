@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft
-from opd.errors import CheckpointError, ConfigError
+from opd.errors import CheckpointError, ConfigError, one_line
 from student.recipe import LoraSettings
 
 ADAPTER = "default"
@@ -54,7 +54,7 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
     try:
         lm.add_adapter(config, ADAPTER)
     except ValueError as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = one_line(error, 200)
         raise ConfigError(f"model.lora.targets {settings.targets!r} do not fit this model: {reason}.") from error
     for name, module in (("head", lm.get_output_embeddings()), ("embeddings", lm.get_input_embeddings())):
         if any("lora_" in part for part, _ in module.named_parameters()):

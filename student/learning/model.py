@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
@@ -163,8 +163,7 @@ def _cannot_load(path: str, error: Exception) -> ConfigError:
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
         return ConfigError(f"model folder {path!r} is not a model: it has no config.json{hint}")
-    reason = " ".join(str(error).split())
-    return ConfigError(f"model folder {path!r} cannot be loaded: {reason[:300].rstrip('.')}.")
+    return ConfigError(f"model folder {path!r} cannot be loaded: {one_line(error, 300)}.")
 
 
 class Student(nn.Module):
@@ -261,7 +260,7 @@ def _difference(student: Student) -> str:
         largest = own.abs().amax(-1).clamp_min(1e-30)  # a head of zeros agrees with itself
         gap = float(((found[:, : own.shape[1]] - own).abs().amax(-1) / largest).max())
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        return one_line(error, 200)
     finally:
         if held is None:
             del decoder["forward"]

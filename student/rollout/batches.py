@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.slots import head_of
@@ -129,7 +129,7 @@ def _difference(model: PreTrainedModel) -> str:
             if (logits - own).abs().max() > 0.3 * own.abs().max():
                 return "its logits are not those of the whole row"
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError) as error:
-        return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        return one_line(error, 200)
     return ""
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from opd.errors import CheckpointError, DiskFullError, RunFolderError
+from opd.errors import CheckpointError, DiskFullError, RunFolderError, one_line
 from student.learning.ranks import ALONE, Ranks
 from student.run.parts import Part
 from student.run.space import is_full
@@ -103,7 +103,7 @@ def _reason(error: Exception) -> str:
     """What went wrong."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f" ({error.filename})" if error.filename else "")
-    said = " ".join(str(error).split()).rstrip(".")
+    said = one_line(error)
     return said if isinstance(error, OSError | SafetensorError) else f"{type(error).__name__}: {said}"
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from opd.config import Settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 
 _logger = logging.getLogger(__name__)
 _COLUMNS = ("step", "label", "prompt", "answer", "verdict", "reward", "kl", "tokens")
@@ -130,7 +130,7 @@ class Trackers:
             self.failures += 1
             self._live.pop(name, None)
             _logger.debug("tracker %s failed", name, exc_info=True)
-            why = " ".join(str(error).split())[:160]
+            why = one_line(error, 160)
             self._log(f"tracker {name} failed and is left out from now on: {type(error).__name__}: {why}")
 
 

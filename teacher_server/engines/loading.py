@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError
+from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, one_line
 from opd.model_path import refuse_missing
 from opd.tokenizer_files import read_otherwise
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
@@ -48,7 +48,7 @@ def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = one_line(error, 200)
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}.") from error
 
 
@@ -119,8 +119,8 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     except SafetensorError as error:  # names no file
         raise ConfigError(f"the weights of model {folder} are damaged: {error}; copy or download it again.") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"model {folder} cannot be loaded: {reason}") from error
+        reason = one_line(error, 300)
+        raise ConfigError(f"model {folder} cannot be loaded: {reason}.") from error
     finally:
         if bars:
             logging.enable_progress_bar()
@@ -148,8 +148,8 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}") from error
+        reason = one_line(error, 200)
+        raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}.") from error
     if (warning := read_otherwise(tokenizer, folder)) is not None:
         _log.warning("%s", warning)
     vocabulary = tokenizer.get_vocab()
@@ -189,8 +189,8 @@ def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity,
         else:
             generation = GenerationConfig.from_model_config(config.get_text_config())
     except (OSError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"the generation_config.json of model {folder} cannot be read: {reason}") from error
+        reason = one_line(error, 200)
+        raise ConfigError(f"the generation_config.json of model {folder} cannot be read: {reason}.") from error
     listed = generation.eos_token_id
     found = {tokenizer.eos_id, *(listed if isinstance(listed, list | tuple) else [listed])}
     return tuple(sorted(i for i in found if isinstance(i, int) and 0 <= i < vocab_size))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from opd.errors import ConfigError, UnavailableError
+from opd.errors import ConfigError, UnavailableError, one_line
 from opd.heads import OutputHead
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
@@ -246,8 +246,8 @@ class VllmEngine:
                 except Exception as error:
                     self._reload(self._folder)
                     self._info = mine.info
-                    reason = " ".join(str(error).split())[:200]
-                    raise ConfigError(f"vLLM cannot take the weights in {other.folder}: {reason}") from error
+                    reason = one_line(error, 200)
+                    raise ConfigError(f"vLLM cannot take the weights in {other.folder}: {reason}.") from error
                 self._folder, self._header, self._head, self._info = other.folder, other.header, other.head, other.info
                 other = mine
 
@@ -386,8 +386,8 @@ def _start(folder: Path, runner: str, device: torch.device, options: dict[str, A
     try:
         return LLM(str(folder), **options)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"vLLM cannot load model {folder} with runner {runner}: {reason}") from error
+        reason = one_line(error, 300)
+        raise ConfigError(f"vLLM cannot load model {folder} with runner {runner}: {reason}.") from error
 
 
 def _version() -> str:

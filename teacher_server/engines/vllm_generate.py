@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import ConfigError, UnavailableError
+from opd.errors import ConfigError, UnavailableError, one_line
 from opd.wire.spans import cut, whole
 from opd.wire.types import PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem
@@ -115,4 +115,4 @@ def _cannot_cut(size: int, reason: str) -> ConfigError:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")
+    return one_line(error, 200)

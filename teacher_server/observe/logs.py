@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
-from opd.errors import OpdError
+from opd.errors import OpdError, one_line
 
 LOGGER = "teacher_server"
 """Above the loggers of all modules of the server."""
@@ -62,5 +62,5 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 def describe_error(error: Exception) -> str:
     """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
-    text = " ".join(str(error).split())[:300]
+    text = one_line(error, 300)
     return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

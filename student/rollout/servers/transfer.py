@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from opd.errors import ConfigError, RolloutEngineError
+from opd.errors import ConfigError, RolloutEngineError, one_line
 from student.rollout.servers.http import Connection, LostError
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def send(weights: HeldWeights, connection: Connection) -> None:
         except (LostError, RolloutEngineError):
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:300].rstrip(".")
+            said = one_line(error, 300)
             raise RolloutEngineError(f"the transfer to {own.url} failed ({type(error).__name__}: {said})") from error
         finally:
             calls.settle(LostError(f"the transfer to {own.url} was given up"))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opd.errors import ConfigError, DataError, RolloutEngineError
+from opd.errors import ConfigError, DataError, RolloutEngineError, one_line
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.vllm.settings import VllmSettings, check_vllm
@@ -211,7 +211,7 @@ class VllmRollout(RolloutEngine):
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         except Exception as error:
             self._abandon()  # half of its layers are in pieces
-            reason = " ".join(str(error).split())[:300].rstrip(".")
+            reason = one_line(error, 300)
             raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
         if self._llm.reset_prefix_cache() is False:
             raise RolloutEngineError("vLLM did not empty its prefix cache: it still holds what old weights computed.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 
 _kept: list[Any] = []
 
@@ -61,7 +61,7 @@ def start(model: str, options: dict[str, Any]) -> Any:
         with _untouched():
             return LLM(model, **options)
     except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = one_line(error, 300)
         raise ConfigError(f"vLLM cannot run student {model!r}: {reason}.") from error
 
 
