@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first is a request to stop after saving, a second one ends the process at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first is a request to stop after saving, a second one ends the process at once."""
 
 import contextlib
 import os
@@ -16,11 +16,14 @@ from opd.errors import CancelledError
 _ECHO_SECONDS = 1.0
 """A launcher forwards the Ctrl-C that its ranks already had from the terminal: within this time it is the same one."""
 _ADVICE = b"\nstopping as soon as the state can be saved; a second signal ends the run at once\n"
+_TORCHRUN = b"torchrun kills the ranks %d s after it was told to stop (--shutdown-timeout)\n"
 _GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after saving; a second one ends the process at once.
+    """Turns the first of these signals into a request to stop after saving; a second one ends the process at once.
+
+    SIGHUP, which a terminal or an ssh session sends when it ends, is left ignored where it was, as under nohup.
 
     Python runs a signal's handler in the main thread between two instructions, which a thread that waits for other
     ranks in a collective does not reach for minutes. So a thread of its own reads the numbers of the signals, which
@@ -40,6 +43,9 @@ class Interrupts:
         self.holding = False
         self._launched = "LOCAL_RANK" in os.environ
         self._speaks = os.environ.get("RANK", "0") == "0"
+        # Its flag --shutdown-timeout is not told to the ranks, only this variable is.
+        seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+        self._torchrun_seconds = int(seconds) if "TORCHELASTIC_RUN_ID" in os.environ and seconds.isdigit() else None
         self._previous: dict[int, Any] = {}
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._previous_fd = -1
@@ -50,8 +56,9 @@ class Interrupts:
             self._sockets = socket.socketpair()
             self._sockets[1].setblocking(False)  # required of a wake-up descriptor: a full buffer must not block
             self._previous_fd = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
             self._watcher.start()
             Interrupts.watching += 1
         return self
@@ -81,7 +88,7 @@ class Interrupts:
             now = time.monotonic()
             if since is None:
                 self.requested, since = True, now
-                self._log(_ADVICE)
+                self._log(_ADVICE + (_TORCHRUN % self._torchrun_seconds if self._torchrun_seconds else b""))
             elif not (self._launched and now - since < _ECHO_SECONDS):
                 self._log(_GIVEN_UP)
                 os._exit(128 + received[0])  # what a shell reports of a process that a signal ended

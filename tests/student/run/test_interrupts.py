@@ -37,6 +37,14 @@ with Interrupts() as interrupts:
     sys.stdin.read()
 print("left in order", flush=True)
 """
+HANGUP = """
+import os, signal, sys
+from student.run.interrupts import Interrupts
+with Interrupts() as interrupts:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print(interrupts.requested, flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -44,11 +52,11 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Run code in a process of its own, which ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(code: str, *arguments: object) -> subprocess.Popen[str]:
+    def run(code: str, *arguments: object, before: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
-        environment = kept | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [*before, sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+        environment = kept | variables | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         started.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
         return started[-1]
 
@@ -95,3 +103,18 @@ def test_a_second_ctrl_c_has_the_code_of_an_interrupted_program(python: Callable
     read_until(process.stderr, "a second signal ends the run at once")
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
+
+
+def test_the_end_of_the_terminal_is_a_request_unless_it_was_ignored(
+    python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    asked, ignored = python(HANGUP), python(HANGUP, before=("nohup",))
+    assert asked.communicate(timeout=240)[0] == "True\n"
+    assert ignored.communicate(timeout=240)[0] == "False\n"
+
+
+def test_a_rank_of_torchrun_says_how_long_it_has(python: Callable[..., subprocess.Popen[str]]) -> None:
+    for seconds in ("30", "600"):
+        variables = {} if seconds == "30" else {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds}
+        process = python(HANGUP, TORCHELASTIC_RUN_ID="none", **variables)
+        assert f"torchrun kills the ranks {seconds} s after" in process.communicate(timeout=240)[1]

@@ -5,6 +5,8 @@ set -- train /etc/opd/recipe.yaml run="$RUN" metrics_port=9401 metrics_host=0.0.
 if [ "${RANKS:-1}" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
     # torchrun ends with 1 whatever its ranks end with. This dry run finds errors that would occur again, and keeps their exit codes.
     opd "$@" --dry-run
+    # Within the pod's terminationGracePeriodSeconds. By default torchrun kills ranks that are still saving after 30 s.
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-570}"
     exec torchrun --nproc-per-node "${RANKS:-1}" --nnodes "${NODES:-1}" --node-rank "${JOB_COMPLETION_INDEX:-0}" \
         --master-addr "${MASTER:-localhost}" --master-port 29500 -m opd.cli "$@"
 fi
