@@ -22,6 +22,13 @@ _MOST_BYTES = 2 * 2**30
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,3}(?!\w|\.\d)")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?!\w|[.,]\d)")
+_NOT_UNITS = "times|less|more|fewer|plus|minus|over|squared|cubed|factorial|choose|modulo|percent|only|sqrt|frac"
+_SHORT_UNITS = "cup|egg|bag|box|day|pen|car|man|men|cow|dog|cat|bus|ton|kid|can|pie|jar|toy|hat|way|set|row|won|yen"
+_UNITS = re.compile(
+    rf"(?<=[\d}}])\s+(?!(?:{_NOT_UNITS})\b)(?:[A-Za-z]{{4,}}|{_SHORT_UNITS})\b"
+    r"(?: (?!and\b)(?:of|per|in|an?|[A-Za-z]{3,})\b){0,3}\s*(?=\}|\$(?![\w\\({-])|\\\)|\\\])"
+)
+"""Words right behind a number at the end of a formula: math-verify knows most units, and reads others as variables."""
 
 
 class MathVerifier:
@@ -90,7 +97,10 @@ def _read(text: str) -> list[Any]:
     from sympy import Basic, E
 
     written = _MIXED.sub(_improper, _SCIENTIFIC.sub(lambda number: f"{Decimal(number[0]):f}", text))
-    found = parse(written.replace("°", r"^{\circ}"), parsing_timeout=None, raise_on_error=True)
+    written = written.replace("°", r"^{\circ}")
+    found = parse(written, parsing_timeout=None, raise_on_error=True)
+    if _UNITS.search(written):
+        found = [*parse(_UNITS.sub("", written), parsing_timeout=None, raise_on_error=True), *found]
     if _SCIENTIFIC.search(text):
         # Within a formula 2e-1 may be twice Euler's number less 1.
         other = parse(text, parsing_timeout=None, raise_on_error=True)

@@ -29,6 +29,18 @@ CASES = [
     ("1", "The answer is 1 1/2.", "wrong"),
     ("45", r"\boxed{45°}", "correct"),
     ("60", r"\boxed{30°, 60°}", "wrong"),
+    ("18", r"\boxed{18 dollars}", "correct"),
+    ("18 dollars", "so it costs $18$.", "correct"),
+    ("1/2 cup", r"\boxed{\frac{1}{2}}", "correct"),
+    ("5", r"\boxed{5 bags of rice}", "correct"),
+    ("18 dollars", r"\boxed{19 dollars}", "wrong"),
+    ("18", r"\boxed{18 dollars and 50 cents}", "wrong"),
+    ("3", r"\boxed{3 xyz}", "wrong"),
+    ("3", r"\boxed{3abcd}", "wrong"),
+    ("2", r"\boxed{2 times x}", "wrong"),
+    ("3", "He has 5 apples and $3$ pears are left.", "correct"),
+    ("5", "He has 5 apples per $3$ pears.", "wrong"),
+    ("2", r"\boxed{2 \sin x}", "wrong"),
     (None, "3", "unknown"),
 ]
 
