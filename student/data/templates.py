@@ -1,15 +1,29 @@
 """A prompt in another wording: its identity (uid), answer and labels stay."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from opd.tasks.prompt import Prompt
 
 
-def in_template(prompt: Prompt, text: str) -> Prompt:
-    """The prompt with `text` in place of its text, or of the last user message of a chat; {prompt} inserts the old."""
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with each {name} of `values` replaced. A {name} inside a value stays as it is: values may be answers."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+
+
+def in_template(prompt: Prompt, text: str, values: Mapping[str, str] | None = None) -> Prompt:
+    """The prompt with `text` in place of its text, or of the last user message of a chat.
+
+    Args:
+        prompt: the prompt; {prompt} in `text` stands for what is replaced.
+        text: the template.
+        values: what further names in the template stand for.
+    """
+    values = values or {}
     if prompt.messages is None:
-        return replace(prompt, text=text.replace("{prompt}", prompt.text or ""))
+        return replace(prompt, text=filled(text, {**values, "prompt": prompt.text or ""}))
     messages = [dict(message) for message in prompt.messages]
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
-    messages[last]["content"] = text.replace("{prompt}", messages[last]["content"])
+    messages[last]["content"] = filled(text, {**values, "prompt": messages[last]["content"]})
     return replace(prompt, messages=tuple(messages))

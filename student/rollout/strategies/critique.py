@@ -18,7 +18,6 @@ arXiv 2506.03106. The wording is ours.
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -27,6 +26,7 @@ from pydantic import Field, model_validator
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from student.data.prompt_facts import check_kept
+from student.data.templates import filled
 from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
@@ -120,7 +120,7 @@ class Critique(Hinted):
         rewards = rewards_by_row(rows, rollouts)
         said = self._critiques(rows, rewards, rollouts)
         wanted = [
-            self.hinted(one, [_filled(self.settings.text, {"response": row.text, "critique": critique})], rollouts)
+            self.hinted(one, [(self.settings.text, {"response": row.text, "critique": critique})], rollouts)
             for one, row, critique in zip(planned, rows, said, strict=True)
         ]
         refined = rollouts.judge(rollouts.again([one for one in wanted if one is not None]))
@@ -150,7 +150,7 @@ class Critique(Hinted):
         def say(row: Row) -> tuple[str, bool | None]:
             s, right = self.settings, (rewards[row.key.uid, row.key.sample] or 0.0) >= self.settings.threshold
             answer = row.prompt.answer
-            names = _filled(s.names, {"answer": str(answer)}) if answer is not None else ""
+            names = filled(s.names, {"answer": str(answer)}) if answer is not None else ""
             plain = (s.right if right else s.wrong) + (names if s.critique != "verdict" else "")
             if self._client is None or right:
                 return plain, None
@@ -167,12 +167,7 @@ class Critique(Hinted):
 
     def _question(self, row: Row) -> str:
         told = {"prompt": _words(row), "response": row.text, "solution": str(row.prompt.extra[self.settings.column])}
-        return _filled(self.settings.question, told)
-
-
-def _filled(text: str, told: Mapping[str, str]) -> str:
-    """The text with values in the places of their names; what is put in is not read again."""
-    return re.sub(r"\{(\w+)\}", lambda found: told.get(found[1], found[0]), text)
+        return filled(self.settings.question, told)
 
 
 def _words(row: Row) -> str:

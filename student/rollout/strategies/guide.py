@@ -17,7 +17,7 @@ from pydantic import Field
 
 from opd.errors import DataError
 from student.data.prompt_facts import check_kept
-from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
+from student.rollout.strategies.hinted import Hint, Hinted, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Guide(Hinted):
         groups = by_uid(rows)
         # A group without a known reward has not failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
-        wanted = [self.hinted(row, [self._text(row)], rollouts) for row in plan.rows if row.key.uid in hard]
+        wanted = [self.hinted(row, [self._hint(row)], rollouts) for row in plan.rows if row.key.uid in hard]
         hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
         means |= self._means(hinted, rollouts)
         groups |= by_uid(hinted)
@@ -77,14 +77,14 @@ class Guide(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
-    def _text(self, row: PlannedRow) -> str:
+    def _hint(self, row: PlannedRow) -> Hint:
         hint = row.prompt.extra.get(self.settings.column)
         if hint is None:
             raise DataError(
                 f"{row.prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its "
                 "hint from; name it in prompts.keep_columns."
             )
-        return self.settings.text.replace("{hint}", str(hint))
+        return self.settings.text, {"hint": str(hint)}
 
     @staticmethod
     def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:

@@ -9,6 +9,7 @@ where none does, the row has no hint. Metrics hint/cut_share and hint/too_long_s
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from student.rollout.strategy import Strategy
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+Hint = tuple[str, Mapping[str, str]]
+"""A template, in which {prompt} stands for the prompt, and what its other names stand for."""
 
 
 class Hinted(Strategy):
@@ -55,10 +59,10 @@ class Hinted(Strategy):
                 "set rows: all in a policy loss."
             )
 
-    def hinted(self, planned: PlannedRow, texts: Iterable[str], rollouts: Rollouts) -> PlannedRow | None:
-        """The row under the first of `texts` that fits, the whole hint before shorter ones; None where none does."""
-        for place, text in enumerate(texts):
-            found = under_hint(planned, text)
+    def hinted(self, planned: PlannedRow, hints: Iterable[Hint], rollouts: Rollouts) -> PlannedRow | None:
+        """The row under the first of `hints` that fits, the whole hint before shorter ones; None where none does."""
+        for place, hint in enumerate(hints):
+            found = under_hint(planned, hint)
             if found.behaviour_prompt is None or rollouts.fits(found.behaviour_prompt):
                 self._tell(planned, rollouts, cut=place > 0, without=False)
                 return found
@@ -79,10 +83,10 @@ class Hinted(Strategy):
             )
 
 
-def under_hint(planned: PlannedRow, text: str) -> PlannedRow:
-    """The row sampled under `text`, in which {prompt} stands for its prompt; its tag `context` says so."""
+def under_hint(planned: PlannedRow, hint: Hint) -> PlannedRow:
+    """The row sampled under `hint`; its tag `context` says so."""
     tags = {**planned.tags, "context": "hinted"}
-    return replace(planned, behaviour_prompt=in_template(planned.prompt, text), tags=tags)
+    return replace(planned, behaviour_prompt=in_template(planned.prompt, hint[0], hint[1]), tags=tags)
 
 
 def by_uid(rows: Iterable[Row]) -> dict[str, list[Row]]:

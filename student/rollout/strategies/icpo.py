@@ -109,8 +109,8 @@ class Icpo(Hinted):
         """The row after the example that was drawn, or after the next that fits; as it is where none does."""
         examples = self.examples()
         place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
-        texts = (self.settings.text.replace("{example}", text) for text in examples[place:] + examples[:place])
-        return self.hinted(row, texts, rollouts) or row
+        hints = ((self.settings.text, {"example": text}) for text in examples[place:] + examples[:place])
+        return self.hinted(row, hints, rollouts) or row
 
 
 def _read(path: Path | None) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from student.data.streams import stream
-from student.rollout.strategies.hinted import Hinted, all_wrong, by_uid, rewards_by_row
+from student.rollout.strategies.hinted import Hint, Hinted, all_wrong, by_uid, rewards_by_row
 from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
@@ -72,11 +72,12 @@ class Lte(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
         return kept
 
-    def hints(self, rows: Sequence[Row], answers: Sequence[str | None]) -> list[str]:
+    def hints(self, rows: Sequence[Row], answers: Sequence[str | None]) -> list[Hint]:
         """The prompt with what there is to say of a group of wrong answers, then with ever fewer of the answers."""
         said = ["{prompt}", *([self.settings.concise] if any(row.truncated for row in rows) else [])]
         wrong = list(
             dict.fromkeys(a for row, a in zip(rows, answers, strict=True) if a is not None and not row.truncated)
         )
-        lists = [self.settings.answers.replace("{answers}", ", ".join(wrong[:n])) for n in range(len(wrong), 0, -1)]
-        return ["\n".join([*said, told]) for told in lists] + (["\n".join(said)] if said[1:] or not wrong else [])
+        told = "\n".join([*said, self.settings.answers])
+        hints: list[Hint] = [(told, {"answers": ", ".join(wrong[:n])}) for n in range(len(wrong), 0, -1)]
+        return hints + ([("\n".join(said), {})] if said[1:] or not wrong else [])

@@ -1,6 +1,7 @@
 """What each rollout strategy makes of rewards: its choices, its numbers, and what a second pass is told."""
 
 from collections import Counter
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from student.data.outcome import outcome_of
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
+from student.data.templates import in_template
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 from student.rl.advantages.chain import AdvantageChain
@@ -177,18 +179,26 @@ def test_lte_tells_all_wrong_groups_of_their_answers_and_right_ones_take_places(
     assert metrics_of(rollouts)["lte/helped_share"] == 1.0 and 0 < metrics_of(rollouts)["hinted_share"] < 0.5
 
 
+def shown(made: Any, rows: list[Row], answers: list[str]) -> list[str | None]:
+    """What the prompt "q" becomes under each hint."""
+    return [in_template(Prompt.make("q"), *hint).text for hint in made.hints(rows, answers)]
+
+
 def test_the_hint_of_lte_goes_by_what_was_cut_off() -> None:
     made = build("lte")
     (cut,) = [sampled(PlannedRow(plan.key, plan.prompt, 4, 1.0), 0.0) for plan in of(1)([Prompt.make("q")]).rows]
     whole = row_from_state(row_to_state(cut))
     cut.truncated = True
-    assert made.hints([cut, cut], ["1", "2"]) == ["{prompt}\nThink concisely."]
-    both, shorter = made.hints([cut, whole], ["1", "2"])
+    texts = partial(shown, made)
+    assert texts([cut, cut], ["1", "2"]) == ["q\nThink concisely."]
+    both, shorter = texts([cut, whole], ["1", "2"])
     assert both.splitlines()[1:] == ["Think concisely.", "These answers are wrong: 2. Do not mention this note."]
-    assert shorter == "{prompt}\nThink concisely."
-    (alone,) = made.hints([whole, whole], ["2", "2"])
+    assert shorter == "q\nThink concisely."
+    (alone,) = texts([whole, whole], ["2", "2"])
     assert "Think" not in alone and alone.count("2") == 1
-    assert [text.count(",") for text in made.hints([whole] * 3, ["2", "3", "4"])] == [2, 1, 0]
+    assert [text.count(",") for text in texts([whole] * 3, ["2", "3", "4"])] == [2, 1, 0]
+    (odd,) = texts([whole], ["the {prompt}"])  # an answer that looks like a place is left alone
+    assert odd.startswith("q\nThese answers are wrong: the {prompt}.") and odd.count("q") == 1
 
 
 def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
@@ -198,7 +208,7 @@ def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
     assert all(sum(r.key.uid == row.key.uid for r in rows) == 4 for row in rows)
     assert metrics_of(rollouts)["guide/tried_share"] > 0
     with pytest.raises(DataError, match="keep_columns"):
-        build("guide")._text(of(1)([Prompt.make("q")]).rows[0])
+        build("guide")._hint(of(1)([Prompt.make("q")]).rows[0])
 
 
 @pytest.mark.parametrize(
