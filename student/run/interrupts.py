@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from opd.errors import CancelledError
 
-_ECHO_SECONDS = 1.0
-"""A launcher forwards the Ctrl-C that its ranks already had from the terminal: within this time it is the same one."""
+_ECHO_SECONDS = 3.0
+"""A launcher forwards a signal that its ranks already had, as from a terminal: within this time it is the same one."""
 _ADVICE = b"\nstopping as soon as the state can be saved; a second signal ends the run at once\n"
 _TORCHRUN = b"torchrun kills the ranks %d s after it was told to stop (--shutdown-timeout)\n"
 _GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
