@@ -3,9 +3,10 @@
     loss_t = KL(q || pi) at each prefix,   q proportional to reference^phi,   phi = low + (1 - low) clip(reward, 0, 1)
 
 A bad answer's prefixes are held near a flat reference, which lets the policy look farther than the reverse KL of GRPO.
-The divergence is exact over the vocabulary, from the reference's hidden states; phi is rounded to sixteenths. The
-coefficient is `weight`; the paper adds an entropy bonus, which is term entropy_bonus. Rows without a reward are left
-out. Source: arXiv 2510.03865 (text in part: the form of phi is inferred, its coefficients are not stated).
+The divergence is exact over the vocabulary, from the reference's hidden states; phi is rounded to sixteenths, at
+least one of them. The coefficient is `weight`; the paper adds an entropy bonus, which is term entropy_bonus. Rows
+without a reward are left out. Source: arXiv 2510.03865 (text in part: the form of phi is inferred, its coefficients are
+not stated).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class RapoKl(Term):
     def phi(self, row: Row) -> float:
         """The power of the reference under a row."""
         reward = min(max(reward_of(row) or 0.0, 0.0), 1.0)
-        return round((self.settings.low + (1.0 - self.settings.low) * reward) * _LEVELS) / _LEVELS
+        # Never 0: the power would be another distribution, and no head has the scale 0.
+        return max(1, round((self.settings.low + (1.0 - self.settings.low) * reward) * _LEVELS)) / _LEVELS
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Forward KL per position, nats, as a weighted total; metrics forward_kl and phi."""

@@ -110,6 +110,14 @@ def test_the_reference_is_flatter_the_worse_the_answer(toy: Any) -> None:
     assert float(term.token_losses(made.batch()).metrics["phi"][0]) < float(len(made.row))
 
 
+def test_the_reference_is_never_so_flat_that_it_has_no_head(toy: Any) -> None:
+    made = toy(masked=False)
+    (flattest,), (term,) = (build_terms([{"name": "rapo_kl", "low": low}]) for low in (1 / 16, 0.01))
+    totals = [one.token_losses(made.batch()).total for one in (flattest, term)]
+    assert totals[0] is not None and totals[1] is not None
+    assert float(totals[1]) == pytest.approx(float(totals[0]), rel=1e-12)
+
+
 def test_the_entropy_is_pulled_into_its_band(toy: Any) -> None:
     made = toy(masked=False)
     entropy = made.batch().student.scores.entropy
