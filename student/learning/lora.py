@@ -77,7 +77,8 @@ def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> N
     Raises:
         ConfigError, CheckpointError: when it cannot be read, or its rank, alpha, kind or targets are others.
     """
-    check_same(adapter_settings(folder), settings, folder)
+    own: Any = lm.peft_config[ADAPTER]
+    check_same(adapter_settings(folder), settings, own.alpha_pattern, folder)
     try:
         tensors = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -95,12 +96,13 @@ def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> N
             parameter.copy_(saved[name])
 
 
-def check_same(saved: dict[str, Any], settings: LoraSettings, folder: Path) -> None:
+def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[str, float], folder: Path) -> None:
     """Refuse an adapter whose shape, scale or base is not the recipe's.
 
     Args:
         saved: its adapter_config.json.
         settings: the recipe's `model.lora`.
+        alphas: what peft itself gives layers of this model in place of alpha, such as joined experts.
         folder: for the message.
 
     Raises:
@@ -117,6 +119,8 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, folder: Path) -> N
             )
     # None of these shows in the factors, and each makes the same factors mean another model.
     odd = {key: saved[key] for key in ("use_rslora", "alpha_pattern") if saved.get(key)}
+    if odd.get("alpha_pattern") == alphas:
+        del odd["alpha_pattern"]
     if saved.get("init_lora_weights", True) not in _BESIDE_THE_BASE:
         odd["init_lora_weights"] = saved["init_lora_weights"]
     for key, value in odd.items():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
 from opd.errors import CheckpointError, ConfigError
@@ -143,6 +143,18 @@ def test_an_adapter_whose_factors_would_mean_another_model_is_refused(
     get_peft_model(lm, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match=f"has {next(iter(settings))} .*opd merge"):
         make(world, tmp_path / "adapter")
+
+
+def test_an_adapter_on_joined_experts_comes_back_bit_for_bit(world: Path, tmp_path: Path) -> None:
+    # Gate and up projection are one tensor with peft's own rank and alpha, which is no other scale than that of a run.
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3MoeConfig(vocab_size=260, **sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "student")
+    AutoTokenizer.from_pretrained(world / "student").save_pretrained(tmp_path / "student")
+    saved = moved(make(tmp_path))
+    saved.lm.save_pretrained(tmp_path / "adapter")
+    assert adapter_settings(tmp_path / "adapter")["alpha_pattern"]
+    torch.testing.assert_close(logits(make(tmp_path, tmp_path / "adapter").lm), logits(saved.lm), rtol=0, atol=0)
 
 
 def test_adapters_that_change_the_head_are_refused(world: Path, tmp_path: Path) -> None:
