@@ -96,7 +96,10 @@ class Outcome:
             return getattr(self, part)
         if part not in self.tags:
             known = ", ".join((*KEYS, *self.tags))
-            raise ConfigError(f"rows have no tag {part!r} to form groups by; use one of {known}.")
+            raise ConfigError(
+                f"rows have no tag {part!r}, by which the setting group of an advantage forms groups; use one of "
+                f"{known}."
+            )
         return self.tags[part]
 
     def to_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class UpdateSparsity(Controller):
         if missing:
             raise ConfigError(
                 f"method update_sparsity finds no tensor {missing[0]!r} in the files of {self._model.path}; save the "
-                "model anew with transformers, or leave the method out."
+                "model anew with transformers, or leave the method out where transformers joins tensors, as of experts."
             )
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
