@@ -229,6 +229,13 @@ class Controller:
             ConfigError: when the method cannot work in it.
         """
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first training prompts before the student is loaded, also in a dry run.
+
+        Raises:
+            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
+        """
+
     def against_summaries(self) -> str:
         """Why it cannot work where students summarise episodes (history: summary), a clause; "" where it can."""
         return ""

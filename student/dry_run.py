@@ -8,7 +8,7 @@ from opd.config.text import write_yaml
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
-from student.plugins import build_plugins
+from student.plugins import Plugins, build_plugins
 from student.recipe import Recipe
 from student.run.folder import RunFolder
 from student.run.prompt_record import changed_contents
@@ -48,13 +48,13 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
             if resume:
                 changes = changed_contents(RunFolder(recipe.run), source.contents())
                 lines += [f"warning: {change}" for change in changes]
-            lines += _try_out(recipe, plugins.needs, source, weights)
+            lines += _try_out(recipe, plugins, source, weights)
         finally:
             source.close()
     return "\n".join(lines)
 
 
-def _try_out(recipe: Recipe, needs: Needs, source: PromptSource, weights: str | None) -> Iterator[str]:
+def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: str | None) -> Iterator[str]:
     """What needs the student's tokenizer, the prompts and the teachers; a resumed run has `weights` of its own."""
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import Weights, load_tokenizer
@@ -66,7 +66,8 @@ def _try_out(recipe: Recipe, needs: Needs, source: PromptSource, weights: str | 
     model = Weights.of(recipe.model, weights)
     tokenizer = load_tokenizer(model.base, model.revision)
     fit_prompts(recipe, source, tokenizer)
-    check_prompts(recipe, needs, source)
+    check_prompts(recipe, plugins, source)
+    needs = plugins.needs
     if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
     stops = stop_set(tokenizer, generation_stops(model.base, model.revision), recipe.rollout.stop_tokens)

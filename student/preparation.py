@@ -63,7 +63,7 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
     source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
     stack.callback(source.close)
     fit_prompts(recipe, source, tokenizer)
-    check_prompts(recipe, plugins.needs, source)
+    check_prompts(recipe, plugins, source)
     fleet = connect(recipe) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.types import PayloadSpec
 from student.controllers import Controller, ControllerSettings
 from student.scoring.needs import STUDENT, Needs, SignalNeed
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.data.row import Row
     from student.learning.hooks import ModelHook, Reading
@@ -87,6 +89,15 @@ class RoutingReplay(Controller):
                 "train.max_staleness samples with older ones; take source: rollout, or set train.max_staleness: 0."
             )
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts of episodes, as `compose` refuses the episodes.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
+        if any(ENVIRONMENT in prompt.extra for prompt in prompts):
+            self._refuse_episodes()
+
     @contextmanager
     def around(self, lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
         """Record or replay one forward."""
@@ -105,12 +116,16 @@ class RoutingReplay(Controller):
         Raises:
             ConfigError: with the setting to change.
         """
-        if self.settings.source == "rollout" and any(row.tool_mask is not None for row in rows):
+        if any(row.tool_mask is not None for row in rows):
+            self._refuse_episodes()
+        return rows
+
+    def _refuse_episodes(self) -> None:
+        if self.settings.source == "rollout":
             raise ConfigError(
                 "method routing_replay with source: rollout replays single answers, and this task plays episodes of "
                 "turns; take source: old."
             )
-        return rows
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
         """Pass the updates on, and count over all ranks what was replayed in them."""

@@ -29,6 +29,7 @@ from student.scoring.needs import Needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.controllers import StepReport
     from student.data.plan import StepPlan
     from student.data.row import Row
@@ -108,6 +109,13 @@ class Strategy:
 
         Raises:
             ConfigError: when the strategy cannot work in it.
+        """
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first training prompts before the student is loaded, also in a dry run.
+
+        Raises:
+            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
         """
 
     def against_summaries(self) -> str:

@@ -10,22 +10,25 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
+from student.plugins import Plugins
 from student.recipe import Recipe
 from student.scoring.contexts import Contexts
-from student.scoring.needs import Needs
 
 _JUDGED_PROMPTS = 256
 
 
-def check_prompts(recipe: Recipe, needs: Needs, source: PromptSource) -> None:
-    """Draw training and held-out prompts, and for rewards see that answers can be judged.
+def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> None:
+    """Draw training and held-out prompts, let plug-ins look at them, and for rewards see that answers can be judged.
 
     Raises:
-        DataError: when there are too few, or none of the first prompts has an answer to judge by.
+        DataError: when there are too few, they lack what a plug-in reads, or none of the first prompts has an answer
+            to judge by.
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
-    if needs.reward == "verdict" and not can_judge(prompts, source):
+    for part in (*plugins.controllers, plugins.strategy, *plugins.rewards.parts):
+        part.check_prompts(prompts)
+    if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
             f"the objective needs rewards, but none of the first {len(prompts)} prompts has an answer to judge by; "
             "give prompts answers (prompts.answer_column), or use an objective that needs none."

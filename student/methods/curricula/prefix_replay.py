@@ -24,6 +24,9 @@ from student.data.streams import stream
 from student.methods.curricula.turns import note_turns, turn_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
@@ -48,6 +51,16 @@ class PrefixReplay(Controller):
         """That replayed beginnings are not summarised."""
         return "it replays actions, which are read whole"
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse episodes without a path.
+
+        Raises:
+            DataError: naming the first prompt of one.
+        """
+        for prompt in prompts:
+            if ENVIRONMENT in prompt.extra:
+                self._path(prompt)
+
     def plan(self, plan: StepPlan) -> StepPlan:
         """Have each episode begin at a point of its path."""
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
@@ -55,14 +68,19 @@ class PrefixReplay(Controller):
     def _episode(self, row: PlannedRow) -> PlannedRow:
         if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
             return row
-        path = row.prompt.extra.get(PATH)
-        if not path:
-            raise DataError(
-                f"{row.prompt.name} has no path to replay, which method prefix_replay needs; record paths into its "
-                "column 'path'."
-            )
+        path = self._path(row.prompt)
         place = self.place(row, len(path))
         return replace(row, episode=EpisodePlan(turns=self.settings.turns, replay=tuple(path[:place])))
+
+    @staticmethod
+    def _path(prompt: Prompt) -> list[str]:
+        path = prompt.extra.get(PATH)
+        if not path:
+            raise DataError(
+                f"{prompt.name} has no path to replay, which method prefix_replay needs; record paths into its column "
+                "'path'."
+            )
+        return list(path)
 
     def place(self, row: PlannedRow, length: int) -> int:
         """t, from the row's own random stream."""

@@ -32,6 +32,9 @@ from student.data.streams import stream
 from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opd.tasks.prompt import Prompt
     from student.controllers import Services, StepReport
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
@@ -82,6 +85,16 @@ class Tcod(Controller):
         replays = self.settings.order in ("b2f", "mixed")
         return f"order {self.settings.order} replays actions, which are read whole; use order f2b" if replays else ""
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse episodes without a path, where the order replays.
+
+        Raises:
+            DataError: naming the first prompt of one.
+        """
+        for prompt in prompts if self.settings.order in ("b2f", "mixed") else ():
+            if ENVIRONMENT in prompt.extra:
+                self._path(prompt)
+
     def plan(self, plan: StepPlan) -> StepPlan:
         """Cut or begin each episode by the depth of the step."""
         depth = self.depth(plan.step)
@@ -98,13 +111,17 @@ class Tcod(Controller):
             order = "f2b" if way else "b2f"
         if order != "b2f":
             return replace(row, episode=EpisodePlan(turns=depth))
-        path = row.prompt.extra.get(PATH)
+        path = self._path(row.prompt)
+        return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])))
+
+    def _path(self, prompt: Prompt) -> list[str]:
+        path = prompt.extra.get(PATH)
         if not path:
             raise DataError(
-                f"{row.prompt.name} has no path to replay, which order {self.settings.order} needs; record paths into "
-                "its column 'path', or use order f2b."
+                f"{prompt.name} has no path to replay, which order {self.settings.order} needs; record paths into its "
+                "column 'path', or use order f2b."
             )
-        return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])))
+        return list(path)
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Note the divergence of each turn."""

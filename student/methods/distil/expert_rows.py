@@ -106,6 +106,20 @@ class ExpertRows(Controller):
         """That recorded paths have no summaries."""
         return "a recorded path holds no summaries, and is read whole" if self.settings.source == "path" else ""
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Read the recorded answers, and refuse prompts of which none has an answer, where `missing` is an error.
+
+        Raises:
+            DataError: with the source of the answers.
+        """
+        if self.settings.file is not None:
+            self._recorded = read_answers(self.settings.file)
+        if self.settings.missing == "error" and not any(map(self._answers, prompts)):
+            raise DataError(
+                f"method expert_rows gives answers by source {self.settings.source}, but none of the first "
+                f"{len(prompts)} prompts has one; correct its source, or give the prompts answers."
+            )
+
     def start(self, services: Services) -> None:
         """Read the recorded answers."""
         if self.settings.file is not None:

@@ -19,6 +19,7 @@ from student.scoring.needs import Needs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
     from student.controllers import StepReport
     from student.data.row import Row
@@ -101,6 +102,13 @@ class Reward:
                 f"reward {self.label} rewards turns, but no term's advantage reads them; use advantage "
                 f"{self.turns_for}."
             )
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first training prompts before the student is loaded, also in a dry run.
+
+        Raises:
+            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
+        """
 
     def bounds(self) -> tuple[float, float] | None:
         """The least and the largest that it gives with these settings; None where they are not known."""

@@ -11,7 +11,7 @@ arXiv 2509.04903 (inferred from its abstract: the levels and the question are ou
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -63,6 +63,15 @@ class Checklist(Asked):
         super().check(recipe, terms)
         check_kept(recipe, self.settings.column, "reward checklist")
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts without constraints.
+
+        Raises:
+            DataError: naming the first of them.
+        """
+        for prompt in prompts:
+            self._constraints(prompt)
+
     def value(self, prompt: Prompt, answer: str) -> float | None:
         """See the module.
 
@@ -70,6 +79,11 @@ class Checklist(Asked):
             DataError: for a prompt without constraints.
             ChatFailed: when the judge gave no answer.
         """
+        levels = [self._level(prompt, answer, str(constraint)) for constraint in self._constraints(prompt)]
+        clear = [level for level in levels if level is not None]
+        return sum(clear) / len(clear) if clear else None
+
+    def _constraints(self, prompt: Prompt) -> list[Any]:
         found = prompt.extra.get(self.settings.column)
         constraints = found.splitlines() if isinstance(found, str) else list(found or [])
         if not constraints:
@@ -77,9 +91,7 @@ class Checklist(Asked):
                 f"{prompt.name} has no column {self.settings.column!r}, which reward checklist reads its constraints "
                 "from; name it in prompts.keep_columns."
             )
-        levels = [self._level(prompt, answer, str(constraint)) for constraint in constraints]
-        clear = [level for level in levels if level is not None]
-        return sum(clear) / len(clear) if clear else None
+        return constraints
 
     def _level(self, prompt: Prompt, answer: str, constraint: str) -> float | None:
         """How far a constraint is satisfied; None where the judge gives no clear word."""

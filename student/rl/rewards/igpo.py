@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import DataError
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.types import ScoreItem
 from student.rl.rewards.base import Reward, RewardSettings, known_value
 from student.scoring.needs import STUDENT, Needs
@@ -26,6 +27,7 @@ from student.scoring.needs import STUDENT, Needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.data.row import Row
     from student.rl.rewards.base import RewardServices
 
@@ -48,6 +50,16 @@ class Igpo(Reward):
     def needs(self) -> Needs:
         """Verdicts, and the student, which reads the reference answers."""
         return Needs(reward="verdict", models=frozenset({STUDENT}))
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse episodes without a reference answer.
+
+        Raises:
+            DataError: naming the first prompt of one.
+        """
+        for prompt in prompts:
+            if ENVIRONMENT in prompt.extra:
+                _reference(prompt)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module.
@@ -72,12 +84,17 @@ class Igpo(Reward):
 
     def _item(self, row: Row, place: int, tokenizer: Any) -> ScoreItem:
         """The reference answer as a response to the episode before position `place`."""
-        if not row.prompt.answer:
-            raise DataError(f"{row.prompt.name} has no reference answer, which reward igpo reads; give it one.")
+        reference = _reference(row.prompt)
         before = tokenizer(self.settings.before, add_special_tokens=False)["input_ids"] if self.settings.before else []
-        answer = tokenizer(row.prompt.answer, add_special_tokens=False)["input_ids"]
+        answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
         ids = np.concatenate([row.read_before(place), np.array([*before, *answer], dtype=np.uint32)])
         return ScoreItem(ids, len(ids) - len(answer))
+
+
+def _reference(prompt: Prompt) -> str:
+    if not prompt.answer:
+        raise DataError(f"{prompt.name} has no reference answer, which reward igpo reads; give it one.")
+    return prompt.answer
 
 
 def _belief(log_probs: Any) -> float:

@@ -30,6 +30,7 @@ from student.scoring.needs import STUDENT, Needs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.controllers import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
@@ -76,6 +77,15 @@ class Rlpr(Reward):
         if self.settings.filter and recipe.rollout.samples_per_prompt < 2:
             raise ConfigError("reward rlpr filters by the spread of a group; raise rollout.samples_per_prompt.")
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts without a reference answer.
+
+        Raises:
+            DataError: naming the first of them.
+        """
+        for prompt in prompts:
+            _reference(prompt)
+
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """That the filter never begins."""
         if not self.settings.filter or recipe.train.steps > _FIRST_FILTERED:
@@ -103,10 +113,9 @@ class Rlpr(Reward):
 
     def _item(self, row: Row, reasoning: str, tokenizer: Any) -> ScoreItem:
         """The reference answer as a response to the prompt, the reasoning and the mark."""
-        if row.prompt.answer is None:
-            raise DataError(f"{row.prompt.name} has no reference answer, which reward rlpr reads; give it one.")
+        reference = _reference(row.prompt)
         before = tokenizer(reasoning + self.settings.answer_start, add_special_tokens=False)["input_ids"]
-        answer = tokenizer(row.prompt.answer, add_special_tokens=False)["input_ids"]
+        answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
         if not answer:
             raise DataError(f"{row.prompt.name} has an empty reference answer, which reward rlpr cannot read.")
         ids = np.concatenate([row.prompt_ids, np.array([*before, *answer], dtype=np.uint32)])
@@ -145,6 +154,12 @@ class Rlpr(Reward):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.average = state.get("average")
+
+
+def _reference(prompt: Prompt) -> str:
+    if prompt.answer is None:
+        raise DataError(f"{prompt.name} has no reference answer, which reward rlpr reads; give it one.")
+    return prompt.answer
 
 
 def _mean_probability(log_probs: Any) -> float:

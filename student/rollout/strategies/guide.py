@@ -23,6 +23,7 @@ from student.rollout.strategy import StrategySettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
@@ -58,6 +59,15 @@ class Guide(Hinted):
         super().check(recipe, terms)
         check_kept(recipe, self.settings.column, "rollout.strategy guide")
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts of which none has a hint.
+
+        Raises:
+            DataError: naming the first of them.
+        """
+        if all(prompt.extra.get(self.settings.column) is None for prompt in prompts):
+            self._hint(prompts[0])
+
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
         s = self.settings
@@ -66,7 +76,7 @@ class Guide(Hinted):
         groups = by_uid(rows)
         # A group without a known reward has not failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
-        wanted = [self.hinted(row, [self._hint(row)], rollouts) for row in plan.rows if row.key.uid in hard]
+        wanted = [self.hinted(row, [self._hinted(row)], rollouts) for row in plan.rows if row.key.uid in hard]
         hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
         means |= self._means(hinted, rollouts)
         groups |= by_uid(hinted)
@@ -77,14 +87,17 @@ class Guide(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
-    def _hint(self, row: PlannedRow) -> Hint:
-        hint = row.prompt.extra.get(self.settings.column)
+    def _hinted(self, row: PlannedRow) -> Hint:
+        return self.settings.text, {"hint": self._hint(row.prompt)}
+
+    def _hint(self, prompt: Prompt) -> str:
+        hint = prompt.extra.get(self.settings.column)
         if hint is None:
             raise DataError(
-                f"{row.prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its "
-                "hint from; name it in prompts.keep_columns."
+                f"{prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its hint "
+                "from; name it in prompts.keep_columns."
             )
-        return self.settings.text, {"hint": str(hint)}
+        return str(hint)
 
     @staticmethod
     def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:

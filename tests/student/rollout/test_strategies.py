@@ -208,7 +208,7 @@ def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
     assert all(sum(r.key.uid == row.key.uid for r in rows) == 4 for row in rows)
     assert metrics_of(rollouts)["guide/tried_share"] > 0
     with pytest.raises(DataError, match="keep_columns"):
-        build("guide")._hint(of(1)([Prompt.make("q")]).rows[0])
+        build("guide")._hint(Prompt.make("q"))
 
 
 @pytest.mark.parametrize(
