@@ -211,7 +211,8 @@ class _Scorers:
     def _rewards(self) -> StepRewards:
         if self.services is None:
             raise TypeError("rows were scored before the job was built")
-        return StepRewards(self.found.plugins.rewards, self.services)
+        # Asked for rows that are not of the step, such as probes': metrics of the step must not count these.
+        return StepRewards(self.found.plugins.rewards.aside(), self.services)
 
 
 def _scorers(

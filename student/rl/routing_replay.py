@@ -211,4 +211,4 @@ def _table(reading: Reading, layers: int) -> NDArray[np.int16]:
     for line, record in zip(table, records, strict=True):
         if record is not None:
             line[: len(record)] = record
-    return table.reshape(-1, layers, k)
+    return table.reshape(len(records) * reading.width, layers, k)  # k is 0 where no row has a record

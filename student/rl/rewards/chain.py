@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,13 @@ class RewardChain:
                 )
             for row in rows:
                 _check(reward, row)
+
+    def aside(self) -> RewardChain:
+        """The same rewards with counts of their own, for rows that are not of the step, also in another thread."""
+        parts = [copy.copy(reward) for reward in self.parts]
+        for part in parts:
+            part.fired = {}
+        return RewardChain(parts)
 
     def counted(self) -> list[dict[str, tuple[float, float]]]:
         """What the rewards have counted since `take`, for `recount`."""

@@ -162,6 +162,16 @@ def test_a_replay_of_the_own_choice_changes_no_bit_of_a_row_without_a_record_and
     assert torch.equal(found[7:], plain[7:]) and counts.tolist() == [13, 8, 0]
 
 
+def test_rows_of_which_none_has_a_record_pass_their_own_experts() -> None:
+    lm, batch = mixture(), rows()
+    _, reading = read(lm, batch)
+    counts = np.zeros(3)
+    with torch.no_grad(), replayed(lm, reading, counts):
+        found = log_probs(lm, batch)
+    with torch.no_grad():
+        assert torch.equal(found, log_probs(lm, batch)) and counts.tolist() == [13, 0, 0]
+
+
 def test_records_outlive_a_checkpoint_and_others_than_softmax_routers_are_refused() -> None:
     row = rows()[0]
     row.experts = np.arange(32, dtype=np.int16).reshape(8, 2, 2)

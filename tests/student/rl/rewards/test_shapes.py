@@ -1,4 +1,7 @@
-"""What a reward of one's own may not give: it is named, and neither the advantage nor the loss is blamed."""
+"""What a reward of one's own may not give, and which rows a chain of rewards counts.
+
+What is refused is named, and neither the advantage nor the loss is blamed.
+"""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -71,3 +74,15 @@ def test_a_reward_of_a_kind_that_there_is_not_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="reward mine is of kind 'total'; a kind is 'whole' or 'part'"):
         RewardChain([Total({})])
+
+
+def test_rows_that_are_not_of_the_step_are_rewarded_and_not_counted(make_row: Any, services: Any) -> None:
+    class Counting(Given):
+        def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
+            super().reward(rows, services)
+            self.fire("bites", 1.0, len(rows))
+
+    chain, probed = RewardChain([Counting({"reward": 0.5})]), make_row("a", 1.0)
+    chain.apply([make_row("b", 1.0)], services)
+    chain.aside().apply([probed], services)
+    assert probed.reward == 0.5 and chain.counted() == [{"bites": (1.0, 1.0)}]
