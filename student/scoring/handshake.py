@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
+from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
@@ -241,6 +242,11 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
         if need.spec.k > info.limits.max_k:
             raise IncompatibleTeacherError(
                 f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most {info.limits.max_k}."
+            )
+        if not MIN_TEMPERATURE <= need.level <= MAX_TEMPERATURE:
+            raise ConfigError(
+                f"the objective asks teacher {info.name!r} at temperature {need.level:g}, but servers take "
+                f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; change rollout.temperature, or set teacher_temperature."
             )
         # Hidden states come before the temperature, which the student then divides by itself.
         if need.level != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:

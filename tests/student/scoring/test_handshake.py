@@ -1,8 +1,13 @@
 """What a served model must fit before the first step."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from opd.config import parse_settings
+from opd.errors import ConfigError
+from student.dry_run import check
 from student.recipe import Recipe
 from student.scoring.handshake import longest_prompt
 
@@ -39,3 +44,18 @@ def test_a_model_must_take_the_longest_prompt_of_all_that_it_answers_for(
         },
     )
     assert longest_prompt(recipe, "t", roles) == longest
+
+
+def test_a_temperature_that_no_server_takes_is_refused_before_the_first_step(
+    world: Path, teacher: Any, tmp_path: Path
+) -> None:
+    data = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(world / "student")},
+        "prompts": {"task": "addition", "options": {"digits": 2}},
+        "teachers": {"endpoints": [teacher.address], "default": "teacher"},
+        "rollout": {"prompts_per_step": 2, "temperature": 0.001, "max_prompt_tokens": 32, "max_new_tokens": 8},
+        "eval": {"prompts": 0},
+    }
+    with pytest.raises(ConfigError, match=r"temperature 0\.001, but servers take 0\.01 to 100; change rollout\.temp"):
+        check(parse_settings(Recipe, data), offline=False)
