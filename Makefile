@@ -85,8 +85,9 @@ envs: .venv-envs/.installed ## games of TextWorld, ALFWorld, ScienceWorld and Gy
 	@bash scripts/envs.sh .venv-envs $(PYTHON)
 	@touch $@
 
-fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, about ten minutes
+fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, and 300 drawn recipes, about twenty minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
+	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
 
 soak: $(STAMP) ## a server under load and abuse for 15 minutes, then a leaking one, which must be caught
 	$(BIN)/python benchmarks/server_soak.py
