@@ -102,7 +102,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
 
 
 def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy) -> None:
-    """Refuse a term that learns from given rows alone where nothing gives any, or needs log-probs that they lack.
+    """Refuse a term that learns from given rows alone where nothing gives any, or that cannot learn from given ones.
 
     Raises:
         ConfigError: naming it.
@@ -119,10 +119,18 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
                 f"method {answering}, which no policy sampled: {what} is made of log-probs that they lack; set "
                 "rows: sampled, or use objective rl_plus, or ratio: none with another advantage."
             )
-    if strategy.gives_rows or any(controller.gives_answers for controller in controllers):
-        return
+    giving = [f"method {controller.settings.name}" for controller in controllers if controller.gives_answers]
+    giving += [f"rollout.strategy {strategy.settings.name}"] if strategy.gives_rows else []
     for term in terms:
-        if term.settings.rows == "expert":
+        if giving and term.settings.rows != "sampled" and not term.takes_given:
+            what, other = "estimates from the sampled token", ""
+            if hasattr(term.settings, "payload"):
+                what, other = f"has payload {term.settings.payload}", ", or use payload gather or hidden"
+            raise ConfigError(
+                f"term {term.settings.name!r} {what}, which needs rows that the student sampled, but {giving[0]} gives "
+                f"others; set its rows to sampled{other}."
+            )
+        if not giving and term.settings.rows == "expert":
             raise ConfigError(
                 f"term {term.settings.name!r} learns from given rows alone, and nothing gives any; add method "
                 "expert_rows, or have the plug-in that gives them say so (gives_answers of a method, gives_rows of a "

@@ -290,6 +290,11 @@ class Term:
             return ""
         return "it takes what was sampled for the student's own, and has no importance weight"
 
+    @property
+    def takes_given(self) -> bool:
+        """Whether it can learn from rows that the student did not sample, where `rows` admits such."""
+        return True
+
     def needs(self) -> Needs:
         """What the term needs; the loop refuses a run whose fleet cannot serve it."""
         return Needs()

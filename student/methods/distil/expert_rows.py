@@ -76,17 +76,11 @@ class ExpertRows(Controller):
         self._recorded: dict[int, list[str]] = {}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse terms that cannot learn from given rows, and objectives of which no term does.
+        """Refuse terms that cannot learn from given paths, and objectives of which no term learns from given rows.
 
         Raises:
             ConfigError: before the first rollout.
         """
-        for term in terms:
-            if getattr(term.settings, "payload", None) == "sampled" and term.settings.rows != "sampled":
-                raise ConfigError(
-                    f"term {term.settings.name!r} has payload sampled, which needs rows that the student sampled, but "
-                    "method expert_rows gives some; set its rows to sampled, or use payload gather."
-                )
         scored = next((t.settings.name for t in terms if t.settings.rows != "sampled" and t.needs().signals), None)
         if self.settings.source == "path" and scored is not None:
             raise ConfigError(

@@ -127,6 +127,11 @@ class GeneralisedOpd(Term):
         if self.settings.guards.plain_tokens is not None:
             self._plain_ids = token_ids(self.settings.guards.plain_tokens, tokenizer)
 
+    @property
+    def takes_given(self) -> bool:
+        """Not with payload sampled: it estimates from the response token alone."""
+        return self.settings.payload != "sampled"
+
     @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows with payload sampled."""

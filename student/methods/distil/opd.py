@@ -199,6 +199,11 @@ class OnPolicyDistillation(Term):
         if watched is not None and watched > len(tokenizer):
             raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
 
+    @property
+    def takes_given(self) -> bool:
+        """Not with payload sampled: it estimates from the response token alone."""
+        return self.settings.payload != "sampled"
+
     @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
         """Refuse given rows where the payload is an estimate from the response token alone."""

@@ -41,6 +41,11 @@ class TokenReward(Term):
 
     settings_type = TokenRewardSettings
 
+    @property
+    def takes_given(self) -> bool:
+        """No: it estimates from the response token alone."""
+        return False
+
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""
         signal = SignalNeed(TEACHER, PayloadSpec.sampled(), self.settings.teacher_temperature)

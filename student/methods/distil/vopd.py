@@ -47,6 +47,11 @@ class Vopd(Term):
     settings: VopdSettings
     sums_teachers = True
 
+    @property
+    def takes_given(self) -> bool:
+        """No: it estimates from the response token alone."""
+        return False
+
     def needs(self) -> Needs:
         """The teacher's log-probs at the student's top k."""
         signal = SignalNeed(TEACHER, PayloadSpec.gather(self.settings.k), self.settings.teacher_temperature)

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.methods.distil.return_to_go import future_sum
-from student.plugins import build_terms
+from student.plugins import build_plugins, build_terms
+from student.recipe import Recipe
 from student.scoring.needs import SCORES, TEACHER
 
 
@@ -198,3 +200,20 @@ def test_terms_average_over_the_rows_they_select(toy: Any) -> None:
 def test_options_that_cannot_work_are_refused_with_a_reason(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         build_terms([{"name": "opd", **settings}])
+
+
+@pytest.mark.parametrize("term", [{"name": "opd", "payload": "sampled"}, {"name": "compressed", "rows": "all"}])
+@pytest.mark.parametrize(
+    ("giving", "words"),
+    [
+        ({"methods": [{"name": "expert_rows", "share": 0.5}]}, "but method expert_rows gives others"),
+        ({"rollout": {"strategy": {"name": "critique"}}}, "but rollout.strategy critique gives others"),
+    ],
+)
+def test_an_estimate_from_the_sampled_token_is_refused_where_rows_are_given(
+    term: dict[str, Any], giving: dict[str, Any], words: str
+) -> None:
+    data = {"run": "run", "model": {"path": "m"}, "prompts": {"task": "addition"}, "objective": [term]}
+    data |= {"teachers": {"default": "initial"}, **giving}
+    with pytest.raises(ConfigError, match=f"{words}; set its rows to sampled"):
+        build_plugins(parse_settings(Recipe, data))
