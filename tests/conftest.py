@@ -70,6 +70,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "world"
 
 
+@pytest.fixture(scope="session")
+def experts(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four experts of which a token passes two, with the tokenizer of the test world."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    base = AutoConfig.from_pretrained(world / "student")
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    sizes = {name: getattr(base, name) for name in same}
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
+    folder = tmp_path_factory.mktemp("models") / "experts"
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder)
+    return folder
+
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

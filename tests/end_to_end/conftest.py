@@ -57,24 +57,6 @@ def make_recipe(recipe_data: dict[str, Any]) -> Callable[..., Recipe]:
     return make
 
 
-@pytest.fixture
-def experts(world: Path, tmp_path: Path) -> Path:
-    """Four experts of which a token passes two, with the tokenizer of the test world."""
-    from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    base = AutoConfig.from_pretrained(world / "student")
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    sizes = {name: getattr(base, name) for name in same}
-    import torch
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-    folder = tmp_path / "experts"
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def roomy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `student` and `teacher`: random models with room for an episode."""

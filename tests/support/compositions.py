@@ -204,11 +204,12 @@ class Drawing:
             chain.append(self.plugin(ADVANTAGES, self.random.choice(sorted(loaded.keys() - firsts))))
         return chain
 
-    def recipe(self, world: Path, address: str, file: Drawn) -> Drawn:
+    def recipe(self, world: Path, experts: Path, address: str, file: Drawn) -> Drawn:
         """The recipe, without its run folder: two steps, a checkpoint after each.
 
         Args:
             world: folder of models `student` and `teacher`.
+            experts: folder of a student of experts.
             address: of a server of both.
             file: prompts from a file, see `write_prompts`.
         """
