@@ -98,6 +98,16 @@ class RoutingReplay(Controller):
         if any(ENVIRONMENT in prompt.extra for prompt in prompts):
             self._refuse_episodes()
 
+    def start(self, services: Services) -> None:
+        """Refuse a student without experts before the first step.
+
+        Raises:
+            ConfigError: naming its class.
+        """
+        from student.learning.experts import routers
+
+        routers(services.workbench().learner.student.lm)
+
     @contextmanager
     def around(self, lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
         """Record or replay one forward."""

@@ -13,6 +13,7 @@ from checkpoints import assert_same, state_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.source import ScoreSource
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
@@ -175,3 +176,15 @@ def at(recipe: Recipe, step: int) -> Path:
 
 def records(recipe: Recipe) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("source", ["rollout", "old"])
+def test_a_student_without_experts_is_refused_before_the_first_step(
+    make_recipe: Callable[..., Recipe], source: str
+) -> None:
+    recipe = make_recipe(
+        methods=[{"name": "routing_replay", "source": source}], train={"steps": 1}, eval={"prompts": 0}
+    )
+    with pytest.raises(ConfigError, match="no router of experts .*; leave out method routing_replay"):
+        train(recipe)
+    assert not recipe.run.exists()
