@@ -70,8 +70,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "world"
 
 
-@pytest.fixture(scope="session")
-def experts(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def experts(world: Path, tmp_path: Path) -> Path:
     """Four experts of which a token passes two, with the tokenizer of the test world."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -81,7 +81,7 @@ def experts(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {name: getattr(base, name) for name in same}
     torch.manual_seed(0)
     config = Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-    folder = tmp_path_factory.mktemp("models") / "experts"
+    folder = tmp_path / "experts"
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder)
     return folder

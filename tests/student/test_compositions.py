@@ -117,10 +117,10 @@ def trains_and_resumes_alike(data: Drawn) -> None:
 
 @pytest.mark.parametrize("seed", range(RECIPES))
 def test_a_drawn_recipe_is_refused_in_a_sentence_or_trains_and_resumes_alike(
-    world: Path, teacher: Any, judge: str, tmp_path: Path, seed: int
+    world: Path, experts: Path, teacher: Any, judge: str, tmp_path: Path, seed: int
 ) -> None:
     drawing = Drawing(seed)
-    data = drawing.recipe(world, teacher.address, write_prompts(tmp_path / "prompts.jsonl"))
+    data = drawing.recipe(world, experts, teacher.address, write_prompts(tmp_path / "prompts.jsonl"))
     data = json.loads(json.dumps({**data, "run": str(tmp_path / "run")}).replace(ANSWERING, judge))
     found, _ = runnable(data, drawing.random)
     if found is not None:

@@ -226,9 +226,8 @@ class Drawing:
         data = {"objective": terms, "rewards": rewards, "methods": methods, "rollout": rollout, "train": train}
         named = {part["name"] for part in (*methods, *rewards, rollout.get("strategy", {"name": ""}))}
         plays = self.chance(0.93 if named & OF_EPISODES else 0.2)
-        data["prompts"] = (
-            pick(PLAYED) if plays else pick([file, {"task": "student_plugins:Digits", "options": {"digits": 2}}])
-        )
+        digits = {"task": "student_plugins:Digits", "options": {"digits": 2}}
+        data["prompts"] = pick(PLAYED) if plays else pick([file, file, digits, {"mix": [file, digits]}])
         if "trustee" in named:
             self.simulate(data)
         if plays:
@@ -238,7 +237,8 @@ class Drawing:
         data["seed"], data["eval"] = pick([0, 7]), {"prompts": 0}
         if self.chance(0.15):
             data["eval"] = {"prompts": 2, **self.settings(EvalSettings, without=("prompts",))}
-        data["model"] = {"path": str(world / "student")}
+        mixture = self.chance(0.7 if "routing_replay" in named else 0.05)
+        data["model"] = {"path": str(experts if mixture else world / "student")}
         if self.chance(0.15):
             data["model"]["lora"] = {"rank": 2, **self.settings(LoraSettings, without=("rank",))}
         if self.chance(0.9):
@@ -258,6 +258,7 @@ class Drawing:
         pick = self.random.choice
         size = {"prompts_per_step": pick([2, 3, 4]), "samples_per_prompt": pick([1, 2, 4, 4])}
         size |= {"max_new_tokens": pick([1, 8, 12]), "max_prompt_tokens": 48, "verify_workers": 1}
+        size |= {"engine": {"name": "transformers", "mismatch_rows": 2}} if self.chance(0.05) else {}
         return self.settings(RolloutSettings, 0.08, (*size, "strategy", "engine", "episodes", "stop_tokens")) | size
 
     def train(self) -> Drawn:
