@@ -112,7 +112,7 @@ def _sentences(model: type[BaseModel], data: Any, issues: Iterable[Any]) -> Iter
     for issue, keys, groups, choice in placed:
         location = ".".join(keys)
         if issue["type"] == "extra_forbidden":
-            valid = sorted({name for group in groups for name in group.model_fields})
+            valid = sorted({field.alias or name for group in groups for name, field in group.model_fields.items()})
             near = difflib.get_close_matches(keys[-1], valid, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"valid keys here: {', '.join(valid) or 'none'}."
             yield f"unknown key {location!r}; {hint}"
@@ -176,7 +176,9 @@ def _resolve(
             # The tag of a union's member stands in the location, but not in the file.
             groups = holders = chosen
             continue
-        fields = [group.model_fields[part] for _, group in groups if part in group.model_fields]
+        # A key that Python has as a word, such as `from`, is an alias.
+        named = (item for _, group in groups for item in group.model_fields.items())
+        fields = [field for name, field in named if part in (name, field.alias)]
         within = data if isinstance(data, Mapping) else dict(enumerate(data)) if isinstance(data, list) else {}
         if isinstance(part, str) and not fields and part not in within:
             choice = choice or tuple(keys)  # so does the name of a type, where a key takes several

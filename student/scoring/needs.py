@@ -133,7 +133,10 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
             wanted = temperature if signal.temperature is None else signal.temperature
             known = temperatures.setdefault(signal.role, wanted)
             if known != wanted:
-                raise ConfigError(f"two terms ask the {signal.role} for temperatures {known} and {wanted}; use one.")
+                raise ConfigError(
+                    f"two terms ask the {signal.role} for temperatures {known} and {wanted}; set "
+                    "teacher_temperature alike, or leave it out."
+                )
         key = (signal.role, signal.spec.kind)
         if key not in widest or signal.spec.k > widest[key].k:
             widest[key] = signal.spec

@@ -157,3 +157,25 @@ def test_valid_keys_are_those_of_the_member_that_was_chosen() -> None:
 def test_merged_keys_may_be_replaced(tmp_path: Path) -> None:
     text = "engine: &e {cylinders: 2}\nwheels: [&w {<<: *e, cylinders: 3}, {<<: *w, cylinders: 4}]\nname: a"
     assert [wheel.cylinders for wheel in load_settings(Car, write(tmp_path, text)).wheels] == [3, 4]
+
+
+class Way(Settings):
+    start: str = Field(alias="from")
+    to: str
+
+
+class Trip(Settings):
+    way: float | Way
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ({"to": "home"}, r"^settings: key 'way\.from' is missing; give it a value\.$"),
+        ({"form": "work", "to": "home"}, r"unknown key 'way\.form'; did you mean 'from'\?"),
+        ({"from": 1, "to": "home"}, r"way\.from = 1 is not valid"),
+    ],
+)
+def test_a_key_that_is_a_word_of_python_is_told_as_it_stands_in_the_file(way: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_settings(Trip, {"way": way})
