@@ -48,7 +48,7 @@ def through_grpc(addresses: Sequence[str], rows: Sequence[ScoreItem], policy: st
 
     async def run() -> None:
         config = json.dumps({"loadBalancingConfig": [{policy: {}}]})
-        options = [*channel_options(64 << 20), ("grpc.service_config", config)]
+        options = [*channel_options(), ("grpc.service_config", config)]
         async with grpc.aio.insecure_channel(f"ipv4:{','.join(addresses)}", options=options) as channel:
             stub = TeacherServiceStub(channel)
             info = (await stub.Describe(pb.DescribeRequest())).teachers[0]

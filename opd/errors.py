@@ -218,16 +218,13 @@ def all_errors() -> list[type[OpdError]]:
     return found
 
 
-def from_status(status: str, message: str, *, retry_after: float | None = None) -> OpdError:
+def from_status(status: str, message: str) -> OpdError:
     """The error class for a gRPC status name; unknown or transport statuses become `UnavailableError`.
 
     Args:
         status: name of a gRPC status code, for example "NOT_FOUND".
         message: the server's sentence.
-        retry_after: seconds, from the overload detail of RESOURCE_EXHAUSTED.
     """
-    if status == OverloadedError.status:
-        return OverloadedError(message, 0.1 if retry_after is None else retry_after)
     first: dict[str, type[OpdError]] = {}
     for cls in all_errors():
         if cls.status is not None:

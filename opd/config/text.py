@@ -49,6 +49,6 @@ def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
     return options
 
 
-def write_yaml(value: Any, *, sort_keys: bool = False, allow_unicode: bool = False) -> str:
+def write_yaml(value: Any, *, allow_unicode: bool = False) -> str:
     """Plain values as a YAML document."""
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=sort_keys, allow_unicode=allow_unicode))
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode))

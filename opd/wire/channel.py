@@ -19,8 +19,8 @@ from opd.config.base import Settings
 from opd.errors import AuthError, ConfigError
 from opd.tls_files import fault_of
 
-DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message to send and to accept; chunks are far below, requests may be large."""
 CONNECT_SECONDS = 5
 """How long one attempt to connect may take."""
 
@@ -96,12 +96,8 @@ class ClientSecurity(Settings):
         return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=chain)
 
 
-def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
-    """The preset: keepalive 10 s, ping timeout 5 s, connections within 5 s, again after at most 2 s, no retries.
-
-    Args:
-        max_message_bytes: largest message to send and to accept; chunks are far below, requests may be large.
-    """
+def channel_options() -> list[tuple[str, Any]]:
+    """The preset: keepalive 10 s, ping timeout 5 s, connections within 5 s, again after at most 2 s, no retries."""
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
@@ -116,24 +112,19 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> list[
         ("grpc.enable_retries", 0),
         # Channels to one address share a connection otherwise, and a stuck one would stop them all.
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ]
 
 
-def open_channel(
-    endpoint: str,
-    security: ClientSecurity | None = None,
-    *,
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-) -> grpc.aio.Channel:
+def open_channel(endpoint: str, security: ClientSecurity | None = None) -> grpc.aio.Channel:
     """An asyncio channel to "host:port" or "unix:path" with the preset; nothing is connected yet.
 
     Raises:
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity(), max_message_bytes)
+    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity())
     if credentials is None:
         return grpc.aio.insecure_channel(endpoint, options=options)
     return grpc.aio.secure_channel(endpoint, credentials, options=options)
@@ -146,14 +137,14 @@ def open_blocking_channel(endpoint: str, security: ClientSecurity | None = None)
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
+    credentials, options = _credentials_and_options(endpoint, security or ClientSecurity())
     if credentials is None:
         return grpc.insecure_channel(endpoint, options=options)
     return grpc.secure_channel(endpoint, credentials, options=options)
 
 
 def _credentials_and_options(
-    endpoint: str, security: ClientSecurity, max_message_bytes: int
+    endpoint: str, security: ClientSecurity
 ) -> tuple[grpc.ChannelCredentials | None, list[tuple[str, Any]]]:
     """Credentials, None for none, and options of a channel.
 
@@ -161,7 +152,7 @@ def _credentials_and_options(
         ConfigError: when a token would leave this host in the clear.
         AuthError: when a certificate cannot be read.
     """
-    options = channel_options(max_message_bytes)
+    options = channel_options()
     if security.uses_tls:
         if security.server_name:
             options.append(("grpc.ssl_target_name_override", security.server_name))

@@ -64,12 +64,10 @@ class HeadStreamDecoder:
 
     Args:
         expected_hash: content hash the head must have, normally the one from `Describe`; "" for any.
-        max_bytes: refuse a larger head before it is stored.
     """
 
-    def __init__(self, expected_hash: str = "", max_bytes: int = MAX_HEAD_BYTES) -> None:
+    def __init__(self, expected_hash: str = "") -> None:
         self._expected_hash = expected_hash
-        self._max_bytes = max_bytes
         self._header: pb.HeadHeader | None = None
         self._buffer = memoryview(b"")
         self._filled = 0
@@ -135,5 +133,5 @@ class HeadStreamDecoder:
             plain = tensor.compression == pb.COMPRESSION_NONE and tensor.dtype == info.dtype
             if not plain or tensor.rows != rows or tensor.cols != cols or tensor.byte_length != size or not size:
                 raise CorruptPayloadError("a tensor of the head has another shape, type or size than its header says.")
-        if sum(tensor.byte_length for tensor in header.tensors) > self._max_bytes:
-            raise CorruptPayloadError(f"the head is larger than {self._max_bytes} bytes, the limit set here.")
+        if sum(tensor.byte_length for tensor in header.tensors) > MAX_HEAD_BYTES:
+            raise CorruptPayloadError(f"the head is larger than {MAX_HEAD_BYTES} bytes, the limit.")

@@ -63,9 +63,9 @@ class Costs:
         for role, count in by_role.items():
             self.add(purpose, f"{role}_positions", count)
 
-    def trained(self, purpose: Purpose, rows: Sequence[Row], passes: int = 1) -> None:
+    def trained(self, purpose: Purpose, rows: Sequence[Row]) -> None:
         """Count forward and backward passes over `rows`."""
-        self.add(purpose, "gradient_positions", passes * positions(rows))
+        self.add(purpose, "gradient_positions", positions(rows))
 
     def merge(self, counts: Mapping[str, float]) -> None:
         """Add what another counter gave."""

@@ -266,11 +266,11 @@ class Scorer:
             raise
         return arriving
 
-    def reread(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> dict[str, int]:
+    def reread(self, rows: Sequence[Row]) -> dict[str, int]:
         """Read what the terms want of role "student" again, with the present weights; returns positions read."""
         calls = [(row, [call for call in self._calls(row) if call.need.role == STUDENT]) for row in rows]
         everything = [call for _, mine in calls for call in mine]
-        self._read(everything, poll)
+        self._read(everything, lambda: None)
         for row, mine in calls:
             self._keep(row, mine)
         return {"local": sum(len(call.item.token_ids) for call in everything)}

@@ -21,7 +21,6 @@ import traceback
 from typing import Any
 
 from opd.config import parse_settings
-from opd.registry import Registry
 from opd.tasks.environments import ENVIRONMENTS
 from opd.tasks.environments.base import Environment, Observation
 from opd.tasks.prompt import Prompt
@@ -30,13 +29,13 @@ LIMIT = 64 * 1024 * 1024
 """Longest line in bytes that is read from the pool."""
 
 
-def make_environment(spec: dict[str, Any], registry: Registry = ENVIRONMENTS) -> Environment:
+def make_environment(spec: dict[str, Any]) -> Environment:
     """An environment from {"name", "options"}.
 
     Raises:
         ConfigError: for an unknown name or wrong options.
     """
-    cls = registry.load(spec["name"])
+    cls = ENVIRONMENTS.load(spec["name"])
     found: Environment = cls(
         parse_settings(cls.Options, spec.get("options") or {}, source=f"environment {spec['name']}")
     )

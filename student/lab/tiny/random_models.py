@@ -97,14 +97,8 @@ def random_shape(name: str) -> RandomShape:
     return RANDOM_SHAPES[name]
 
 
-def config_of(shape: RandomShape, *, pad: int = 0, end: int = 1) -> Any:
-    """The transformers config of a shape.
-
-    Args:
-        shape: the size.
-        pad: id of the padding token.
-        end: id of the token that ends an answer.
-    """
+def config_of(shape: RandomShape) -> Any:
+    """The transformers config of a shape: token 0 pads, token 1 ends an answer."""
     from transformers import AutoConfig
 
     architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shape.family]
@@ -123,9 +117,9 @@ def config_of(shape: RandomShape, *, pad: int = 0, end: int = 1) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         rms_norm_eps=1e-6,
         tie_word_embeddings=shape.tied,
-        pad_token_id=pad,
+        pad_token_id=0,
         bos_token_id=None,
-        eos_token_id=end,
+        eos_token_id=1,
     )
 
 

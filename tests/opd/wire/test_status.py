@@ -94,13 +94,13 @@ def test_garbage_in_the_trailers_never_breaks_the_client(code: grpc.StatusCode, 
 
 
 def test_the_channel_preset_is_frozen() -> None:
-    options = dict(channel_options(123))
+    options = dict(channel_options())
     assert options["grpc.http2.ping_timeout_ms"] == 5_000
     assert options["grpc.keepalive_time_ms"] == 10_000
     assert options["grpc.keepalive_timeout_ms"] == 5_000
     assert options["grpc.max_reconnect_backoff_ms"] == 2_000
     assert options["grpc.enable_retries"] == 0
-    assert options["grpc.max_send_message_length"] == options["grpc.max_receive_message_length"] == 123
+    assert options["grpc.max_send_message_length"] == options["grpc.max_receive_message_length"] == 64 * 2**20
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:1", "127.0.0.1:1", "[::1]:1", "unix:/tmp/x"])
