@@ -252,19 +252,32 @@ class Learner:
                 micro = collate(rows, part, self.accelerator.device)
                 places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part])
                 index_of = torch.from_numpy(places).to(self.accelerator.device)
-                # Around both: where layers are checkpointed, the backward pass runs them forward again.
-                with self.student.around(partial(micro.reading, self.updates)):
-                    loss, metrics = self._micro_loss(micro, [every[index_of] for every in weights], select, arrived)
-                    if not loss.requires_grad:
-                        raise PluginError(
-                            "No term of the objective gave a loss with a gradient; add a loss of the student's scores."
-                        )
-                    self.accelerator.backward(loss)
-                sums = add(sums, metrics)
+                sums = add(sums, self._pass(micro, [every[index_of] for every in weights], select, arrived))
         total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
         return of_the_step(total, self.ranks.count)
+
+    def _pass(
+        self,
+        micro: MicroBatch,
+        weights: Sequence[Tensor],
+        select: Callable[[MicroBatch], Tensor] | None,
+        arrived: Callable[[], None] | None,
+    ) -> Sums:
+        """Forward, loss and backward of one micro-batch; see `accumulate`."""
+        # Around both: where layers are checkpointed, the backward pass runs them forward again.
+        with self.student.around(partial(micro.reading, self.updates)):
+            batch = self.token_batch(micro, arrived=arrived)
+            if select is not None:
+                batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
+            loss, sums = self.objective.loss(batch, weights)
+            if not loss.requires_grad:
+                raise PluginError(
+                    "No term of the objective gave a loss with a gradient; add a loss of the student's scores."
+                )
+            self.accelerator.backward(loss)
+        return sums
 
     def _filler(self) -> Tensor:
         """A loss of 0 that reaches every parameter, from a pass over one token."""
@@ -289,18 +302,6 @@ class Learner:
         head = self.student.head()  # once: a sharded head is gathered here
         spec = dataclasses.replace(self.projection, want=needs.student)
         return lay_out(hidden, head, micro, needs, spec, self.head_of)
-
-    def _micro_loss(
-        self,
-        micro: MicroBatch,
-        weights: Sequence[Tensor],
-        select: Callable[[MicroBatch], Tensor] | None,
-        arrived: Callable[[], None] | None,
-    ) -> tuple[Tensor, Sums]:
-        batch = self.token_batch(micro, arrived=arrived)
-        if select is not None:
-            batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
-        return self.objective.loss(batch, weights)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Trained parameters by the name they have in the saved model; their shards where they are sharded."""

@@ -33,7 +33,7 @@ from student.scoring.score import Scorer
 
 SMALL = {"train": {"steps": 2, "micro_batch_tokens": 40, "checkpoint_every": 0}, "eval": {"prompts": 0}}
 """Steps of several micro-batches."""
-PASS, UPDATE, CONNECT = Learner._micro_loss, Learner.update, student.preparation.connect
+PASS, UPDATE, CONNECT = Learner._pass, Learner.update, student.preparation.connect
 
 
 class Reluctant:
@@ -81,7 +81,7 @@ def reluctant(monkeypatch: pytest.MonkeyPatch) -> Event:
         return UPDATE(self, *arguments)
 
     monkeypatch.setattr(student.preparation, "connect", make)
-    monkeypatch.setattr(Learner, "_micro_loss", one)
+    monkeypatch.setattr(Learner, "_pass", one)
     monkeypatch.setattr(Learner, "update", update)
     return learnt
 
@@ -225,7 +225,7 @@ def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
 ) -> None:
     within: list[bool] = []
     seen: list[bool] = []
-    loss, head_of = Learner._micro_loss, Scorer.head_of
+    loss, head_of = Learner._pass, Scorer.head_of
 
     def noted(self: Learner, micro: Any, weights: Any, select: Any, arrived: Any) -> Any:
         arrived()
@@ -239,7 +239,7 @@ def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
         seen.append(bool(within))
         return head_of(self, *arguments)
 
-    monkeypatch.setattr(Learner, "_micro_loss", noted)
+    monkeypatch.setattr(Learner, "_pass", noted)
     monkeypatch.setattr(Scorer, "head_of", look)
     monkeypatch.setattr(Arriving, "late", lambda self, rows: len(rows))
     train(make_recipe(**one_row_first(objective=[{"name": "opd", "payload": "hidden"}])))

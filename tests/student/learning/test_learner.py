@@ -226,8 +226,8 @@ def test_a_micro_batch_without_room_on_the_device_changes_nothing_and_names_its_
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
         return original(*_)
 
-    original = made.learner._micro_loss
-    monkeypatch.setattr(made.learner, "_micro_loss", full)
+    original = made.learner._pass
+    monkeypatch.setattr(made.learner, "_pass", full)
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
     with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); lower train.micro_batch_tokens, now 1\."):
         made.step(rows, 0)
