@@ -148,6 +148,26 @@ class LocalModels:
         given = [item if isinstance(item, Row) else None for item in items] if rows is None else rows
         owners = [row for row, mine in zip(given, asked, strict=True) for _ in mine]
         level = self.temperature if temperature is None else temperature
+        answers = iter(self._answers(model, requests, owners, spec, level, poll))
+        joined: list[Scores] = []
+        for item, mine in zip(items, asked, strict=True):
+            answered = [(next(answers), request, first) for request, first in mine]
+            if isinstance(item, Row):
+                joined.append(put_back(answered, item.length, item.candidates if gather else None))
+            else:
+                joined.append(answered[0][0])
+        return joined
+
+    def _answers(
+        self,
+        model: str,
+        requests: Sequence[ScoreItem],
+        owners: Sequence[Row | None],
+        spec: PayloadSpec,
+        level: float,
+        poll: Callable[[], None],
+    ) -> list[Scores]:
+        """What `model` says about each request, which is a part of the row in `owners`; see `score`."""
         parts = self._parts(requests)
         if not parts:
             return []
@@ -170,15 +190,7 @@ class LocalModels:
                     found.update(zip(part, scores, strict=False))
         finally:
             self._student.train(was_training)
-        answers = iter([found[i] for i in range(len(requests))])
-        joined: list[Scores] = []
-        for item, mine in zip(items, asked, strict=True):
-            answered = [(next(answers), request, first) for request, first in mine]
-            if isinstance(item, Row):
-                joined.append(put_back(answered, item.length, item.candidates if gather else None))
-            else:
-                joined.append(answered[0][0])
-        return joined
+        return [found[i] for i in range(len(requests))]
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
         """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
