@@ -48,29 +48,32 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         raise ConfigError(f"there are no runs of the {form} form in {root}; give their folder with --root.")
     folder = out / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    written, sections = [], []
-    unfinished = {one.name: (one, "not run again") for one in experiments}
+    written, sections, missing = [], [], []
     for experiment in experiments:
-        target, plot = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png"
-        earlier = read_stored(target, form)
-        data = join(read_results(find_plan(experiment, root, form)), earlier) if experiment in started else None
-        arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])] if data else []
-        if data is not None and arms:
-            _store(target, {**data, "arms": arms})
-            plot_experiment({**data, "arms": arms}, experiment.title, plot)
-            written += [target, plot]
+        target, plot, state = folder / f"{experiment.name}.json", folder / f"{experiment.name}.png", "not run again"
+        if experiment in started:
+            data = join(read_results(find_plan(experiment, root, form)), read_stored(target, form))
+            state = f"{data['finished_runs']} of {data['planned_runs']} runs"
+            arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])]
+            if arms:
+                _store(target, {**data, "arms": arms})
+                plot_experiment({**data, "arms": arms}, experiment.title, plot)
+                written += [target, plot]
         # The page is computed from the files alone, so that no digit of a section moves when another is reported.
-        if (stored := read_stored(target, form)) is not None:
-            data = rejudged(experiment, stored)
-            _store(target, data)
-        else:
-            if data is not None:
-                unfinished[experiment.name] = (experiment, f"{data['finished_runs']} of {data['planned_runs']} runs")
+        if (stored := read_stored(target, form)) is None:
+            missing.append({"experiment": experiment, "state": state})
             continue
-        del unfinished[experiment.name]
+        data = rejudged(experiment, stored)
+        _store(target, data)
         sections.append(_section(experiment, data))
-    sections.sort(key=lambda section: section["letter"])
-    missing = [{"experiment": one, "state": state} for one, state in unfinished.values()]
+    page = out / "results.md"
+    write_whole(page, _page(sections, missing, form))
+    return [page, *written]
+
+
+def _page(sections: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, Any]], form: str) -> str:
+    """results.md: a section for each experiment that was measured, and those that are `missing`."""
+    sections = sorted(sections, key=lambda section: section["letter"])
     environment = jinja2.Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -85,9 +88,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         "judged": sum(claim["judged"] for claim in claims),
         "decided": sum(claim["judged"] and claim["outcome"] in ("holds", "does not hold") for claim in claims),
     }
-    page = out / "results.md"
-    write_whole(page, template.render(sections=sections, missing=missing, form=form, rule=RULE, **counts))
-    return [page, *written]
+    return template.render(sections=sections, missing=missing, form=form, rule=RULE, **counts)
 
 
 def _store(path: Path, data: Mapping[str, Any]) -> None:
