@@ -1,11 +1,14 @@
 """`opd answers`: a model's answers to a recipe's training prompts, for SFT, cold starts and offline distillation."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from student.arguments import Overrides
+
+if TYPE_CHECKING:
+    from student.recipe import Recipe
 
 
 def answers(
@@ -49,7 +52,6 @@ def answers(
     from opd.errors import ConfigError
     from opd.tasks import build_prompts
     from opd.tasks.modes import asked_content
-    from opd.tasks.settings import files_of
     from student.answers import check_how, write_answers
     from student.data.prompts import fit_prompts
     from student.learning.model import Weights, load_tokenizer
@@ -63,10 +65,7 @@ def answers(
         raise ConfigError(f"--temperature is {temperature:g}; give a number above 0 and up to 10, or --how greedy.")
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file in it.")
-    if any(out.resolve().is_relative_to(path.resolve()) for path in files_of(job.prompts)):
-        raise ConfigError(f"--out {out} is a file of the recipe's prompts, which would be lost; name another one.")
+    _check_out(out, job)
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
     try:
         # As the run does: what it leaves out changes which prompts it takes, and in which order.
@@ -83,3 +82,18 @@ def answers(
     correct = "unknown" if found.correct is None else f"{found.correct:.3f}"
     typer.echo(f"{out}: {found.answered} of {found.prompts} prompts answered, correct {correct}")
     typer.echo(f"tokens: {found.tokens} in the file, {found.drawn} drawn")
+
+
+def _check_out(out: Path, job: "Recipe") -> None:
+    """Refuse a file of `--out` that is a folder, or that is read.
+
+    Raises:
+        ConfigError: in these cases.
+    """
+    from opd.errors import ConfigError
+    from opd.tasks.settings import files_of
+
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it.")
+    if any(out.resolve().is_relative_to(path.resolve()) for path in files_of(job.prompts)):
+        raise ConfigError(f"--out {out} is a file of the recipe's prompts, which would be lost; name another one.")

@@ -67,10 +67,6 @@ def doctor(
 
     Exits with 1 if something is broken or a teacher is not worth distilling. Notes are not failures.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     for given, other, name, missing in (
         (overrides, teacher, "keys of a recipe do", "--teacher RECIPE.yaml"),
         (teacher_model, teacher, "--teacher-model does", "--teacher RECIPE.yaml"),
@@ -89,14 +85,9 @@ def doctor(
         parts.append(examination("self-test")())
     if teacher is not None:
         parts.append(examination("teacher")(teacher, overrides or (), model=teacher_model, prompts=prompts))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    failed = False
-    for finding in (finding for part in parts for finding in part):
-        # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
-        table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
-        failed |= finding.level == "fail"
-    Console().print(table)
-    if failed:
+    findings = [finding for part in parts for finding in part]
+    _show(findings)
+    if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -106,3 +97,15 @@ def _here(ports: list[int]) -> Iterator[Finding]:
 
     yield from examine_machine(ports)
     yield from examine_installation()
+
+
+def _show(findings: Iterable[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
+        table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
+    Console().print(table)
