@@ -1,6 +1,7 @@
 """From settings to engines: which class, which arguments, whose code may run."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from opd.adapters import split_adapter
@@ -25,6 +26,22 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
         raise ConfigError(f"engine {settings.engine.engine!r} is not a class of engines; see `opd plugins list`.")
     cls: Any = loaded
     accepted = inspect.signature(cls).parameters
+    arguments = _arguments(settings, accepted)
+
+    def build(model: str) -> Engine:
+        if split_adapter(model)[1] is not None and not getattr(cls, "takes_adapters", False):
+            raise ConfigError(
+                f"engine {settings.engine.engine!r} takes no adapters, but the model is {model!r}; make one model of "
+                "the two with `opd merge OUT BASE+ADAPTER`, or use engine transformers."
+            )
+        engine: Engine = cls(model, **arguments, **_remote_code(model, allowed, settings.engine.engine, accepted))
+        return engine
+
+    return build
+
+
+def _arguments(settings: ServerSettings, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """What the configured engine class, which takes the parameters `accepted`, is made with besides the model."""
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     standard: dict[str, tuple[Any, Any]] = {
         "device": (settings.engine.device, "auto"),
@@ -55,17 +72,7 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
             raise ConfigError(
                 f"engine {settings.engine.engine!r} needs option {name!r}; pass --engine-option {name}=VALUE."
             )
-
-    def build(model: str) -> Engine:
-        if split_adapter(model)[1] is not None and not getattr(cls, "takes_adapters", False):
-            raise ConfigError(
-                f"engine {settings.engine.engine!r} takes no adapters, but the model is {model!r}; make one model of "
-                "the two with `opd merge OUT BASE+ADAPTER`, or use engine transformers."
-            )
-        engine: Engine = cls(model, **arguments, **_remote_code(model, allowed, settings.engine.engine, accepted))
-        return engine
-
-    return build
+    return arguments
 
 
 def _allow_list(entries: tuple[str, ...]) -> dict[str, str]:
