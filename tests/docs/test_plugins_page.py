@@ -9,6 +9,7 @@ from pathlib import Path
 import forked
 import pytest
 import yaml
+from run_records import metrics_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
@@ -74,7 +75,7 @@ def test_the_recipe_of_the_page_runs_and_every_example_acts(
     command = [sys.executable, "-m", "opd.cli", "train", str(tmp_path / "recipe.yaml")]
     result = forked.run(command, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(run)
     # Prompts with an odd sum earn nothing whatever is answered: they were tried again.
     assert any(line["rollout_rounds"] == 2 and line["sampled_rows"] > 16 for line in lines)
     assert all(0 < line["second_try/mixed_share"] < 1 for line in lines if line["rollout_rounds"] == 2)

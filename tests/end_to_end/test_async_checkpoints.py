@@ -1,6 +1,5 @@
 """`train.async_checkpoints`: the checkpoints of a run that waits for them, written while it goes on."""
 
-import json
 import resource
 import signal
 import sys
@@ -13,6 +12,7 @@ import forked
 import pytest
 import torch
 import yaml
+from run_records import metrics_of
 
 import student.run.saving as saving
 from student.learning.learner import Learner
@@ -61,10 +61,6 @@ train(parse_settings(Recipe, yaml.safe_load(open(sys.argv[1]))))
 SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def same_checkpoints(mine: Path, theirs: Path, hashes: Callable[[Path], dict[str, str]]) -> None:
     """Both whole, with equal weights and moments."""
     assert find_damage(mine) is None and find_damage(theirs) is None
@@ -110,8 +106,8 @@ def test_checkpoints_written_beside_training_are_those_of_a_run_that_waits(
     for step in (1, 2, 3):
         mine, theirs = (run.run / "checkpoints" / f"step-{step:06d}" for run in (beside, waiting))
         same_checkpoints(mine, theirs, hashes)
-    assert all(record["checkpoint/waited_seconds"] > 0 for record in records(beside.run))
-    assert records(beside.run)[2]["checkpoint/write_seconds"] > 0
+    assert all(record["checkpoint/waited_seconds"] > 0 for record in metrics_of(beside.run))
+    assert metrics_of(beside.run)[2]["checkpoint/write_seconds"] > 0
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
@@ -157,4 +153,4 @@ def test_a_write_that_fails_beside_training_is_said_and_the_run_goes_on(
     assert "step-000001 cannot be written: model: " in warning and "File too large" in warning
     assert warning.endswith("let the run go on: it tries the next one.")
     assert [path.name for path in list_checkpoints(recipe.run / "checkpoints")] == ["step-000002"]
-    assert records(recipe.run)[1]["checkpoint/failed"] == 1.0
+    assert metrics_of(recipe.run)[1]["checkpoint/failed"] == 1.0

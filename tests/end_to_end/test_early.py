@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from run_records import records
+from run_records import metrics_of, records
 
 import student.loop
 import student.preparation
@@ -105,7 +105,7 @@ def test_learning_begins_with_the_first_rows_that_are_scored(
 ) -> None:
     early = make_recipe(run=str(tmp_path / "early"), **one_row_first())
     found = train(early)
-    lines = [json.loads(line) for line in (early.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(early.run)
     late = [line["scored_while_learning"] for line in lines]
     assert all(0 < share <= 1 for share in late), late
     with monkeypatch.context() as patch:
@@ -196,7 +196,7 @@ def test_rows_of_several_rounds_and_copies_get_their_scores(
     monkeypatch.setitem(sys.modules, "own", SimpleNamespace(Twice=Twice, Copying=Copying))
     recipe = make_recipe(**one_row_first(**changes))
     train(recipe)
-    lines = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(recipe.run)
     assert all(line["reverse_kl"] > 0 and 0 <= line["scored_while_learning"] <= 1 for line in lines)
 
 

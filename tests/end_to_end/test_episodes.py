@@ -1,12 +1,12 @@
 """Episodes through the whole loop with a real teacher: sampled, scored, learnt from, resumed."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_records import metrics_of
 from safetensors.torch import load_file
 
 from student.loop import train
@@ -38,10 +38,6 @@ def played_with(history: str, **changes: Any) -> dict[str, Any]:
     return LOCK["rollout"] | {"max_prompt_tokens": 8, "max_new_tokens": 60, "episodes": episodes, **changes}
 
 
-def metrics(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_episodes_with_summaries_are_played_ahead_and_read_as_they_were_written(
     make_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
@@ -56,7 +52,7 @@ def test_episodes_with_summaries_are_played_ahead_and_read_as_they_were_written(
     }
     recipe = make_recipe(**changes, run=str(tmp_path / "run"))
     train(recipe)
-    found = metrics(recipe)
+    found = metrics_of(recipe.run)
     assert [line["staleness"] for line in found] == [0, 1, 1]
     # The weights that sampled give every token the log-prob that it was sampled with, each in its own window.
     assert all(line["summaries"] > 0 and line["mismatch/log_ratio"] < 1e-4 for line in found)
@@ -74,7 +70,7 @@ def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
     train(make_recipe(**changes, run=str(tmp_path / "cut"), train={"steps": 2}))
     resumed = train(make_recipe(**changes, run=str(tmp_path / "cut")), resume=True)
     assert hashes(Path(calm["checkpoint"])) == hashes(Path(resumed["checkpoint"]))
-    found = metrics(calm_recipe)
+    found = metrics_of(calm_recipe.run)
     assert [line["turn_depth"] for line in found] == [1, 2, 3, 3]
     if order == "f2b":
         assert [line["turns"] for line in found] == [1, 2, 3, 3]
@@ -101,7 +97,7 @@ def test_teachers_are_asked_for_the_students_tokens_alone_and_it_learns_the_same
     found = {}
     for name in ("parts", "wholes"):
         recipe = make_recipe(**changes, run=str(tmp_path / name), train={"steps": 2})
-        found[name] = (hashes(Path(train(recipe)["checkpoint"])), metrics(recipe))
+        found[name] = (hashes(Path(train(recipe)["checkpoint"])), metrics_of(recipe.run))
         monkeypatch.setattr("student.data.row.spans_of", lambda mask: ())
     assert found["parts"][0] == found["wholes"][0]
     for part, whole in zip(found["parts"][1], found["wholes"][1], strict=True):
@@ -121,7 +117,7 @@ def test_student_and_teacher_read_the_last_turns_alone_where_the_history_is_shor
         rollout["episodes"] = LOCK["rollout"]["episodes"] | {"history": history}
         recipe = make_recipe(**LOCK | {"rollout": rollout}, run=str(tmp_path / str(history)), train={"steps": 2})
         train(recipe)
-        found.append(metrics(recipe))
+        found.append(metrics_of(recipe.run))
     for short, whole in zip(*found, strict=True):
         # Read again as it is trained, what was sampled has the log-probs that it was sampled with.
         assert short["mismatch/max_log_ratio"] < 1e-4
@@ -139,7 +135,7 @@ def test_summaries_are_sampled_scored_and_learnt_from_like_any_turn(
     first = load_file(Path(recipe.model.path) / "model.safetensors")
     last = load_file(Path(train(recipe)["checkpoint"]) / "model" / "model.safetensors")
     assert any(not torch.equal(last[name], tensor) for name, tensor in first.items())
-    for line in metrics(recipe):
+    for line in metrics_of(recipe.run):
         # Read again as it is trained, what was sampled has the log-probs that it was sampled with.
         assert line["mismatch/max_log_ratio"] < 1e-4
         assert 0 < line["summaries"] <= 3 and 0 <= line["summaries_cut"] <= 1 and line["context_saved"] > 0
@@ -154,7 +150,7 @@ def test_episodes_that_outgrew_their_summaries_are_left_out_of_the_loss(
     changes = LOCK | {"rollout": rollout, "methods": [{"name": "episode_filter", "ended": ["context"]}]}
     recipe = make_recipe(**changes | {"eval": {"prompts": 0}}, run=str(tmp_path / "run"), train={"steps": 1})
     train(recipe)
-    (line,) = metrics(recipe)
+    (line,) = metrics_of(recipe.run)
     assert line["episodes_filtered"] > 0 and line["summaries"] > 0
 
 
@@ -183,7 +179,7 @@ def test_an_environment_that_goes_wrong_costs_its_episodes_and_not_the_run_in_pr
         changes = {"prompts": unruly, "rollout": rollout, "objective": objective, "train": {"steps": 3}}
         recipe = make_recipe(**LOCK | changes, run=str(tmp_path / isolation))
         found.append(hashes(Path(train(recipe)["checkpoint"])))
-        shares.append([line["episodes_broken"] for line in metrics(recipe)])
+        shares.append([line["episodes_broken"] for line in metrics_of(recipe.run)])
     assert found[0] == found[1] and shares[0] == shares[1]
     assert all(0 < share < 1 for share in shares[0]), shares
 
@@ -195,7 +191,7 @@ def test_a_run_whose_every_episode_breaks_ends_with_the_weights_it_began_with(
     useless = {"task": "tests.support.environments:Useless", "options": {"digits": 3, "turns": 5}}
     recipe = make_recipe(**LOCK | {"prompts": useless}, run=str(tmp_path / "run"), train={"steps": 2})
     checkpoint = Path(train(recipe)["checkpoint"])
-    assert all(line["episodes_broken"] == 1 and line["updates_skipped"] == 1 for line in metrics(recipe))
+    assert all(line["episodes_broken"] == 1 and line["updates_skipped"] == 1 for line in metrics_of(recipe.run))
     began = load_file(Path(recipe.model.path) / "model.safetensors")
     ended = load_file(checkpoint / "model" / "model.safetensors")
     assert all(torch.equal(ended[name], tensor) for name, tensor in began.items())
@@ -225,7 +221,7 @@ def test_two_ranks_play_and_learn_as_one_does(
     one, two = (make_recipe(**changes, run=str(tmp_path / name)) for name in ("one", "two"))
     train(one)
     two_ranks(two)
-    for mine, theirs in zip(metrics(one), metrics(two), strict=True):
+    for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
         for name in ("turn_depth", "turns", "trajectory_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     weights = [load_file(r.run / "checkpoints" / "step-000003" / "model" / "model.safetensors") for r in (one, two)]

@@ -1,6 +1,5 @@
 """Mixtures of experts: students through the whole loop, and teachers over gRPC."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import assert_same, state_of
+from run_records import metrics_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +32,7 @@ def test_experts_and_router_learn_whole_or_sharded(
         changes["train"] = {"steps": 2, "sharding": sharding, "learning_rate": 1e-2}
         run = make_recipe(run=str(tmp_path / sharding), **changes)
         train(run)
-        lines.append([json.loads(line) for line in (run.run / "metrics.jsonl").read_text().splitlines()])
+        lines.append(metrics_of(run.run))
         weights.append(load_file(run.run / "checkpoints" / "step-000002" / "model" / "model.safetensors"))
     first = load_file(experts / "model.safetensors")
     assert set(first) == set(weights[0]) == set(weights[1])  # an expert a tensor, as others load them
@@ -67,7 +67,7 @@ def test_two_ranks_replay_and_learn_like_one_whole_or_sharded(
     for two in runs:
         one = two.model_copy(update={"run": two.run.with_name(f"{two.run.name}-one")})
         train(one)
-        for mine, theirs in zip(records(one), records(two), strict=True):
+        for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
             assert mine["routing/replayed"] > 0.5
             for name in ("loss/opd", "grad_norm", "routing/replayed", "routing/changed"):
                 assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-4), name
@@ -172,10 +172,6 @@ def test_a_served_mixture_says_what_the_model_says_in_this_process(
 
 def at(recipe: Recipe, step: int) -> Path:
     return recipe.run / "checkpoints" / f"step-{step:06d}"
-
-
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("source", ["rollout", "old"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_records import metrics_of
 from transformers import AutoTokenizer
 
 from opd.config import parse_settings
@@ -150,7 +151,7 @@ def test_samples_show_what_was_asked_and_answered_at_evaluations_and_in_training
         assert line["prompt"][-1]["content"].startswith("What is ") and line["reference"].isdigit()
         assert isinstance(line["answer"], str) and 1 <= line["tokens"] <= 60 and line["kl"] is not None
         assert (line["verdict"] in ("correct", "wrong")) == (line["label"] != "train")
-    metrics = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    metrics = metrics_of(recipe.run)
     assert all(0 <= step["repetition"] < 1 for step in metrics) and "eval/repetition" in metrics[2]
     resumed = chat(**{**changes, "train": {**changes["train"], "steps": 5}}, eval={"every": 3})
     train(resumed, resume=True)

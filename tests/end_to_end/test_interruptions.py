@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from run_records import records
+from run_records import metrics_of, records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
 from student.controllers import Controller, Services, StepReport
@@ -79,7 +79,7 @@ def check(
         resumed = train(recipe, resume=True)
         assert hashes(Path(resumed["checkpoint"])) == weights
         assert records(recipe) == metrics
-        for line in map(json.loads, (recipe.run / "metrics.jsonl").read_text().splitlines()):
+        for line in metrics_of(recipe.run):
             # Also of the step that was interrupted after its update, whose rollout the resumed process never saw.
             assert {"rollout", "learn"} <= line["seconds"].keys()
             assert line["tokens_per_second"] == pytest.approx(line["response_tokens"] / sum(line["seconds"].values()))

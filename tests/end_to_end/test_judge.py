@@ -9,6 +9,7 @@ from typing import Any
 import forked
 import pytest
 from ports import held_port
+from run_records import metrics_of
 from waiting import wait_until
 
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
@@ -75,7 +76,7 @@ def test_a_judge_that_dies_leaves_rows_unknown_and_the_run_goes_on(
 
     summary = train(recipe(judge(32), 5))
     assert "gave no answer" in capsys.readouterr().err + caplog.text
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(tmp_path / "run")
     # It dies in the middle of a step: what it had graded is learnt from, the rest counts as unknown and not as wrong.
     assert [line["unknown_share"] < 1 for line in lines] == [True, True, True, False, False]
     assert lines[2]["unknown_share"] > lines[1]["unknown_share"]
@@ -87,6 +88,6 @@ def test_a_judge_that_dies_leaves_rows_unknown_and_the_run_goes_on(
     dead = hashes(last / "model")
     assert dead == hashes(third / "model") != {} and Path(summary["checkpoint"]) == last
     again = train(recipe(judge(), 6), resume=True)
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    line = metrics_of(tmp_path / "run")[-1]
     assert line["step"] == 6 and line["unknown_share"] < 1 and line["grad_norm"] > 0
     assert hashes(Path(again["checkpoint"]) / "model") != dead

@@ -1,6 +1,5 @@
 """A LoRA student from the first step to a served teacher."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from run_records import metrics_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -50,7 +50,7 @@ def test_a_resumed_lora_run_equals_an_uninterrupted_one_and_saves_adapters_alone
         load_file(tmp_path / "cut" / "checkpoints" / f"step-00000{i}" / "model" / files.copy().pop()) for i in (1, 4)
     )
     assert any(not torch.equal(one[name], last[name]) for name in one)
-    lines = [json.loads(line) for line in (tmp_path / "calm" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(tmp_path / "calm")
     # At the first step the student is its reference.
     assert lines[0]["loss/reference_kl"] == pytest.approx(0.0, abs=1e-6) and abs(lines[-1]["loss/reference_kl"]) > 1e-6
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
@@ -58,10 +59,6 @@ def alone(recipe_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-def records(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("payload", ["sampled", "gather", "hidden"])
 def test_the_initial_weights_are_a_reference_without_a_server(
     alone: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str
@@ -74,15 +71,15 @@ def test_the_initial_weights_are_a_reference_without_a_server(
     prompts = mine.prompts.model_dump(mode="json")
     served = make_recipe(run=str(tmp_path / "served"), prompts=prompts, teachers={"reference": "student"}, **changes)
     train(served)
-    first, theirs = records(mine.run)[0], records(served.run)[0]
+    first, theirs = metrics_of(mine.run)[0], metrics_of(served.run)[0]
     assert first["cost/train/local_positions"] == theirs["cost/train/reference_positions"] > 0
     assert "cost/train/reference_positions" not in first and "cost/train/local_positions" not in theirs
     # Before the first update the student is its reference; on the wire hidden states are rounded to bfloat16.
     assert abs(first["reference_kl"]) < 1e-5 and abs(theirs["reference_kl"]) < 0.02
-    second, other = records(mine.run)[1], records(served.run)[1]
+    second, other = metrics_of(mine.run)[1], metrics_of(served.run)[1]
     if payload == "sampled":
         assert second["reference_kl"] == pytest.approx(other["reference_kl"], rel=1e-3)
-    assert abs(records(mine.run)[-1]["reference_kl"]) > 1e-4
+    assert abs(metrics_of(mine.run)[-1]["reference_kl"]) > 1e-4
 
 
 def test_a_run_with_a_teacher_that_follows_resumes_bit_for_bit(
@@ -99,7 +96,7 @@ def test_a_run_with_a_teacher_that_follows_resumes_bit_for_bit(
     resumed = train(alone(run=str(tmp_path / "cut"), **changes), resume=True)
     one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
     assert one == two and "trainer/local.safetensors" in one
-    lines = records(tmp_path / "calm")
+    lines = metrics_of(tmp_path / "calm")
     assert all(line["reverse_kl"] > 0.01 and line["ema_distance"] > 0 for line in lines)
 
 
@@ -117,7 +114,7 @@ def test_a_term_may_name_its_teacher_itself(
     }
     one, other = (train(alone(run=str(tmp_path / n), **c)) for n, c in (("routed", routed), ("named", named)))
     assert hashes(Path(one["checkpoint"])) == hashes(Path(other["checkpoint"]))
-    assert all(line["loss/opd"] != 0 and line["ema_distance"] > 0 for line in records(tmp_path / "named"))
+    assert all(line["loss/opd"] != 0 and line["ema_distance"] > 0 for line in metrics_of(tmp_path / "named"))
 
 
 NAMED = {"objective": [{"name": "opd", "role": "ema"}]}
@@ -145,7 +142,7 @@ def test_a_teacher_reads_what_became_of_the_row_and_the_best_answer_of_its_group
     )
     straight = train(told)
     train(plain)
-    lines, others = records(told.run), records(plain.run)
+    lines, others = metrics_of(told.run), metrics_of(plain.run)
     assert lines[0]["response_tokens"] == others[0]["response_tokens"]  # the same responses
     assert lines[0]["cost/train/local_positions"] > others[0]["cost/train/local_positions"]
     assert lines[0]["reverse_kl"] > 1e-3 > abs(others[0]["reverse_kl"])
@@ -170,7 +167,7 @@ def test_two_ranks_make_the_contexts_of_one(
     one, two = (make_recipe(run=str(tmp_path / run), **changes) for run in ("one", "two"))
     train(one)
     two_ranks(two)
-    for mine, theirs in zip(records(one.run), records(two.run), strict=True):
+    for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
         assert 0 < mine["context_missing_share"] < 1
         for name in ("context_missing_share", "reverse_kl", "grad_norm", "cost/train/local_positions"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3), name
@@ -211,7 +208,7 @@ def test_a_served_teacher_reads_a_context_too(alone: Callable[..., Recipe], teac
     hinted = alone(run=str(tmp_path / "hinted"), contexts=HINTED, **served)
     train(plain)
     train(hinted)
-    one, other = records(plain.run)[0], records(hinted.run)[0]
+    one, other = metrics_of(plain.run)[0], metrics_of(hinted.run)[0]
     assert one["response_tokens"] == other["response_tokens"]
     # The same responses under prompts that are longer by the solution, of four or five characters.
     assert 4 * 8 <= other["cost/train/teacher_positions"] - one["cost/train/teacher_positions"] <= 5 * 8

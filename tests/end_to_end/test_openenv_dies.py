@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from run_records import metrics_of
 from waiting import PATIENCE
 
 from student.loop import train
@@ -42,7 +43,7 @@ def test_its_episodes_break_and_are_counted_and_the_run_goes_on(
             assert server.wait(PATIENCE) == 3
         finally:
             server.kill()
-    found = [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+    found = metrics_of(recipe.run)
     # Eight episodes of the first evaluation and four of a step are over, two actions each, when the server dies.
     assert [line["episodes_broken"] for line in found] == [0, 1, 1]
     assert found[0]["grad_norm"] > 0

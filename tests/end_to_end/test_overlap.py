@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from run_records import records
+from run_records import metrics_of, records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.errors import CancelledError, DataError, OutageError
@@ -104,7 +104,7 @@ def weights(recipe: Recipe, version: int, world: Path) -> Path:
 def test_the_run_shows_its_lag_its_weights_and_who_waited(overlapped: Callable[..., Recipe]) -> None:
     recipe = overlapped(1)
     train(recipe)
-    for line in map(json.loads, (recipe.run / "metrics.jsonl").read_text().splitlines()):
+    for line in metrics_of(recipe.run):
         assert line["seconds"]["wait_rollout"] >= 0 and "rollout" not in line["seconds"]
         assert line["rollout_seconds"] > 0 and line["sampler_idle_seconds"] >= 0
         assert 0 <= line["importance_truncated"] < 1

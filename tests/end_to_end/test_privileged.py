@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from student.loop import train
@@ -57,7 +58,7 @@ def test_a_recipe_with_a_teacher_that_sees_more_learns_from_what_it_sees(
         context["max_tokens"] = 480
     recipe = parse_settings(Recipe, recipe_data | changes)
     train(recipe)
-    first, second = (json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines())
+    first, second = metrics_of(recipe.run)
     assert first["hinted_share"] == pytest.approx(1 - first["context_missing_share"]) and first["hinted_share"] > 0
     assert 0 <= first["hint_quoted"] < 1
     assert first["grad_norm"] > 0 and second["grad_norm"] > 0

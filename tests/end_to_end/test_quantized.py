@@ -1,6 +1,5 @@
 """Runs whose base is held in 4 bits and whose moments are in 8; where bitsandbytes is installed (`make quantized`)."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from run_records import metrics_of
 from transformers import AutoModelForCausalLM
 
 from opd.errors import CheckpointError
@@ -56,7 +56,7 @@ def test_a_resumed_run_in_few_bits_equals_an_uninterrupted_one(
     for step in (3, 4):
         shutil.rmtree(cut.run / "checkpoints" / f"step-{step:06d}")
     assert hashes(Path(train(cut, resume=True)["checkpoint"])) == hashes(ended)
-    lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(calm.run)
     assert len({line["loss/opd"] for line in lines}) == 4
     moments = load_state(ended / "trainer", "learner")["moments"]
     codes = {state["state1"].dtype for state in moments.values()} if "optimizer" in settings else set()

@@ -10,6 +10,7 @@ from typing import Any
 import forked
 import numpy as np
 import pytest
+from run_records import metrics_of
 
 from opd.errors import DataError
 from student.data.plan import plan_step
@@ -48,8 +49,8 @@ def test_a_run_from_a_recorded_store_without_any_server_has_the_online_runs_weig
     server.process.wait()
     offline = train(make_recipe(run=str(tmp_path / "offline"), teachers={"endpoints": [f"store:{store}"]}, **common))
     assert model_of(offline, hashes) == model_of(online, hashes)
-    lines = (tmp_path / "offline" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 3 and all(json.loads(line)["reverse_kl"] > 0 for line in lines)
+    lines = metrics_of(tmp_path / "offline")
+    assert len(lines) == 3 and all(line["reverse_kl"] > 0 for line in lines)
     (store / "scores.sqlite").unlink()
     recipe = make_recipe(run=str(tmp_path / "gap"), teachers={"endpoints": [f"store:{store}"]}, **common)
     with pytest.raises(DataError) as caught:

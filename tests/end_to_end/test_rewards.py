@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_records import metrics_of
 from safetensors.torch import load_file
 
 from opd.config import parse_settings
@@ -63,10 +64,6 @@ def alone(recipe_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-def records(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_with_a_history_resumes_bit_for_bit(
     alone: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:
@@ -81,7 +78,7 @@ def test_a_run_with_a_history_resumes_bit_for_bit(
     resumed = train(alone(*rewards, run=str(tmp_path / "cut"), prompts=prompts), resume=True)
     one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
     assert one == two
-    lines = records(tmp_path / "cut")
+    lines = metrics_of(tmp_path / "cut")
     assert lines[0]["hapo/known_prompts"] == 0.0 and lines[-1]["hapo/known_prompts"] > 0
     for line in lines:
         assert line["reward"] == pytest.approx(
@@ -105,7 +102,7 @@ def test_rewards_without_labels_need_no_answers(
     recipe = alone(reward, answers=False, run=str(tmp_path / "run"), rollout=rollout)
     assert "rewards" in check(recipe, offline=False)
     train(recipe)
-    lines = records(recipe.run)
+    lines = metrics_of(recipe.run)
     assert all("verdict" not in line and "unknown_share" not in line for line in lines)
     assert all(line["grad_norm"] > 0 and "reward" in line for line in lines)
 
@@ -117,7 +114,7 @@ def test_the_student_judges_by_its_own_probability_of_the_reference(
     reward = {"name": "rlpr", "answer_start": "1", "answer_end": "", "format_weight": 0.1}
     recipe = alone(reward, run=str(tmp_path / "run"))
     train(recipe)
-    lines = records(recipe.run)
+    lines = metrics_of(recipe.run)
     assert all(line["cost/train/local_positions"] > 0 for line in lines if line["reward"] > 0)
     assert any(line["reward"] > 0 for line in lines)
 
@@ -127,7 +124,7 @@ def test_a_step_without_any_reward_is_skipped_and_said(
 ) -> None:
     recipe = alone({"name": "function", "function": "judges_of_rewards:silent"}, run=str(tmp_path / "run"))
     summary = train(recipe)
-    lines = records(recipe.run)
+    lines = metrics_of(recipe.run)
     assert all(line["updates"] == 0 and line["updates_skipped"] == 1 for line in lines)
     assert all(line["silent/unknown"] == 1.0 and "reward" not in line for line in lines)
     assert "had no row to learn from and were skipped" in capsys.readouterr().err + caplog.text

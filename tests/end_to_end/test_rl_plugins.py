@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from judge_servers import Server, serving
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from student.loop import train
@@ -47,7 +48,7 @@ def steps_of(world: Path, tmp_path: Path) -> Steps:
         merged = {**base, **changes, "rollout": {**rollout, **changes.get("rollout", {})}}
         recipe = parse_settings(Recipe, merged)
         train(recipe)
-        return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+        return metrics_of(recipe.run)
 
     return run
 

@@ -1,6 +1,5 @@
 """Policy losses and credit whose statistics span the batch: two ranks learn what one does."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from judge_servers import serving
-from run_records import records
+from run_records import metrics_of, records
 from safetensors.torch import load_file
 
 from student.loop import train
@@ -40,9 +39,7 @@ def test_two_ranks_share_batch_statistics_strata_and_the_old_policy(
     one, two = (make_recipe(run=str(tmp_path / name), **base) for name in ("one", "two"))
     train(one)
     two_ranks(two)
-    ours, theirs = (
-        [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()] for recipe in (one, two)
-    )
+    ours, theirs = (metrics_of(recipe.run) for recipe in (one, two))
     for mine, other in zip(ours, theirs, strict=True):
         for name in ("advantage_magnitude", "tapered_share", "ratio", "student_entropy", "grad_norm", "reward"):
             assert other[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from rows import make_row
+from run_records import metrics_of
 
 from opd import TeacherFleet
 from opd.errors import ConfigError, IncompatibleTeacherError
@@ -122,10 +123,7 @@ def test_a_run_that_sums_divergences_trains_and_measures_them(make_recipe: Calla
     # Half of it is the divergence to the student's own first weights, so it is about half of the teacher's.
     alone = train(make_recipe(run=str(recipe.run) + "2", train={"steps": 1}, eval={"prompts": 4}))
     assert summary["before"]["reverse_kl"] == pytest.approx(alone["before"]["reverse_kl"] / 2, rel=1e-3)
-    first, other = (
-        json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-        for run in (recipe.run, recipe.run.with_name("run2"))
-    )
+    first, other = (metrics_of(run)[0] for run in (recipe.run, recipe.run.with_name("run2")))
     assert first["reverse_kl"] > 0
     # The rows are the same ones, and each goes to both teachers.
     assert first["cost/train/teacher_positions"] == 2 * other["cost/train/teacher_positions"]
@@ -141,7 +139,7 @@ def test_a_run_with_two_domain_teachers_trains(make_recipe: Callable[..., Recipe
     )
     summary = train(recipe)
     assert summary["steps"] == 2
-    first, _ = map(json.loads, (recipe.run / "metrics.jsonl").read_text().splitlines())
+    first, _ = metrics_of(recipe.run)
     found = summary["before"]["by_domain"]
     assert set(found) == {"sums", "differences"} and sum(count for _, count in found.values()) == 8
     assert sum(accuracy * count for accuracy, count in found.values()) / 8 == pytest.approx(

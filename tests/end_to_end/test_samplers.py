@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from student.loop import train
@@ -32,7 +33,7 @@ def recipe(world: Path, folder: Path, **changes: Any) -> Recipe:
 
 def steps_of(made: Recipe) -> list[dict[str, Any]]:
     train(made)
-    return [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    return metrics_of(made.run)
 
 
 def test_a_chain_of_samplers_chooses_weighs_and_asks_in_templates(world: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -242,7 +243,7 @@ def test_experiments_are_played_scored_and_learnt_from_the_same_way_twice(
     runs = [make_recipe(**changes, run=str(tmp_path / name)) for name in ("first", "second")]
     first, second = (train(recipe) for recipe in runs)
     assert hashes(Path(first["checkpoint"])) == hashes(Path(second["checkpoint"]))
-    lines = [json.loads(line) for line in (runs[0].run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(runs[0].run)
     assert [line["turn_depth"] for line in lines] == [1, 2]
     assert all(line["episodes_broken"] == 0 and line["reverse_kl"] > 0 and line["grad_norm"] > 0 for line in lines)
     # The path is replayed but for its end: what is scored lies where only a played game leads.
@@ -258,5 +259,5 @@ def test_a_run_that_is_killed_inside_an_experiment_resumes_to_the_same_weights(
     changes = game_training(prompts=1, steps=2, tokens=2000, turns=3, isolation="none")
     options = {"tasks": ["identify-life-stages-2"], "simplifications": ["easy"]}
     calm = killed_and_resumed("DeadlyExperiment", options, **changes)
-    lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(calm.run)
     assert all(line["episodes_broken"] == 0 and line["reverse_kl"] > 0 and line["grad_norm"] > 0 for line in lines)

@@ -1,6 +1,5 @@
 """A served teacher that follows the student's moving average is that average, step by step and after a resume."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_records import metrics_of
 from safetensors.torch import load_file, save_file
 
 from opd.errors import ConfigError, IncompatibleTeacherError
@@ -54,10 +54,6 @@ def following(make_recipe: Callable[..., Recipe], stranger: Path, serve: Any, tm
     return make
 
 
-def records(recipe: Recipe) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-
-
 def weights(recipe: Recipe, step: int = 4) -> dict[str, torch.Tensor]:
     return load_file(recipe.run / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
 
@@ -81,12 +77,12 @@ def test_the_served_average_teaches_what_the_one_in_process_does(
     )
     train(local)
     mine, theirs = (
-        records(recipe)[0],
-        records(local)[0],
+        metrics_of(recipe.run)[0],
+        metrics_of(local.run)[0],
     )  # later steps sample other tokens: scores are rounded on the wire
     for name in ("loss/opd", "reverse_kl", "grad_norm", "ema_distance"):
         assert mine[name] == pytest.approx(theirs[name], rel=1e-3), name
-    moved = [record for record in records(recipe) if "follow/gap" in record]
+    moved = [record for record in metrics_of(recipe.run) if "follow/gap" in record]
     assert len(moved) == 2  # every other step of four
     assert all(record["follow/gap"] < 1e-5 and record["follow/seconds"] > 0 for record in moved)
     assert np.abs(served_row(recipe) - before).max() > 0.01
@@ -114,7 +110,7 @@ def test_an_adapter_is_served_over_its_base_and_refused_over_another(
     adapter = begun.run / "checkpoints" / "step-000002" / "model"
     recipe = following("adapted", served=f"{world / 'student'}+{adapter}", **short)
     train(recipe)
-    assert records(recipe)[-1]["follow/gap"] < 1e-5
+    assert metrics_of(recipe.run)[-1]["follow/gap"] < 1e-5
     with pytest.raises(IncompatibleTeacherError, match=r"answers a row up to .* nats from it"):
         train(following("whole", **short))  # whose servers would add the adapter to what they have
 
@@ -126,7 +122,7 @@ def test_two_ranks_have_one_average_served(
     one, two = following("one"), following("two")
     train(one)
     two_ranks(two)
-    for mine, theirs in zip(records(one), records(two), strict=True):
+    for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
         assert theirs["loss/opd"] == pytest.approx(mine["loss/opd"], rel=1e-3, abs=1e-5)
     np.testing.assert_allclose(served_row(two), served_row(one), atol=1e-3)
 

@@ -1,6 +1,5 @@
 """Whole trainings that sample with servers: in turn, beside learning, and two ranks with one server."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ import forked
 import gloo_transfer
 import pytest
 from ports import held_port
+from run_records import metrics_of
 from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 from waiting import wait_until
@@ -52,13 +52,9 @@ def recipe(make_recipe: Callable[..., Recipe], engine: dict[str, Any], staleness
     return found.model_copy(update={"run": found.run.with_name(name)})
 
 
-def lines_of(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def check(run: Path, staleness: int) -> None:
     """That each step was sampled with the weights that it says, and that none was loaded twice."""
-    lines = lines_of(run)
+    lines = metrics_of(run)
     assert [line["staleness"] if staleness else 0 for line in lines] == [min(step, staleness) for step in range(4)]
     # Of the weights that sampled, which the server says it holds: those of other steps are much further away.
     assert all(line["mismatch/log_ratio"] < 1e-4 for line in lines)
@@ -120,8 +116,8 @@ def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once
     two_ranks(*runs)
     for run in runs:
         check(run.run, run.train.max_staleness)
-        assert sum(line.get("engine/rows_reissued", 0) for line in lines_of(run.run)) == 0
-    for mine, theirs in zip(lines_of(whole.run), lines_of(whole.run.with_name("shards")), strict=True):
+        assert sum(line.get("engine/rows_reissued", 0) for line in metrics_of(run.run)) == 0
+    for mine, theirs in zip(metrics_of(whole.run), metrics_of(whole.run.with_name("shards")), strict=True):
         for name in ("loss/opd", "grad_norm", "response_tokens"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
 
@@ -159,7 +155,7 @@ def test_a_rank_that_is_killed_while_ranks_sample_with_a_server_ends_the_other_a
         assert last is not None
         steps = int(last.name[5:]) + 2
         two_ranks(until(steps), "--resume")
-        lines = lines_of(cut.run)
+        lines = metrics_of(cut.run)
         assert lines[-1]["step"] == steps
         assert all(line["mismatch/log_ratio"] < 1e-4 for line in lines)
     finally:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from checkpoints import assert_close, assert_same, state_of
 from peft import PeftModel
+from run_records import metrics_of
 from transformers import AutoModelForCausalLM
 from waiting import wait_until
 
@@ -57,9 +58,7 @@ def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone
     assert_close(*(state_of(at(recipe.run, 2)) for recipe in adapters))
     base = AutoModelForCausalLM.from_pretrained(calm.model.path)
     PeftModel.from_pretrained(base, at(adapters[1].run, 2) / "model")
-    lines = [
-        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (whole.run, calm.run)
-    ]
+    lines = [metrics_of(run) for run in (whole.run, calm.run)]
     for mine, theirs in zip(*lines, strict=True):
         for name in ("loss/opd", "loss/reference_kl", "ema_distance", "grad_norm", "response_tokens"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name

@@ -1,6 +1,5 @@
 """Games of TextWorld, made here: played to their end, many at once, and learnt from under a served teacher."""
 
-import json
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import DataError
@@ -158,7 +158,7 @@ def test_games_are_played_scored_and_learnt_from_and_a_killed_run_resumes_to_the
     changes = game_training(prompts=4, steps=3, tokens=1500, turns=3, isolation="none")
     changes["methods"] = [{"name": "tcod", "order": "b2f", "every": 1, "turns": 3}]
     calm = killed_and_resumed("DeadlyGame", {"games": str(games)}, **changes)
-    lines = [json.loads(line) for line in (calm.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(calm.run)
     assert [line["turn_depth"] for line in lines] == [1, 2, 3]
     assert all(line["episodes_broken"] == 0 and line["reverse_kl"] > 0 and line["grad_norm"] > 0 for line in lines)
     # The path is replayed but for its end: what is scored lies where only a played game leads.

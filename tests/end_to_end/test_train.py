@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from ports import held_port
+from run_records import metrics_of
 from waiting import wait_until
 
 from opd.errors import CheckpointError, RunFolderError
@@ -35,7 +36,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed = train(make_recipe(run=str(tmp_path / "cut")), resume=True)
     one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
     assert one == two and len(one) == 4
-    lines = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(tmp_path / "cut")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
 
 
@@ -131,7 +132,7 @@ def test_the_run_folder_says_what_was_run_and_against_which_teacher(make_recipe:
     provenance = json.loads((recipe.run / "provenance.json").read_text())
     assert len(provenance["fleet"]["teacher"]["weights_hash"]) == 64
     assert provenance["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    line = json.loads((recipe.run / "metrics.jsonl").read_text().splitlines()[0])
+    line = metrics_of(recipe.run)[0]
     for name in ("reverse_kl", "student_entropy", "response_length", "truncation_rate", "payload_bytes_per_token"):
         assert np.isfinite(line[name]), name
     assert {"rollout", "wait_teacher", "learn"} <= set(line["seconds"])

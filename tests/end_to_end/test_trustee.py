@@ -1,6 +1,5 @@
 """TRUSTEE through the whole loop: simulators over HTTP that answer, fail, and see their student killed."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 from judge_servers import Server, serving
+from run_records import metrics_of
 from simulated_world import TOOLS, say
 
 from student.loop import train
@@ -39,10 +39,6 @@ def changes(server: Server, *, isolation: str = "process") -> dict[str, Any]:
     }
 
 
-def metrics(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_simulators_that_fail_cost_their_episodes_and_not_the_run(
     make_recipe: Callable[..., Recipe], tmp_path: Path, server: Server
 ) -> None:
@@ -55,7 +51,7 @@ def test_simulators_that_fail_cost_their_episodes_and_not_the_run(
     server.say = fail
     recipe = make_recipe(**changes(server), run=str(tmp_path / "run"), train={"steps": 3})
     assert train(recipe)["steps"] == 3
-    found = metrics(recipe)
+    found = metrics_of(recipe.run)
     assert all(line["trustee/aborted"] == line["episodes_broken"] < 1 for line in found)
     assert any(line["trustee/tasks_failed"] > 0 for line in found)
     assert any(line["trustee/tasks_failed"] < line["trustee/aborted"] for line in found)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from student.loop import train
@@ -49,7 +50,7 @@ def steps_of(world: Path, tmp_path: Path) -> Steps:
         }
         recipe = parse_settings(Recipe, data)
         train(recipe)
-        return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
+        return metrics_of(recipe.run)
 
     return run
 

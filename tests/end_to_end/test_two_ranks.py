@@ -10,6 +10,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from run_records import metrics_of
 from safetensors.torch import load_file
 from waiting import wait_until
 
@@ -19,10 +20,6 @@ from student.recipe import Recipe
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
-
-
-def records(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def test_two_ranks_train_like_one(
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
     two_ranks(two)
-    for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
+    for mine, theirs in zip(metrics_of(tmp_path / "one"), metrics_of(two.run), strict=True):
         for name in ("loss/opd", "reverse_kl", "student_entropy", "grad_norm", "response_tokens", "truncation_rate"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     one, other = weights(tmp_path / "one", 3), weights(two.run, 3)
@@ -103,10 +100,10 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     train(make_recipe(run=str(tmp_path / "one"), **changes))
     two = make_recipe(run=str(tmp_path / "two"), **changes)
     two_ranks(two)
-    windows = [record["window"] for record in records(tmp_path / "one")]
-    assert [record["window"] for record in records(two.run)] == windows and len(set(windows)) > 1
+    windows = [record["window"] for record in metrics_of(tmp_path / "one")]
+    assert [record["window"] for record in metrics_of(two.run)] == windows and len(set(windows)) > 1
     for name in ("overlap", "pruned_tokens", "response_tokens"):
-        for mine, theirs in zip(records(tmp_path / "one"), records(two.run), strict=True):
+        for mine, theirs in zip(metrics_of(tmp_path / "one"), metrics_of(two.run), strict=True):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-6), name
     last = two.run / "checkpoints" / "step-000004"
     calm = hashes(last)
@@ -115,7 +112,7 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     (two.run / "summary.json").unlink()
     two_ranks(two, "--resume")
     assert hashes(last) == calm
-    assert [record["window"] for record in records(two.run)] == windows
+    assert [record["window"] for record in metrics_of(two.run)] == windows
 
 
 @pytest.mark.slow
@@ -150,7 +147,7 @@ def test_two_ranks_resume_and_stop_on_a_signal(
     recipe = make_recipe(train={"steps": 100_000, "checkpoint_every": 0}, rollout={"prompts_per_step": 2})
     process = launch(recipe)
     written = recipe.run / "metrics.jsonl"
-    wait_until(lambda: (written.exists() and records(recipe.run)) or process.poll() is not None, 600)
+    wait_until(lambda: (written.exists() and metrics_of(recipe.run)) or process.poll() is not None, 600)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=240)

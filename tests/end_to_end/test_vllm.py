@@ -1,12 +1,12 @@
 """Whole trainings that sample with vLLM: equal to those with engine transformers, and beside a vLLM teacher."""
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_records import metrics_of
 
 from opd.errors import RolloutEngineError
 from student.loop import train
@@ -22,10 +22,6 @@ GATE = {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 9, 
 EFFOPD = [{"name": "effopd", "tries": 3, "gate": GATE}]
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_resumed_run_with_vllm_and_jumps_ends_at_the_weights_of_one_without_vllm(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:
@@ -35,7 +31,7 @@ def test_a_resumed_run_with_vllm_and_jumps_ends_at_the_weights_of_one_without_vl
     resumed = train(make_recipe(run=str(run), methods=EFFOPD, rollout=VLLM), resume=True)
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(plain["checkpoint"]))
     assert resumed["after"] == plain["after"]
-    for step in metrics(run):
+    for step in metrics_of(run):
         assert step["mismatch/log_ratio"] < 1e-4 and abs(step["mismatch/kl"]) < 1e-6
         assert step["engine/syncs"] >= 1 and step["engine/sync_seconds"] > 0 and "engine/restarts" not in step
 
@@ -47,7 +43,7 @@ def test_vllm_samples_beside_learning_with_the_weights_of_the_step_before(
     plain = train(make_recipe(run=str(tmp_path / "plain"), **exact))
     beside = train(make_recipe(run=str(tmp_path / "vllm"), rollout=VLLM, **exact))
     assert hashes(Path(beside["checkpoint"])) == hashes(Path(plain["checkpoint"]))
-    assert [step["staleness"] for step in metrics(tmp_path / "vllm")] == [0, 1, 1, 1]
+    assert [step["staleness"] for step in metrics_of(tmp_path / "vllm")] == [0, 1, 1, 1]
 
 
 def test_student_and_teacher_may_both_run_vllm(
@@ -65,7 +61,7 @@ def test_student_and_teacher_may_both_run_vllm(
         eval={"prompts": 16},
     )
     summary = train(recipe)
-    steps = metrics(run)
+    steps = metrics_of(run)
     assert len(steps) == 12 and all(step["mismatch/max_log_ratio"] < 1e-3 for step in steps)
     assert summary["after"]["reverse_kl"] < 0.8 * summary["before"]["reverse_kl"]
 
@@ -85,12 +81,12 @@ def test_two_ranks_whole_or_sharded_with_an_engine_each_train_like_two_without(
         run=str(tmp_path / "sharded"), rollout=VLLM, eval={"prompts": 4}, train={"steps": 2, "sharding": "fsdp"}
     )
     two_ranks(plain, vllm, sharded)
-    for mine, theirs in zip(metrics(vllm.run), metrics(sharded.run), strict=True):
+    for mine, theirs in zip(metrics_of(vllm.run), metrics_of(sharded.run), strict=True):
         for key in ("loss/opd", "grad_norm", "response_tokens"):
             assert theirs[key] == pytest.approx(mine[key], rel=1e-3, abs=1e-5), key
     one, other = (hashes(recipe.run / "checkpoints" / "step-000002") for recipe in (plain, vllm))
     assert one == other
-    assert metrics(vllm.run)[-1]["engine/syncs"] >= 2  # of both
+    assert metrics_of(vllm.run)[-1]["engine/syncs"] >= 2  # of both
 
 
 def test_a_mismatch_over_its_limit_stops_the_run(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

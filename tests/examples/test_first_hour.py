@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from run_records import metrics_of
 from typer.testing import CliRunner
 
 import opd.cli
@@ -97,7 +98,7 @@ def test_the_rival_learns_from_the_teacher_s_answers_for_as_many_tokens(hour: An
     mine, theirs = (summary["response_tokens"] for summary in summaries)
     assert theirs <= mine < theirs + 4 * 13, "at most a step more"
     assert "response_tokens" in table and summaries[0]["steps"] < 8
-    lines = [json.loads(line) for line in (folder / "sft" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(folder / "sft")
     assert all(line["expert_share"] == 1 for line in lines) and lines[-1]["token_budget_spent"] >= 1
 
 

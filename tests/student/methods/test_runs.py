@@ -1,6 +1,5 @@
 """Methods through the whole loop, with a real server: two teachers by domain, references, given rows, rewards."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_records import metrics_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.config import parse_settings
@@ -56,8 +56,7 @@ def run(world: Path, teacher: Any, tmp_path: Path) -> Callable[..., tuple[dict[s
         }
         recipe = parse_settings(Recipe, data)
         summary = train(recipe)
-        lines = (recipe.run / "metrics.jsonl").read_text().splitlines()
-        return summary, [json.loads(line) for line in lines]
+        return summary, metrics_of(recipe.run)
 
     return make
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_records import metrics_of, records
 from safetensors.torch import load_file
 
 from opd.config import parse_settings
@@ -15,7 +16,6 @@ from opd.errors import ConfigError
 from student.loop import train
 from student.plugins import build_plugins
 from student.recipe import Recipe
-from student.run.reproduce import is_timed
 
 Make = Callable[..., Recipe]
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
@@ -82,14 +82,6 @@ def weights_of(folder: Path) -> dict[str, str]:
     }
 
 
-def records(recipe: Recipe) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe.run / "metrics.jsonl").read_text().splitlines()]
-
-
-def metrics_of(recipe: Recipe) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if not is_timed(name)} for line in records(recipe)]
-
-
 @pytest.mark.parametrize("background", [True, False])
 def test_a_run_cut_while_a_probe_is_under_way_resumes_bit_for_bit(make: Make, calm: Make, background: bool) -> None:
     method = ADWIN if background else WAITING
@@ -98,11 +90,11 @@ def test_a_run_cut_while_a_probe_is_under_way_resumes_bit_for_bit(make: Make, ca
     for steps in (3, 6):
         train(make("cut", method, steps=steps), resume=True)
     assert weights_of(checkpoint(make("cut"))) == weights_of(checkpoint(calm(method)))
-    assert metrics_of(make("cut")) == metrics_of(calm(method))
+    assert records(make("cut")) == records(calm(method))
 
 
 def test_adwin_acts_after_the_delay_and_counts_its_probes(calm: Make) -> None:
-    steps = records(calm(ADWIN))
+    steps = metrics_of(calm(ADWIN).run)
     acted = [line["step"] for line in steps if "adwin/next_window" in line]
     assert acted == [3, 5]
     assert [line["window"] for line in steps[:3]] == [8, 8, 8]
@@ -122,11 +114,11 @@ def test_adwin_acts_after_the_delay_and_counts_its_probes(calm: Make) -> None:
 
 
 def test_cheaper_metrics_give_nearly_the_same_cosines(make: Make, calm: Make) -> None:
-    found = {"full": records(calm(ADWIN))[2]["adwin/published_4"]}
+    found = {"full": metrics_of(calm(ADWIN).run)[2]["adwin/published_4"]}
     for metric in ("sketch", "last_layers"):
         recipe = make(metric, {**ADWIN, "metric": metric}, steps=3)
         train(recipe)
-        found[metric] = records(recipe)[2]["adwin/published_4"]
+        found[metric] = metrics_of(recipe.run)[2]["adwin/published_4"]
     assert found["sketch"] == pytest.approx(found["full"], abs=0.03)
     assert found["last_layers"] == pytest.approx(found["full"], abs=0.35)
 
@@ -135,7 +127,7 @@ def test_domains_get_windows_of_their_own(make: Make) -> None:
     mix = {"mix": [{"task": t, "options": {"digits": 2}} for t in ("addition", "subtraction")]}
     recipe = make("domains", {**ADWIN, "per_domain": True}, steps=3, prompts=mix)
     train(recipe)
-    assert {"adwin/next_window/addition", "adwin/next_window/subtraction"} <= set(records(recipe)[2])
+    assert {"adwin/next_window/addition", "adwin/next_window/subtraction"} <= set(metrics_of(recipe.run)[2])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +144,7 @@ def test_domains_get_windows_of_their_own(make: Make) -> None:
 def test_schedules_cut_the_rollouts(make: Make, method: dict[str, Any], lengths: list[int]) -> None:
     recipe = make("schedule", method, steps=4)
     train(recipe)
-    for line, limit in zip(records(recipe), lengths, strict=True):
+    for line, limit in zip(metrics_of(recipe.run), lengths, strict=True):
         assert line["window"] == limit
         assert line["response_length"] <= limit
 
@@ -188,7 +180,7 @@ def test_a_refused_jump_leaves_the_run_as_if_there_were_no_searches(make: Make, 
     train(recipe)
     one, two = model_at(recipe, 3), model_at(calm(), 3)
     assert all(torch.equal(one[name], two[name]) for name in two)
-    assert records(recipe)[0]["effopd/tried"] == 1
+    assert metrics_of(recipe.run)[0]["effopd/tried"] == 1
 
 
 def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, calm: Make, world: Path) -> None:
@@ -202,7 +194,7 @@ def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, calm: Mak
     train(jumped)
     one, two = model_at(jumped, 1), model_at(calm(), 1)
     start = load_file(world / "student" / "model.safetensors")
-    line = records(jumped)[0]
+    line = metrics_of(jumped.run)[0]
     factor = line["effopd/displacement"]
     assert factor == 5.0 and line["effopd/accepted"] == 2 and line["cost/gate/sampled_tokens"] > 0
     moved = {name for name in one if not torch.equal(one[name], two[name])}
@@ -217,7 +209,7 @@ def test_jumps_move_attention_and_mlp_by_the_stated_factor(make: Make, calm: Mak
 def test_searches_come_at_powers_of_two(make: Make) -> None:
     recipe = make("powers", {"name": "effopd", "tries": 1, "gate": {"prompts": 4}}, steps=5)
     train(recipe)
-    assert [line["step"] for line in records(recipe) if "effopd/tried" in line] == [1, 2, 4]
+    assert [line["step"] for line in metrics_of(recipe.run) if "effopd/tried" in line] == [1, 2, 4]
 
 
 def test_a_probe_beside_training_does_not_disturb_it(make: Make, calm: Make) -> None:
@@ -225,12 +217,12 @@ def test_a_probe_beside_training_does_not_disturb_it(make: Make, calm: Make) -> 
     watching = make("watching", {**ADWIN, "rho": 0.999999}, steps=4)
     train(watching)
     one, two = model_at(watching, 4), model_at(calm(), 4)
-    assert records(watching)[2]["cost/probe/sampled_tokens"] > 0
+    assert metrics_of(watching.run)[2]["cost/probe/sampled_tokens"] > 0
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
 def test_a_probe_in_the_foreground_finds_the_same(calm: Make) -> None:
-    one, two = records(calm(ADWIN)), records(calm(WAITING))
+    one, two = metrics_of(calm(ADWIN).run), metrics_of(calm(WAITING).run)
     cosines = {key: value for key, value in one[2].items() if key.startswith("adwin/")}
     assert len(cosines) > 6 and cosines == {key: two[2][key] for key in cosines}
 
@@ -240,7 +232,7 @@ def test_prune_opd_cuts_where_the_top_k_sets_part(make: Make) -> None:
         "prune", {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5}
     )
     train(recipe)
-    steps = records(recipe)
+    steps = metrics_of(recipe.run)
     assert steps[0]["window"] == 8 and steps[0]["pruned_tokens"] > 0 and 0 < steps[0]["overlap"] < 1
     assert min(line["window"] for line in steps) < 8
     assert all(line["response_length"] <= line["window"] for line in steps)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rows import make_row
+from run_records import metrics_of
 from saved_state import save_state
 from thread_ranks import Meeting
 
@@ -209,7 +210,7 @@ def test_a_critic_and_gae_need_each_other(changes: dict[str, Any], said: str) ->
 def test_ppo_learns_after_its_warm_up(world: Path, tmp_path: Path) -> None:
     made = recipe(run=str(tmp_path / "run"), model={"path": str(world / "student")})
     train(made)
-    lines = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(made.run)
     assert [line["critic_warm_up"] for line in lines] == [1, 1, 0, 0]
     assert [line["updates"] for line in lines] == [0, 0, 2, 2]
     assert lines[-1]["critic_loss"] < lines[0]["critic_loss"] and lines[-1]["grad_norm"] > 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import typer
+from run_records import metrics_of
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, RunFolderError
@@ -61,7 +62,7 @@ def test_figures_are_medians_of_warm_steps_and_evaluations_at_their_steps(run: P
 
 def test_a_run_without_evaluations_has_neither_gain_nor_divergence_left(run: Path) -> None:
     (run / "summary.json").unlink()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_of(run)
     bare = [{name: value for name, value in line.items() if not name.startswith("eval/")} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in bare))
     found = figures(run, [])

@@ -1,11 +1,11 @@
 """Stages of worlds as student jobs: they learn, repeat, put errors in, and end at their level."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_records import metrics_of
 from safetensors.torch import load_file
 
 from opd.tasks import TaskSettings, build_prompts
@@ -28,14 +28,10 @@ def begin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_supervised_training_lowers_the_loss_on_answers_with_errors(begin: Path, tmp_path: Path) -> None:
     plan = SftPlan(steps=30, batch=16, noise=0.4, warmup=2)
     train(recipe_of(plan, [SUMS], model=begin, run=tmp_path / "run", seed=0, longest=12))
-    found = records(tmp_path / "run")
+    found = metrics_of(tmp_path / "run")
     assert found[-1]["sft_nats"] < 0.7 * found[0]["sft_nats"]
     shares = [line["noise_share"] for line in found]
     # Of half of the rows two fifths; a tenth of the digits drawn stand in their own place.
@@ -61,7 +57,7 @@ def test_a_stage_ends_at_its_level_and_says_that_it_is_done(begin: Path, tmp_pat
     # An untrained model is never right, so the level waits; with a verifier that is always content it does not.
     never = recipe.model_copy(update={"methods": [*recipe.methods, until], "run": tmp_path / "never"})
     assert train(never)["steps"] == 9
-    assert [line.get("until_accuracy") for line in records(never.run)] == [None, 0.0] * 4 + [None]
+    assert [line.get("until_accuracy") for line in metrics_of(never.run)] == [None, 0.0] * 4 + [None]
     content = {"task": "student_plugins:Digits", "options": {"digits": 1}}
     at_once = never.model_copy(update={"prompts": TaskSettings.model_validate(content), "run": tmp_path / "at_once"})
     assert train(at_once)["steps"] < 9
@@ -74,7 +70,7 @@ def test_reinforcement_raises_the_reward(begin: Path, tmp_path: Path) -> None:
     plan = ReinforcePlan(steps=12, prompts=4, samples=8, lr=1e-2, warmup=1, max_new_tokens=4)
     low = TaskSettings.model_validate({"task": "student_plugins:Digits", "options": {"digits": 2}})
     train(recipe_of(plan, [low], model=begin, run=tmp_path / "run", seed=0, longest=4))
-    rewards = [line["reward"] for line in records(tmp_path / "run")]
+    rewards = [line["reward"] for line in metrics_of(tmp_path / "run")]
     assert rewards[0] < 0.2 < 0.4 < rewards[-1]
 
 

@@ -1,11 +1,11 @@
 """A run ends after a number of response tokens, of its own or another run's."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ def recipe(world: Path, tmp_path: Path) -> Callable[..., Recipe]:
 
 
 def tokens(run: Path) -> list[float]:
-    return [json.loads(line)["response_tokens"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["response_tokens"] for line in metrics_of(run)]
 
 
 def test_the_run_ends_with_the_first_step_that_reaches_the_budget(recipe: Callable[..., Recipe]) -> None:
