@@ -18,7 +18,8 @@ from opd.wire.types import ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 
 if TYPE_CHECKING:
-    from opd.fleet.membership.replica_monitor import Owner, ReplicaMonitor
+    from opd.fleet.membership.members import Members
+    from opd.fleet.membership.replica_monitor import ReplicaMonitor
 
 log = logging.getLogger("opd.fleet")
 
@@ -63,7 +64,7 @@ class Admission:
         owner: the fleet.
     """
 
-    def __init__(self, monitor: "ReplicaMonitor", owner: "Owner") -> None:
+    def __init__(self, monitor: "ReplicaMonitor", owner: "Members") -> None:
         self._monitor = monitor
         self._owner = owner
         self._open = False

@@ -6,54 +6,21 @@ goes into the replicas' life cycles. It decides nothing about rows: the core doe
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from opd.errors import CorruptPayloadError, OpdError
 from opd.fleet.membership.admission import Admission
-from opd.fleet.membership.agreement import CheckRows
 from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaLife, ReplicaState, Transition
 from opd.fleet.membership.link import Description, ReplicaLink
-from opd.fleet.membership.pool import Pool
 from opd.fleet.scheduling.in_flight import ServerLoad
-from opd.fleet.settings import FleetSettings
 from opd.wire.v1 import teacher_pb2 as pb
+
+if TYPE_CHECKING:
+    from opd.fleet.membership.members import Members
 
 log = logging.getLogger("opd.fleet")
 
 _RETRY_PAUSE = 0.2
-
-
-class Owner(Protocol):
-    """What a monitor needs of the fleet it belongs to."""
-
-    settings: FleetSettings
-    check_rows: CheckRows
-    request_id: Callable[[], str]
-
-    def now(self) -> float:
-        """Seconds of the fleet's clock."""
-        ...
-
-    def pool(self, teacher: str) -> Pool:
-        """The pool of a teacher, made when it is new."""
-        ...
-
-    def wants(self, teacher: str, address: str) -> bool:
-        """Whether this replica of a teacher may be used at all."""
-        ...
-
-    def usable(self, teacher: str) -> "list[ReplicaMonitor]":
-        """The servers whose replica of a teacher may get rows."""
-        ...
-
-    def changed(self, monitor: "ReplicaMonitor", teacher: str, change: Transition) -> None:
-        """A replica changed its state."""
-        ...
-
-    def contacted(self, monitor: "ReplicaMonitor") -> None:
-        """The server was asked for the first time, with or without success."""
-        ...
 
 
 class ReplicaMonitor:
@@ -75,7 +42,7 @@ class ReplicaMonitor:
         admission: checks its replicas; opened once the fleet has elected its pools.
     """
 
-    def __init__(self, address: str, link: ReplicaLink, server: ServerLoad, owner: Owner) -> None:
+    def __init__(self, address: str, link: ReplicaLink, server: ServerLoad, owner: "Members") -> None:
         self.address = address
         self.link = link
         self.server = server
