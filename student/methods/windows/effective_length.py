@@ -17,26 +17,21 @@ teacher's confirmation, and budgets that follow effective lengths are its; detec
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.controllers import ControllerSettings
-from student.methods.windows.windows import WindowController
+from student.methods.windows.windows import FollowingController
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from student.controllers import Services
-    from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
 
 
 class EffectiveLengthSettings(ControllerSettings):
@@ -54,30 +49,19 @@ class EffectiveLengthSettings(ControllerSettings):
     shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
 
 
-class EffectiveLength(WindowController):
+class EffectiveLength(FollowingController):
     """The controller; its state is the window."""
 
     settings_type = EffectiveLengthSettings
     settings: EffectiveLengthSettings
-    why_not_stale = "it chooses the window of a step by the rows of the step before"
 
     def __init__(self, settings: EffectiveLengthSettings) -> None:
         super().__init__(settings)
-        self._limit = 0
-        self._window = settings.first
+        self.chosen = settings.first
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the sampled tokens, where it is asked."""
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),)) if self.settings.confirmed else Needs()
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Also learn T."""
-        super().check(recipe, terms)
-        self._limit = recipe.rollout.max_new_tokens
-
-    def window(self, step: int, row: PlannedRow) -> int:
-        """See `WindowController.window`."""
-        return min(self._window or self._limit, self._limit)
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mask the loop of each row, and note its effective length for the next window."""
@@ -98,12 +82,12 @@ class EffectiveLength(WindowController):
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics window (tokens, of this step), effective_length (mean) and looped_tokens; then the next applies."""
         found = [outcome.notes for outcome in services.outcomes if "effective_length" in outcome.notes]
-        metrics = {"window": float(min(self._window or self._limit, self._limit))}
+        metrics = {"window": float(self.current)}
         if not found:
             return metrics
         s, lengths = self.settings, [notes["effective_length"] for notes in found]
         reach = math.ceil(float(np.quantile(lengths, s.quantile)) * s.growth)
-        self._window = min(self._limit, max(s.shortest, reach))
+        self.chosen = min(self.limit, max(s.shortest, reach))
         return metrics | {
             "effective_length": float(np.mean(lengths)),
             "looped_tokens": float(sum(notes["looped_tokens"] for notes in found)),
@@ -114,14 +98,6 @@ class EffectiveLength(WindowController):
             return True
         sampled = row.signals[TEACHER, PayloadKind.SAMPLED].sampled
         return sampled is not None and float(np.mean(sampled[start:])) >= math.log(self.settings.confirmed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The window."""
-        return {"window": self._window}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the window."""
-        self._window = state["window"]
 
 
 def loop_start(ids: NDArray[np.uint32], *, period: int, repeated: int, rounds: float) -> int:

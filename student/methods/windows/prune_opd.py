@@ -13,24 +13,19 @@ are ours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.controllers import ControllerSettings
-from student.methods.windows.windows import WindowController
+from student.methods.windows.windows import FollowingController
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from student.controllers import Services
-    from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
 
 
 class PruneOpdSettings(ControllerSettings):
@@ -44,31 +39,16 @@ class PruneOpdSettings(ControllerSettings):
     shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
 
 
-class PruneOpd(WindowController):
+class PruneOpd(FollowingController):
     """The controller; its state is the window."""
 
     settings_type = PruneOpdSettings
     settings: PruneOpdSettings
-    why_not_stale = "it chooses the window of a step by the rows of the step before"
-
-    def __init__(self, settings: PruneOpdSettings) -> None:
-        super().__init__(settings)
-        self._limit = 0
-        self._window: int | None = None
 
     def needs(self) -> Needs:
         """The teacher's top-k, and the student's."""
         spec = PayloadSpec.topk(self.settings.k)
         return Needs(signals=(SignalNeed(TEACHER, spec),), candidates=self.settings.k)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Also learn T."""
-        super().check(recipe, terms)
-        self._limit = recipe.rollout.max_new_tokens
-
-    def window(self, step: int, row: PlannedRow) -> int:
-        """See `WindowController.window`."""
-        return self._window or self._limit
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mask what lies behind each row's drift point, and note the point for the next window."""
@@ -80,7 +60,7 @@ class PruneOpd(WindowController):
             drift = self._drift_point(overlap)
             point = int(places[drift]) if drift < len(places) else row.length
             # A row that ended by itself without drifting does not speak against a longer window.
-            row.notes["drift_point"] = point if point < row.length or row.truncated else self._limit
+            row.notes["drift_point"] = point if point < row.length or row.truncated else self.limit
             row.notes["overlap"] = float(overlap.mean()) if len(overlap) else 1.0
             row.notes["pruned_tokens"] = int(row.loss_mask[point:].sum())
             row.loss_mask[point:] = False
@@ -89,12 +69,12 @@ class PruneOpd(WindowController):
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics window (tokens, of this step), overlap (0 to 1) and pruned_tokens; then the next window applies."""
         found = [outcome.notes for outcome in services.outcomes if "drift_point" in outcome.notes]
-        metrics = {"window": float(self._window or self._limit)}
+        metrics = {"window": float(self.current)}
         if not found:
             return metrics
         s = self.settings
         reach = float(np.quantile([notes["drift_point"] for notes in found], s.quantile)) * s.growth
-        self._window = int(min(self._limit, max(s.shortest, round(reach))))
+        self.chosen = min(self.limit, max(s.shortest, round(reach)))
         return metrics | {
             "overlap": float(np.mean([notes["overlap"] for notes in found])),
             "pruned_tokens": sum(notes["pruned_tokens"] for notes in found),
@@ -116,11 +96,3 @@ class PruneOpd(WindowController):
         means = (sums[1:] - sums[starts]) / (np.arange(1, len(overlap) + 1) - starts)
         low = np.flatnonzero(means < self.settings.threshold)
         return max(1, int(low[0])) if len(low) else len(overlap)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The window."""
-        return {"window": self._window}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the window."""
-        self._window = state["window"]

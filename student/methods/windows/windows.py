@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,37 @@ class WindowController(Controller):
         """Cut every row to its window."""
         rows = tuple(replace(r, max_new_tokens=min(r.max_new_tokens, self.window(plan.step, r))) for r in plan.rows)
         return replace(plan, rows=rows)
+
+
+class FollowingController(WindowController):
+    """A window that follows what the rows of the step before were worth; its state is the window."""
+
+    limit: int = 0
+    why_not_stale = "it chooses the window of a step by the rows of the step before"
+    chosen: int | None = None
+    """The window, tokens; the length limit until one is chosen."""
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Also learn T."""
+        super().check(recipe, terms)
+        self.limit = recipe.rollout.max_new_tokens
+
+    def window(self, step: int, row: PlannedRow) -> int:
+        """See `WindowController.window`."""
+        return self.current
+
+    @property
+    def current(self) -> int:
+        """The window of this step, tokens."""
+        return min(self.chosen or self.limit, self.limit)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self.chosen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the window."""
+        self.chosen = state["window"]
 
 
 class ScheduleController(WindowController):

@@ -44,7 +44,7 @@ def test_a_fraction_of_a_round_is_counted_as_it_is_said() -> None:
 def _method(limit: int = 64, **settings: Any) -> EffectiveLength:
     plain = {"name": "effective_length", "period": 4, "repeated": 4, "shortest": 2}
     method = EffectiveLength(EffectiveLengthSettings(**(plain | settings)))
-    method._limit = limit
+    method.limit = limit
     return method
 
 

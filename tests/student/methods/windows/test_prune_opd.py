@@ -18,7 +18,7 @@ K, LIMIT = 4, 12
 
 def make(**settings: Any) -> PruneOpd:
     found = PruneOpd(parse_settings(PruneOpdSettings, {"name": "prune_opd", "k": K, "shortest": 2} | settings))
-    found._limit = LIMIT
+    found.limit = LIMIT
     return found
 
 
