@@ -9,7 +9,7 @@ ranks may make different numbers of forwards only within `whole`, which holds al
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -24,6 +24,11 @@ from student.learning.hooks import decoder_layers
 from student.learning.model import Student
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+Chunk = dict[str, Tensor]
+"""Tensors by the names that they have in the model, sharded or not."""
+FILE_BYTES = 4 * 2**30
+"""Of a file of a sharded student, unless a layer is larger: what a rank holds whole at most."""
 
 
 def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[], None]:
@@ -136,6 +141,35 @@ def layer_of(name: str) -> int | None:
     """The number of the decoder layer that a parameter's name tells; None outside the layers."""
     found = _LAYER.search(f".{name}")
     return None if found is None else int(found[1])
+
+
+def in_chunks(tensors: Iterable[tuple[str, Tensor]]) -> list[Chunk]:
+    """Tensors that are gathered and saved together: of a layer, or one outside the layers."""
+    found: dict[str, Chunk] = {}
+    for name, tensor in tensors:
+        layer = layer_of(name)
+        found.setdefault(name if layer is None else f"layer {layer}", {})[name] = tensor
+    return list(found.values())
+
+
+def in_files(chunks: Iterable[Chunk], limit: int, itemsize: int | None = None) -> list[list[Chunk]]:
+    """The chunks of each file.
+
+    Args:
+        chunks: all of them, in order.
+        limit: bytes of a file, unless one chunk is larger.
+        itemsize: bytes of an element in the file; None for that of each tensor.
+    """
+    files: list[list[Chunk]] = []
+    left = 0
+    for chunk in chunks:
+        size = sum(tensor.numel() * (itemsize or tensor.element_size()) for tensor in chunk.values())
+        if not files or size > left:
+            files.append([])
+            left = limit
+        files[-1].append(chunk)
+        left -= size
+    return files
 
 
 def full(tensor: Tensor) -> Tensor:

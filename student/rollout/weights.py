@@ -22,11 +22,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from opd.errors import ConfigError
 from student.learning.lora import add_lora, has_lora
 from student.learning.model import Weights
-from student.learning.sharding import full, layer_of
+from student.learning.sharding import Chunk, full, in_chunks
 from student.recipe import ModelSettings
-
-Chunk = dict[str, Tensor]
-"""Tensors by the names that they have in the model, sharded or not."""
 
 _WITHOUT_HEAD = frozenset({"gemma2", "gemma3n_text"})
 """Families whose tied head vLLM has no name for."""
@@ -51,15 +48,13 @@ def chunks(model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()
     """The tensors that are saved together, because one may be made of several; see `checkpoint_tensors`."""
     given = dict(parameters)
     own = {id(p): given[name] for name, p in model.named_parameters() if name in given}
-    found: dict[str, Chunk] = {}
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     tied = config.model_type in _WITHOUT_HEAD and head.weight is model.get_input_embeddings().weight
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if tied and name == "lm_head.weight":
-            continue
-        layer = layer_of(name)
-        found.setdefault(name if layer is None else f"layer {layer}", {})[name] = own.get(id(tensor), tensor)
-    return list(found.values())
+    return in_chunks(
+        (name, own.get(id(tensor), tensor))
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if not (tied and name == "lm_head.weight")
+    )
 
 
 @torch.no_grad()

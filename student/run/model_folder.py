@@ -20,10 +20,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from student.learning.lora import has_lora
 from student.learning.model import Student
 from student.learning.ranks import Ranks
-from student.learning.sharding import full, layer_of, reshard, units
+from student.learning.sharding import FILE_BYTES, Chunk, full, in_chunks, in_files, reshard, units
 from student.run.parts import Part, files_written, nothing, on_host
-
-FILE_BYTES = 4 * 2**30
 
 
 def model_parts(
@@ -47,7 +45,7 @@ def model_parts(
     if has_lora(lm):
         weights = on_host({n: full(p.detach()) for n, p in lm.named_parameters() if p.requires_grad}, copied=copied)
     elif units(student):
-        files = _files(lm, limit)
+        files = in_files(in_chunks(_saved(lm)), limit)
     elif copied and main:
         weights = on_host(lm.state_dict(), copied=True)
     index = _index(lm, files)
@@ -84,27 +82,6 @@ def model_parts(
 def _write(tensors: dict[str, Tensor], file: str, folder: Path) -> list[Path]:
     save_file(tensors, folder / file, metadata={"format": "pt"})
     return [folder / file]
-
-
-Chunk = dict[str, Tensor]
-
-
-def _files(lm: PreTrainedModel, limit: int) -> list[list[Chunk]]:
-    """The tensors of each file, in chunks that are gathered together: a layer, or a tensor outside the layers."""
-    chunks: dict[str, Chunk] = {}
-    for name, tensor in _saved(lm):
-        layer = layer_of(name)
-        chunks.setdefault(name if layer is None else f"layer {layer}", {})[name] = tensor
-    files: list[list[Chunk]] = []
-    left = 0
-    for chunk in chunks.values():
-        size = sum(tensor.numel() * tensor.element_size() for tensor in chunk.values())
-        if not files or size > left:
-            files.append([])
-            left = limit
-        files[-1].append(chunk)
-        left -= size
-    return files
 
 
 def _saved(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -13,10 +13,8 @@ from opd.adapters import ADAPTER_WEIGHTS
 from opd.errors import RolloutEngineError
 from student.learning.lora import adapter_tensors
 from student.learning.ranks import Ranks
-from student.rollout.weights import Chunk, as_saved, checkpoint_tensors, chunks
-
-FILE_BYTES = 4 * 2**30
-"""Of a file of a sharded student, unless a layer is larger: what a rank holds whole at most."""
+from student.learning.sharding import FILE_BYTES, in_files
+from student.rollout.weights import as_saved, checkpoint_tensors, chunks
 
 
 @torch.no_grad()
@@ -55,7 +53,7 @@ def shares(
     Every rank runs through all of them: each tensor is gathered by all, and kept by the one that writes it.
     """
     kind: torch.dtype = getattr(torch, dtype)
-    files = _files(chunks(model, parameters), kind.itemsize, limit)
+    files = in_files(chunks(model, parameters), limit, kind.itemsize)
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
         # Every rank gathers every tensor, also those that others write: if it skipped one, the others would hang.
@@ -65,20 +63,6 @@ def shares(
                 if owner == ranks.index:
                     kept |= {name: _host(tensor, kind) for name, tensor in found.items()}
         yield f"model-{start + ranks.index + 1:05d}.safetensors", kept
-
-
-def _files(parts: Sequence[Chunk], itemsize: int, limit: int) -> list[list[Chunk]]:
-    """The chunks of each file."""
-    files: list[list[Chunk]] = []
-    left = 0
-    for chunk in parts:
-        size = sum(tensor.numel() * itemsize for tensor in chunk.values())
-        if not files or size > left:
-            files.append([])
-            left = limit
-        files[-1].append(chunk)
-        left -= size
-    return files
 
 
 def _host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
