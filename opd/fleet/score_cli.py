@@ -122,9 +122,7 @@ def _spec(payload: str, k: int, value_dtype: str) -> "PayloadSpec":
 
     if payload not in list(PayloadKind):
         raise DataError(f"payload {payload!r} is unknown; use one of {', '.join(PayloadKind)}.")
-    kind = PayloadKind(payload)
-    default = "bf16" if kind is PayloadKind.HIDDEN else "f16"
-    return PayloadSpec(kind, k if kind in (PayloadKind.TOPK, PayloadKind.GATHER) else 0, value_dtype or default)
+    return PayloadSpec.named(payload, k, value_dtype)
 
 
 def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["ScoreItem"]:

@@ -77,6 +77,13 @@ class PayloadSpec:
         return cls(PayloadKind.HIDDEN, 0, value_dtype)
 
     @classmethod
+    def named(cls, kind: str, k: int, value_dtype: str = "") -> "PayloadSpec":
+        """A payload by the name of its kind; `k` counts for topk and gather, and "" is the kind's default type."""
+        kind = PayloadKind(kind)
+        takes_k = kind in (PayloadKind.TOPK, PayloadKind.GATHER)
+        return cls(kind, k if takes_k else 0, value_dtype or ("bf16" if kind is PayloadKind.HIDDEN else "f16"))
+
+    @classmethod
     def full(cls) -> "PayloadSpec":
         """Logits over the whole vocabulary, f32; tests only."""
         return cls(PayloadKind.FULL)

@@ -111,11 +111,7 @@ class GeneralisedOpd(Term):
     def needs(self) -> Needs:
         """One payload from the teacher and, unless lambda is always 1, the same from the reference."""
         s = self.settings
-        spec = {
-            "sampled": PayloadSpec.sampled(),
-            "gather": PayloadSpec.gather(s.k),
-            "hidden": PayloadSpec.hidden(),
-        }[s.payload]
+        spec = PayloadSpec.named(s.payload, s.k)
         roles = (TEACHER,) if s.needs_no_reference else (TEACHER, REFERENCE)
         return Needs(
             signals=tuple(SignalNeed(role, spec, s.teacher_temperature) for role in roles),

@@ -154,12 +154,7 @@ class OnPolicyDistillation(Term):
     def needs(self) -> Needs:
         """One payload from the teacher, and the student's matching view."""
         s = self.settings
-        spec = {
-            "sampled": PayloadSpec.sampled(),
-            "gather": PayloadSpec.gather(s.k),
-            "topk": PayloadSpec.topk(s.k),
-            "hidden": PayloadSpec.hidden(),
-        }[s.payload]
+        spec = PayloadSpec.named(s.payload, s.k)
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
         signals, views = [SignalNeed(s.role, spec, s.teacher_temperature)], {view}
         if s.discount:

@@ -76,11 +76,7 @@ class ReferenceKl(Term):
     def needs(self) -> Needs:
         """One payload from the reference."""
         s = self.settings
-        spec = {
-            "sampled": PayloadSpec.sampled(),
-            "gather": PayloadSpec.gather(s.k),
-            "hidden": PayloadSpec.hidden(),
-        }[s.payload]
+        spec = PayloadSpec.named(s.payload, s.k)
         view = HIDDEN if s.payload == "hidden" else SCORES
         return Needs(signals=(SignalNeed(REFERENCE, spec),), student=frozenset({view}))
 
