@@ -162,18 +162,17 @@ def _correct(row: Row) -> bool:
 
 def _rank(row: Row) -> tuple[float, float]:
     """Verdict first, then the log-prob of the whole answer, in nats."""
-    value = row.verdict.value if row.verdict is not None and row.verdict.known else -1.0
-    return value, float(row.behaviour_logp.sum())
+    value = row.verdict_value
+    return -1.0 if value is None else value, float(row.behaviour_logp.sum())
 
 
 def _line(row: Row, drawn: int) -> dict[str, object]:
-    prompt, verdict = row.prompt, row.verdict
     return {
-        "prompt": _asked(prompt),
+        "prompt": _asked(row.prompt),
         "answer": row.text,
         "tokens": row.length,
         "drawn": drawn,
-        "value": verdict.value if verdict is not None and verdict.known else None,
+        "value": row.verdict_value,
         "truncated": row.truncated,
     }
 

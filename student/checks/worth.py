@@ -145,7 +145,7 @@ def compare(
     both = [uid for uid in ours if uid in theirs]
     halves: dict[str, list[float]] = {}
     for own, other in rescued:
-        before, after = _value(own), _value(other)
+        before, after = own.verdict_value, other.verdict_value
         if before is not None and after is not None:
             halves.setdefault(own.prompt.uid, []).append(after - before)
     # The two accuracies are of the same prompts wherever the teacher answered any.
@@ -192,7 +192,7 @@ def _states(rows: Sequence[Row]) -> dict[str, float]:
 def _by_prompt(rows: Sequence[Row]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
-        value = _value(row)
+        value = row.verdict_value
         if value is not None:
             found.setdefault(row.prompt.uid, []).append(value)
     return found
@@ -202,14 +202,10 @@ def _covariances(rows: Sequence[Row]) -> list[float]:
     """The unbiased covariance of value and summed log-ratio within each prompt that has two judged answers."""
     groups: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        value = _value(row)
+        value = row.verdict_value
         if value is not None:
             groups.setdefault(row.prompt.uid, []).append((value, float(log_ratio(row).sum())))
     return [float(np.cov(np.array(pairs).T, ddof=1)[0, 1]) for pairs in groups.values() if len(pairs) > 1]
-
-
-def _value(row: Row) -> float | None:
-    return row.verdict.value if row.verdict is not None and row.verdict.known else None
 
 
 def _interval(values: Sequence[float]) -> Interval | None:

@@ -146,6 +146,11 @@ class Row:
         return [span for turn, span in enumerate(self.turns) if turn not in self.summaries]
 
     @property
+    def verdict_value(self) -> float | None:
+        """The verdict's value; None without a verdict, or where the verifier could not tell."""
+        return self.verdict.value if self.verdict is not None and self.verdict.known else None
+
+    @property
     def on_policy(self) -> bool:
         """Whether a policy of this run sampled the row in this step, under the prompt that it is trained under."""
         return self.origin in ("policy", "branch") and self.behaviour_prompt_ids is None

@@ -160,8 +160,8 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
         np.add.at(counts, place, 1.0)
         if not row.truncated:
             stops.append(float(ratio[-1]))
-        if row.verdict is not None and row.verdict.known:
-            likes[row.verdict.value >= 1.0].append(float(ratio.mean()))
+        if row.verdict_value is not None:
+            likes[row.verdict_value >= 1.0].append(float(ratio.mean()))
     judged = len(likes[True]) + len(likes[False])
     filled = np.where(counts > 0, counts, np.nan)
     return PremiseReport(

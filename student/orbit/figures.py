@@ -53,7 +53,7 @@ def mode_figures(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> dict
     for name, found in by_mode.items():
         if not found:
             continue
-        judged = [row.verdict.value for row in found if row.verdict is not None and row.verdict.known]
+        judged = [value for row in found if (value := row.verdict_value) is not None]
         figures |= {
             f"tokens/{name}": _mean([float(row.length) for row in found]),
             f"violations/{name}": _mean([float(over_budget(row, modes[name].budget)) for row in found]),

@@ -152,14 +152,9 @@ def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def known_value(row: Row) -> float | None:
-    """The verdict's value, None where there is no verdict or it is unknown."""
-    return row.verdict.value if row.verdict is not None and row.verdict.known else None
-
-
 def is_correct(row: Row) -> bool | None:
     """Whether the verifier found the answer correct, None where it could not tell."""
-    value = known_value(row)
+    value = row.verdict_value
     return None if value is None else value >= 1.0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, in_groups, known_value, passes_cut_answers
+from student.rl.rewards.base import Reward, RewardSettings, in_groups, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,11 +79,11 @@ class Dler(Reward):
             limit = self._limit(group)
             for row in group:
                 cut = row.truncated or (limit is not None and row.length > limit)
-                row.reward = 0.0 if cut else known_value(row)
+                row.reward = 0.0 if cut else row.verdict_value
                 self.fire("cut_share", float(cut))
 
     def _limit(self, group: Sequence[Row]) -> int | None:
-        values = [value for value in map(known_value, group) if value is not None]
+        values = [value for row in group if (value := row.verdict_value) is not None]
         # Answers that could not be judged have no say in how easy the prompt is.
         easy = bool(values) and sum(value >= 1.0 for value in values) / len(values) >= self.settings.easy_share
         return self.settings.easy_limit if easy and self.settings.easy_limit is not None else self.settings.limit

@@ -21,7 +21,7 @@ from pydantic import Field
 from opd.errors import DataError
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.types import ScoreItem
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings
 from student.scoring.needs import STUDENT, Needs
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Igpo(Reward):
         Raises:
             DataError: for a prompt without a reference answer.
         """
-        judged = [(row, value) for row in rows if (value := known_value(row)) is not None and row.turns]
+        judged = [(row, value) for row in rows if (value := row.verdict_value) is not None and row.turns]
         items, counts = [], []
         for row, _ in judged:
             # Where a turn begins, what the turn before it led to has been read. After the last one the verdict speaks.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.tasks.tools import Call, parse_reply
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings
 from student.rl.rewards.toolrl import jaccard, reference_calls, same_value
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MatchTir(Reward):
             DataError: for reference calls that are not valid.
         """
         for row in rows:
-            wanted, value = reference_calls(row, self.settings.column), known_value(row)
+            wanted, value = reference_calls(row, self.settings.column), row.verdict_value
             if wanted is None or value is None or not row.turns:
                 continue
             texts = [services.tokenizer.decode(row.response_ids[a:b].tolist()) for a, b in row.turns]

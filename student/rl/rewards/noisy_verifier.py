@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ class NoisyVerifier(Reward):
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module; verdicts with partial credit are corrected by the same line."""
         for row in rows:
-            value = known_value(row)
+            value = row.verdict_value
             rates = self.settings.domains.get(row.prompt.domain or "", self.settings)
             fp, fn = rates.false_positive, rates.false_negative
             row.reward = None if value is None else (value - fp) / (1 - fp - fn)

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from opd.tasks.json_answer import find_json, schema_errors
 from student.data.prompt_facts import sources
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RlStruct(Reward):
             return {"structure": 0.0, "format": 0.0, "validity": 0.0, "correctness": 0.0}
         schema = row.prompt.extra.get(self.settings.schema_column, self.settings.json_schema)
         valid = schema is None or not schema_errors(found.value, schema)
-        correct = known_value(row) if valid and self.settings.correctness else 0.0
+        correct = row.verdict_value if valid and self.settings.correctness else 0.0
         return {
             "structure": 1.0,
             "format": float(found.alone),

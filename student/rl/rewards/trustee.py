@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, known_value
+from student.rl.rewards.base import Reward, RewardSettings
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TrusteeReward(Reward):
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """See the module."""
         for row in rows:
-            value = known_value(row)
+            value = row.verdict_value
             if value is None:
                 row.reward = None
                 continue
