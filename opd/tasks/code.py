@@ -8,20 +8,17 @@ block of the completion, without one what follows a fence that is not closed, or
 """
 
 import json
-import re
 from contextlib import suppress
 from typing import Any
 
 from opd.tasks.code_sandbox import Ended, Limits, Ran, check_machine, run_python
+from opd.tasks.fences import fenced, unclosed
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 _CASE = {"input", "output"}
 _CALLS = {"functional", "function_call"}
 """What LiveCodeBench (`testtype`) and DeepCoder (`type`) call an example that calls a function."""
-_OPENING = r"```[a-zA-Z0-9+]*[^\S\n]*\n"
-_FENCE = re.compile(_OPENING + "(.*?)```", re.DOTALL)
-_UNCLOSED = re.compile(_OPENING + "(.*)", re.DOTALL)
 
 
 class CodeVerifier:
@@ -98,8 +95,10 @@ class LenientCodeVerifier(CodeVerifier):
 
 def find_program(completion: str) -> str:
     """The last fenced block of a completion, without one what follows a fence that is not closed, or all of it."""
-    blocks = _FENCE.findall(completion) or _UNCLOSED.findall(completion)
-    return str(blocks[-1]) if blocks else completion
+    if blocks := fenced(completion):
+        return blocks[-1]
+    rest = unclosed(completion)
+    return completion if rest is None else rest
 
 
 def _cases(tests: Any) -> list[dict[str, Any]] | None:

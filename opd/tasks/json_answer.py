@@ -1,17 +1,16 @@
 """JSON in answers: found alone, in a fence or within text, and held against a schema."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from opd.errors import ConfigError
+from opd.tasks.fences import fenced
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
-_FENCE = re.compile(r"```[a-zA-Z]*[^\S\n]*\n(.*?)```", re.DOTALL)
 _MOST = 200_000
 """Characters of an answer that are looked at."""
 
@@ -53,8 +52,8 @@ def find_json(text: str, *, opening: str = "{[", strict: bool = True) -> FoundJs
     whole = parse(text.strip())
     if whole is not None:
         return FoundJson(whole, alone=True)
-    for fenced in reversed(_FENCE.findall(text)):
-        value = parse(fenced.strip())
+    for block in reversed(fenced(text)):
+        value = parse(block.strip())
         if value is not None:
             return FoundJson(value, alone=False)
     last: FoundJson | None = None
