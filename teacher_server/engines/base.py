@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from opd.errors import UnavailableError
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 
 
@@ -144,3 +145,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything."""
+
+
+def require_awake(model: str, *, asleep: bool, closed: bool) -> None:
+    """Refuse to compute for an engine that sleeps or is closed.
+
+    Raises:
+        UnavailableError: in these cases.
+    """
+    if closed or asleep:
+        state = "closed; load it again" if closed else "asleep; wake it first"
+        raise UnavailableError(f"teacher {model} is {state}.")

@@ -21,7 +21,7 @@ from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherErro
 from opd.wire.fingerprint import weights_hash
 from opd.wire.spans import cut
 from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.engine_topk import from_lists, without_padding
@@ -135,7 +135,7 @@ class SglangEngine:
         """
         check_batch(self._info, batch)
         with self._lock:
-            self._require_awake()
+            require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
             futures = [self._pool.submit(self._score_one, entry) for entry in batch]
             try:
                 return [future.result() for future in futures]
@@ -169,7 +169,7 @@ class SglangEngine:
         def exchange() -> None:
             nonlocal other, other_hash, known
             with self._lock:
-                self._require_awake()
+                require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
                 # The hash was taken above for the first exchange; before a later one the folder may have changed.
                 if not known:
                     check_unchanged(other, other_hash)
@@ -265,8 +265,3 @@ class SglangEngine:
         stored = str(getattr(self._config, "dtype", None)).removeprefix("torch.")
         # SGLang's "auto" computes f32 checkpoints in f16.
         return _DTYPES.get(name) or {"float32": "f16"}.get(stored) or _DTYPES.get(stored, "bf16")
-
-    def _require_awake(self) -> None:
-        if self._closed or self._asleep:
-            state = "closed; load it again" if self._closed else "asleep; wake it first"
-            raise UnavailableError(f"teacher {self._info.model} is {state}.")

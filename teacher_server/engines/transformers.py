@@ -22,7 +22,7 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
 from teacher_server.engines.backbone import Backbone
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
 from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
@@ -136,7 +136,7 @@ class TransformersEngine:
         check_batch(self._info, batch)
         out: list[Scores | None] = [None] * len(batch)
         with self._lock, torch.inference_mode():
-            self._require_awake()
+            require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
             try:
                 self._run(batch, out)
             finally:
@@ -308,11 +308,6 @@ class TransformersEngine:
             stop_token_ids=stop_ids,
             spans=True,
         )
-
-    def _require_awake(self) -> None:
-        if self._closed or self._asleep:
-            state = "closed; load it again" if self._closed else "asleep; wake it first"
-            raise UnavailableError(f"teacher {self._info.model} is {state}.")
 
     def _move(self, device: torch.device) -> None:
         if self._device.type != "cpu" and not self._closed:

@@ -22,7 +22,7 @@ from opd.errors import ConfigError, UnavailableError, one_line
 from opd.heads import OutputHead
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
 from teacher_server.engines.checkpoint import (
     Header,
     HeadLayout,
@@ -188,7 +188,7 @@ class VllmEngine:
         check_batch(self._info, batch)
         out: list[Scores | None] = [None] * len(batch)
         with self._lock, torch.inference_mode():
-            self._require_awake()
+            require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
             if self._head is not None:
                 self._run(batch, self._pooling_request, lambda row, found: self._project(row, found, batch, out))
             else:
@@ -234,7 +234,7 @@ class VllmEngine:
         def exchange() -> None:
             nonlocal other, known
             with self._lock:
-                self._require_awake()
+                require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
                 if not known:
                     check_unchanged(other.folder, other.info.weights_hash)
                 mine, known = _Weights(self._folder, self._header, self._head, self._info), False
@@ -349,11 +349,6 @@ class VllmEngine:
         if self._head is not None:
             bias = None if self._head.bias is None else self._head.bias.to(device)
             self._head = replace(self._head, weight=self._head.weight.to(device), bias=bias)
-
-    def _require_awake(self) -> None:
-        if self._closed or self._asleep:
-            state = "closed; load it again" if self._closed else "asleep; wake it first"
-            raise UnavailableError(f"teacher {self._info.model} is {state}.")
 
 
 def _check_options(runner: str, device: str, deterministic: bool) -> None:
