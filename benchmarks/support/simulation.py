@@ -68,7 +68,7 @@ class SimulatedServer:
         network_seconds: one way.
         up, frozen: whether it can be reached, whether it answers at all; may be changed at any time.
         instance: counts restarts.
-        busy_seconds, rows: what it did.
+        rows: how many it scored.
     """
 
     address: str
@@ -79,7 +79,6 @@ class SimulatedServer:
     up: bool = True
     frozen: bool = False
     instance: int = 1
-    busy_seconds: float = 0.0
     rows: int = 0
     _queue: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
     _worker: asyncio.Task[None] | None = None
@@ -109,9 +108,7 @@ class SimulatedServer:
             tokens, future = self._queue[0]
             if not future.done():
                 seconds = self.row_seconds + tokens / self.tokens_per_second
-                start = asyncio.get_running_loop().time()
                 await asyncio.wait([future], timeout=seconds)
-                self.busy_seconds += asyncio.get_running_loop().time() - start
                 if not future.done():
                     while self.frozen:
                         await asyncio.sleep(0.1)

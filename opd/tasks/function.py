@@ -43,7 +43,7 @@ class FunctionCheck:
         Raises:
             CheckFailed: when it raises, hangs, crashes, or returns something else.
         """
-        return self._workers.ask({"path": self.path, "prompt": _plain(prompt), "answer": answer})["value"]
+        return self._workers.ask({"path": self.path, "prompt": asdict(prompt), "answer": answer})["value"]
 
     def close(self) -> None:
         """Stop the processes."""
@@ -149,7 +149,3 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _messages(messages: Any) -> Any:
     return None if messages is None else tuple(messages)
-
-
-def _plain(prompt: Prompt) -> dict[str, Any]:
-    return asdict(prompt)
