@@ -100,15 +100,6 @@ class Lock(EnvironmentTask):
         lost = bool(self._letter)
         return Standing(len(self._program) - self._place + lost, lost)
 
-    def snapshot(self) -> dict[str, Any]:
-        """The state, for `restore`."""
-        return dict(vars(self))
-
-    def restore(self, state: dict[str, Any]) -> Observation:
-        """Go back to a snapshot and show it."""
-        vars(self).update(state)
-        return self._show()
-
     def _wrong(self, answer: str) -> str:
         return LETTERS[int(answer)] if len(answer) == 1 and answer.isascii() and answer.isdigit() else LETTERS[-1]
 

@@ -168,15 +168,6 @@ class Rooms(EnvironmentTask):
                     queue.append(there)
         raise AssertionError("a house has a lamp")
 
-    def snapshot(self) -> dict[str, Any]:
-        """The state, for `restore`."""
-        return deepcopy(vars(self))
-
-    def restore(self, state: dict[str, Any]) -> Observation:
-        """Go back to a snapshot and look around."""
-        vars(self).update(deepcopy(state))
-        return self._show("")
-
     def _understand(self, action: str) -> tuple[str, str]:
         """Verb and object of a command."""
         if self.options.words == "terse":
