@@ -70,7 +70,14 @@ class CachedScores:
                 future.set_result(found)
             else:
                 self.misses += 1
-                future.add_done_callback(_Keeper(self, info.name, item, spec, temperature))
+                future.add_done_callback(partial(self._keep, (info.name, item, spec, temperature)))
+
+    def _keep(
+        self, asked: tuple[str, ScoreItem, PayloadSpec, float], future: concurrent.futures.Future[Scores]
+    ) -> None:
+        """Write a row's scores now that its future is done, if it has them."""
+        if not future.cancelled() and future.exception() is None:
+            self.write(StoredRow(*asked, future.result()))
 
     def _takes(self, info: pb.TeacherInfo) -> bool:
         """Whether a teacher's rows may be kept, beside its description: not where their keys mean other numbers."""
@@ -178,17 +185,3 @@ class CachedScores:
         if sentence not in self._said:
             self._said.add(sentence)
             log.warning("%s", sentence)
-
-
-class _Keeper:
-    """Writes a row's scores when its future has them."""
-
-    def __init__(
-        self, cache: CachedScores, teacher: str, item: ScoreItem, spec: PayloadSpec, temperature: float
-    ) -> None:
-        self._cache = cache
-        self._row = (teacher, item, spec, temperature)
-
-    def __call__(self, future: concurrent.futures.Future[Scores]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self._cache.write(StoredRow(*self._row, future.result()))
