@@ -27,7 +27,7 @@ from opd.fleet.settings import FleetSettings
 from opd.fleet.source import ScoreFuture, ScoreSource, cancel_all
 from opd.fleet.status.records import FleetStatus
 from opd.fleet.weights import WeightsUpdate
-from opd.telemetry.context import trace_metadata
+from opd.telemetry.tracing import trace_metadata
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 

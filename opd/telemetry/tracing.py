@@ -1,12 +1,48 @@
-"""Where OpenTelemetry spans go: an OTLP endpoint named by the standard OTEL_* variables. Needs the extra `otel`."""
+"""OpenTelemetry: where spans go, and their context on the wire, W3C `traceparent` in the metadata of a call.
 
+The package is optional (extra `otel`): only `otlp_provider` imports it, and only a program that imported it has a span
+to pass on.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from opd.errors import ConfigError
 
+TRACEPARENT = "traceparent"
+_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata that makes the server's spans children of the present one; () without OpenTelemetry or a span."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
+    if not context.is_valid:
+        return ()
+    return ((TRACEPARENT, f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"),)
+
+
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The `traceparent` in a call's metadata, "" when there is none or it is malformed."""
+    for key, value in metadata or ():
+        if key == TRACEPARENT and isinstance(value, str) and _FORM.fullmatch(value):
+            return value
+    return ""
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id in a `traceparent`, "" for ""."""
+    match = _FORM.fullmatch(traceparent)
+    return match[1] if match else ""
+
 
 def otlp_provider(service: str) -> Any:
-    """A tracer provider that exports spans of `service` in the background; its `shutdown` sends what waits.
+    """A tracer provider that exports spans of `service` to the endpoint that the standard OTEL_* variables name.
+
+    It does so in the background; its `shutdown` sends what waits.
 
     Raises:
         ConfigError: when the extra is not installed.

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from opd.telemetry.context import traceparent_of
-from opd.telemetry.tracing import otlp_provider
+from opd.telemetry.tracing import otlp_provider, traceparent_of
 from opd.wire.types import Timings
 from teacher_server.batching.queue import SequenceJob
 

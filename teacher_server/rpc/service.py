@@ -10,7 +10,7 @@ import grpc.aio
 
 from opd import __version__
 from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError, UnavailableError
-from opd.telemetry.context import trace_id_of, traceparent_of
+from opd.telemetry.tracing import trace_id_of, traceparent_of
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
 from opd.wire.types import Head, Timings

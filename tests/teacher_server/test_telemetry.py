@@ -18,7 +18,7 @@ from grpc._cython import cygrpc
 from prometheus_client import generate_latest
 from waiting import EngineGate, until
 
-from opd.telemetry.context import trace_id_of, trace_metadata, traceparent_of
+from opd.telemetry.tracing import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
 from teacher_server.observe import logs
 from teacher_server.observe.metrics import ServerMetrics

@@ -31,7 +31,7 @@ class ReplicaRequest:
         temperature: divides the logits.
         weights_hash: weights that must produce the numbers.
         check: whether it only compares replicas; the server is not told.
-        trace: metadata that makes the server's spans children of the first row's caller; see `opd.telemetry.context`.
+        trace: metadata that makes the server's spans children of the first row's caller; see `opd.telemetry.tracing`.
     """
 
     request_id: str
