@@ -10,9 +10,9 @@ from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
 from student.plugins import Plugins, build_plugins
 from student.recipe import Recipe
+from student.run.changes import changed_teachers
 from student.run.folder import RunFolder
 from student.run.prompt_record import changed_contents
-from student.run.teacher_record import changed_teachers
 from student.run.telemetry import check_port
 from student.scoring.needs import Needs
 from student.scoring.prompt_check import can_judge, check_contexts, check_prompts
