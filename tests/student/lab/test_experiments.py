@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -315,10 +313,3 @@ def test_an_unknown_experiment_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("EXPERIMENT = 3")
     with pytest.raises(ConfigError, match="has no EXPERIMENT"):
         load_experiment(str(tmp_path / "mine.py"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +17,6 @@ from student.lab.world import WorldModels
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Trains in this process, which sets its threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def summary(world: Path) -> WorldSummary:
     found = read_summary(world)
     assert found is not None
@@ -36,7 +27,7 @@ def _plan(summary: WorldSummary, root: Path) -> ExperimentPlan:
     return ExperimentPlan(load_experiment("effopd"), "quick", root, {0: WorldModels(summary, "quick")})
 
 
-@pytest.mark.usefixtures("forked_servers", "one_thread")
+@pytest.mark.usefixtures("forked_servers")
 def test_the_first_tenth_is_moved_on_as_far_as_the_end(summary: WorldSummary, tmp_path: Path) -> None:
     plan = _plan(summary, tmp_path)
     found = early(plan, 0, arm="opd_low", least=float("-inf"))

@@ -1,11 +1,9 @@
 """The premise of rollout windows is measured on the world's own models before anything is trained."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from student.lab.experiments import load_experiment
 from student.lab.plan import ExperimentPlan
@@ -15,15 +13,7 @@ from student.lab.windows_premise import measure, quarter
 from student.lab.world import WorldModels
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Probes in this process, which sets its threads."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("forked_servers", "one_thread")
+@pytest.mark.usefixtures("forked_servers")
 def test_prefixes_stand_beside_random_tokens(world: Path, tmp_path: Path) -> None:
     summary = read_summary(world)
     assert summary is not None
