@@ -17,3 +17,12 @@ def held_port(host: str = "127.0.0.1") -> int:
     placeholder.bind((host, 0))
     _HELD.append(placeholder)
     return int(placeholder.getsockname()[1])
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether a server takes connections there."""
+    try:
+        socket.create_connection((host, port), 120).close()
+    except ConnectionRefusedError:
+        return False
+    return True

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ports import listens
 from waiting import PATIENCE, wait_until
 
 from opd.errors import PortInUseError
@@ -228,14 +229,6 @@ def test_metrics_are_served_and_count(launch: Callable[..., Any], items: Any) ->
     assert 'opd_teacher_requests_total{code="OK",payload="sampled",teacher="t"} 3.0' in text
     assert 'opd_teacher_scored_tokens_total{payload="sampled",teacher="t"} 36.0' in text
     assert 'opd_teacher_state{state="ready",teacher="t"} 1.0' in text
-
-
-def listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), 120).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def test_metrics_stay_on_loopback_until_an_address_is_given(launch: Callable[..., Any]) -> None:

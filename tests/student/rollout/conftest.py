@@ -30,6 +30,16 @@ def vllm_server(world: Path) -> Iterator[VllmServer]:
         server.close()
 
 
+@pytest.fixture(scope="module")
+def student(world: Path) -> tuple[Any, Any]:
+    """The student of the test world and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    folder = world / "student"
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def opened(world: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens each engine at its first use, on the student of the test world."""

@@ -18,15 +18,6 @@ from student.rollout.transformers import RolloutSpec, rollout
 SOLVED = [("1+1=", "02:2"), ("12+34=", "06 04:46"), ("7+7=", "14:14")]
 
 
-@pytest.fixture(scope="module")
-def student(world: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.set_num_threads(1)
-    folder = world / "student"
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-
-
 def planned(text: str, answer: str | None, sample: int = 0, limit: int = 12, temperature: float = 1.0) -> PlannedRow:
     prompt = Prompt.make(text)
     return PlannedRow(RowKey(0, prompt.uid, sample), prompt, limit, temperature, answer)

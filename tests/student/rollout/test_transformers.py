@@ -15,15 +15,6 @@ from student.rollout.sampling import draw
 from student.rollout.transformers import RolloutSpec, rollout
 
 
-@pytest.fixture(scope="module")
-def student(world: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.set_num_threads(1)
-    folder = world / "student"
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-
-
 def sample(student: tuple[Any, Any], prompts: list[str], *, batch_rows: int = 64, **changes: Any) -> dict[Any, Row]:
     model, tokenizer = student
     spec = RolloutSpec(seed=7, batch_rows=batch_rows, candidates=4, valid_vocab=len(tokenizer), max_prompt_tokens=40)

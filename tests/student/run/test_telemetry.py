@@ -2,10 +2,9 @@
 
 import io
 import re
-import socket
 
 import pytest
-from ports import held_port
+from ports import held_port, listens
 from rich.console import Console
 
 from student.recipe import Recipe
@@ -52,17 +51,10 @@ def test_a_run_that_learns_nothing_is_told_so_and_why() -> None:
 
 
 def test_metrics_stay_on_loopback_until_an_address_is_given() -> None:
-    def answers(host: str, port: int) -> bool:
-        try:
-            socket.create_connection((host, port), 120).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
     for host, elsewhere in (("127.0.0.1", False), ("0.0.0.0", True)):
         port = held_port()
         telemetry = Telemetry(None, 1, port, Console(file=io.StringIO()), host=host)
-        assert answers("127.0.0.1", port)
-        assert answers("127.0.0.2", port) is elsewhere  # a listener on all addresses answers there too
+        assert listens("127.0.0.1", port)
+        assert listens("127.0.0.2", port) is elsewhere  # a listener on all addresses answers there too
         telemetry.close()
     assert Recipe.model_fields["metrics_host"].default == "127.0.0.1"

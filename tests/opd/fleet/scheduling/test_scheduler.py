@@ -250,14 +250,19 @@ def test_a_server_that_serves_no_teacher_any_more_gets_nothing() -> None:
     assert {rpc.server.address for rpc in world.plan()} == {"s1"}
 
 
-def test_a_slow_server_leaves_the_last_long_rows_to_the_fast_ones() -> None:
-    world = World(servers=2)
-    for server, speed in (("s0", 1000.0), ("s1", 10.0)):
+def measured(world: World, **speeds: int) -> None:
+    """Give servers speeds in tokens per second, measured until now."""
+    for server, speed in speeds.items():
         throughput = world.scheduler.servers[server].throughput
         throughput.busy(-1.0)
-        throughput.answered(int(speed), 0.0)
+        throughput.answered(speed, 0.0)
         throughput.idle()
         world.scheduler.servers[server].last_sent = 0.0
+
+
+def test_a_slow_server_leaves_the_last_long_rows_to_the_fast_ones() -> None:
+    world = World(servers=2)
+    measured(world, s0=1000, s1=10)
     world.row(1000)
     assert [rpc.server.address for rpc in world.plan()] == ["s0"]
     world.row(900)
@@ -266,12 +271,7 @@ def test_a_slow_server_leaves_the_last_long_rows_to_the_fast_ones() -> None:
 
 def test_a_server_that_looked_slow_gets_a_row_now_and_then() -> None:
     world = World(servers=2)
-    for server, speed in (("s0", 1000.0), ("s1", 1.0)):
-        throughput = world.scheduler.servers[server].throughput
-        throughput.busy(-1.0)
-        throughput.answered(int(speed), 0.0)
-        throughput.idle()
-        world.scheduler.servers[server].last_sent = 0.0
+    measured(world, s0=1000, s1=1)
     world.now = 5.0
     for _ in range(3):
         world.row(500)
