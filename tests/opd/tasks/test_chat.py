@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from judge_servers import Server, serving
+from rows import make_row
 
 from opd.config import parse_settings
 from opd.errors import DataError
@@ -17,7 +18,6 @@ from opd.tasks import chat
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from student.data.row import RowKey
 from student.rl import REWARDS
 
 
@@ -145,11 +145,8 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
 ) -> None:
     server.say = lambda path, body: 500
 
-    class Row:
-        prompt, text, reward, reward_parts = PROMPT, "2", 0.0, {}
-
     for name in ("judge", "http_judge", "checklist"):
-        made, rows = reward(server, name), [Row(), Row()]
+        made, rows = reward(server, name), [make_row(prompt=PROMPT, text="2", reward=0.0) for _ in range(2)]
         made.reward(rows, None)
         assert [row.reward for row in rows] == [None, None] and made.fired["unknown"] == (2.0, 2.0)
     for name in ("judge", "http_judge", "checklist"):  # why is said, once by each
@@ -187,12 +184,8 @@ def test_appeals_note_what_a_judge_says_of_refused_answers_and_change_no_reward(
         "choices": [{"message": {"content": next(w for a, w in words.items() if f"Answer:\n{a}\n" in asked(body))}}]
     }
 
-    class Row:
-        def __init__(self, text: str, value: float) -> None:
-            self.prompt, self.text, self.reward_parts, self.notes = PROMPT, text, dict[str, float](), dict[str, float]()
-            self.key, self.verdict = RowKey(0, "p", len(text)), Verdict.score(value)
-
-    rows = [Row("2.0", 0.0), Row("3", 0.0), Row("?", 0.0), Row("2", 1.0)]
+    answers = [("2.0", 0.0), ("3", 0.0), ("?", 0.0), ("2", 1.0)]
+    rows = [make_row(prompt=PROMPT, text=text, verdict=Verdict.score(value)) for text, value in answers]
     made = reward(server, "appeals", share=1.0)
     made.reward(rows, None)
     assert [row.notes.get("appeals/overturned") for row in rows] == [1.0, 0.0, None, None]
