@@ -213,7 +213,7 @@ def test_health_calls_that_stop_in_mid_message_hold_four_messages_at_most(
     before = resident(process)
     for _ in range(20):
         connection = connect(process.address)
-        connection.send(connection.open(CHECK), grpc_message(30 * MIB))
+        connection.send(connection.open(CHECK), grpc_message(30 * MIB), patience=0.1)
     assert resident(process) - before < (4 * 32 + 64) * MIB
     assert asyncio.run(good_calls(process.address, items)) == {"OK": 20}
 
