@@ -32,10 +32,7 @@ class A2tgpo(Advantage):
     evidence = "abstract"
     reads_turns: ClassVar[bool] = True
     least_group = 2
-
-    def __init__(self, settings: TurnSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = self.scale_free = "group"
+    shift_free = scale_free = "group"
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """See the module."""

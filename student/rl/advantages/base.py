@@ -105,12 +105,12 @@ class Advantage:
     sees_threshold: ClassVar[bool] = False
     recomputes: bool = False
     reads_behaviour: bool = False
+    shift_free: Scope = ""
+    scale_free: Scope = ""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.within: tuple[float, float] | None = None
-        self.shift_free: Scope = ""
-        self.scale_free: Scope = ""
         self.fired: dict[str, tuple[Any, Any]] = {}
 
     def needs(self) -> Needs:

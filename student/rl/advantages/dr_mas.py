@@ -29,10 +29,7 @@ class DrMas(Advantage):
     settings_type = AdvantageSettings
     evidence = "text and code"
     reads_turns: ClassVar[bool] = True
-
-    def __init__(self, settings: AdvantageSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = self.scale_free = "group"  # but for samples that stand alone, which keep their reward
+    shift_free = scale_free = "group"  # but for samples that stand alone, which keep their reward
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """See the module."""

@@ -52,10 +52,7 @@ class GcOpd(Advantage):
     equal_groups = "learns"
     centred = True
     refines = reads_behaviour = True
-
-    def __init__(self, settings: GcOpdSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = self.scale_free = "group"
+    shift_free = scale_free = "group"
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""

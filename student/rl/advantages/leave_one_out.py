@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.base import GroupEstimator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +23,7 @@ class LeaveOneOut(GroupEstimator):
     evidence = "text and code"
     least_group = 2
     centred = True
-
-    def __init__(self, settings: AdvantageSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
+    shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""

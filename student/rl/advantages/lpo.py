@@ -145,11 +145,8 @@ class Pacs(GroupLoss):
     settings_type = PacsSettings
     settings: PacsSettings
     evidence = "text and code"
-
-    def __init__(self, settings: PacsSettings) -> None:
-        super().__init__(settings)
-        # Right and wrong do not change as long as the threshold lies between them.
-        self.shift_free = self.scale_free = "group"
+    # Right and wrong do not change as long as the threshold lies between them.
+    shift_free = scale_free = "group"
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See the module."""

@@ -34,10 +34,7 @@ class MatchTir(TurnAdvantage):
     settings: MatchTirSettings
     evidence = "text and code"
     least_group = 2
-
-    def __init__(self, settings: MatchTirSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = self.scale_free = "group"
+    shift_free = scale_free = "group"
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]

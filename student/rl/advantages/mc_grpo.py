@@ -40,11 +40,8 @@ class McGrpo(GroupEstimator):
     settings: McGrpoSettings
     evidence = "text and code"
     least_group = 2
-
-    def __init__(self, settings: McGrpoSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
-        self.scale_free = "group"
+    shift_free = "group"
+    scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a median without a bound where rewards may be binary.

@@ -135,10 +135,7 @@ class Outliers(Modifier):
     settings: OutliersSettings
     evidence = "text and code"
     over_batch = True
-
-    def __init__(self, settings: OutliersSettings) -> None:
-        super().__init__(settings)
-        self.scale_free = self.shift_free = "batch"
+    scale_free = shift_free = "batch"
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """See the module; rows count by their mean credit. Metric dropped, a share of the rows."""

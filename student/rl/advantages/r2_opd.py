@@ -50,11 +50,8 @@ class R2Opd(Advantage):
     evidence = "abstract"
     equal_groups = "learns"
     refines = reads_behaviour = sees_threshold = True
-
-    def __init__(self, settings: R2OpdSettings) -> None:
-        super().__init__(settings)
-        # Right and wrong do not change as long as the threshold lies between them.
-        self.shift_free = self.scale_free = "group"
+    # Right and wrong do not change as long as the threshold lies between them.
+    shift_free = scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a gate that is the same everywhere.

@@ -35,10 +35,7 @@ class Opmd(GroupEstimator):
     evidence = "text and code"
     off_policy = True
     least_group = 2
-
-    def __init__(self, settings: OpmdSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
+    shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""
@@ -66,10 +63,7 @@ class AsymRe(GroupEstimator):
     evidence = "text and code"
     off_policy = True
     equal_groups = "learns"
-
-    def __init__(self, settings: AsymReSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
+    shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """See the module."""

@@ -38,11 +38,8 @@ class Signed(GroupEstimator):
     evidence = "text and code"
     equal_groups = "learns"
     sees_threshold = True
-
-    def __init__(self, settings: SignedSettings) -> None:
-        super().__init__(settings)
-        # Right and wrong do not change as long as the threshold lies between them.
-        self.shift_free = self.scale_free = "group"
+    # Right and wrong do not change as long as the threshold lies between them.
+    shift_free = scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse weights that are both 0.

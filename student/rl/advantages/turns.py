@@ -112,10 +112,7 @@ class Trloo(TurnAdvantage):
     """The estimator; see the module for the formula."""
 
     evidence = "text and code"
-
-    def __init__(self, settings: TurnSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
+    shift_free = "group"
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
