@@ -23,16 +23,11 @@ import numpy as np
 
 from opd.fleet.scheduling import scheduler as scheduler_module
 from opd.fleet.settings import FleetSettings, HealthSettings
-from support.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
+from support.simulation import SimulatedServer, connect_simulated, draw_rows, run_virtual, score_batch
 
 SPEED = 5000.0
 NETWORK = 0.0005
 """Seconds one way, as the simulated servers have it."""
-
-
-def draw_rows(count: int, seed: int) -> list[int]:
-    rng = np.random.default_rng(seed)
-    return [int(n) for n in np.clip(rng.lognormal(np.log(800), 0.6, count), 16, 16_000)]
 
 
 def ideal(rows: Sequence[int], speeds: Sequence[float]) -> float:

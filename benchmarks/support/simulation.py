@@ -266,3 +266,9 @@ def _info(name: str, weights: str) -> pb.TeacherInfo:
         deterministic=True,
         state=pb.TEACHER_STATE_READY,
     )
+
+
+def draw_rows(count: int, seed: int) -> list[int]:
+    """Lengths of rows in tokens, log-normal around 800."""
+    rng = np.random.default_rng(seed)
+    return [int(n) for n in np.clip(rng.lognormal(np.log(800), 0.6, count), 16, 16_000)]

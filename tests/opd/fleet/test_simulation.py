@@ -9,15 +9,10 @@ import pytest
 from opd.errors import OutageError
 from opd.fleet.settings import FleetSettings, OutageSettings
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
-from support.simulation import SimulatedServer, connect_simulated, run_virtual, score_batch
+from support.simulation import SimulatedServer, connect_simulated, draw_rows, run_virtual, score_batch
 
 SPEED = 5000.0
 SAMPLED = PayloadSpec.sampled()
-
-
-def draw(count: int, seed: int) -> list[int]:
-    rng = np.random.default_rng(seed)
-    return [int(n) for n in np.clip(rng.lognormal(np.log(800), 0.6, count), 16, 16_000)]
 
 
 def servers(speeds: list[float], teachers: tuple[str, ...] = ("t",)) -> list[SimulatedServer]:
@@ -27,7 +22,7 @@ def servers(speeds: list[float], teachers: tuple[str, ...] = ("t",)) -> list[Sim
 def ratios(count: int, speeds: list[float], seed: int) -> tuple[list[float], float]:
     async def run() -> tuple[list[float], float]:
         core = await connect_simulated(servers(speeds))
-        rows = draw(count, seed)
+        rows = draw_rows(count, seed)
         spans = []
         for _ in range(2):
             span, _ = await score_batch(core, [("t", n) for n in rows])
@@ -60,7 +55,7 @@ def test_hedges_stay_within_their_cap_when_half_of_the_fleet_stalls_and_rows_mov
     async def run() -> tuple[int, int, int, float]:
         pool = servers([SPEED] * 4)
         core = await connect_simulated(pool)
-        rows = draw(120, 3)
+        rows = draw_rows(120, 3)
         await score_batch(core, [("t", n) for n in rows])
         for server in pool[:2]:
             server.tokens_per_second /= 1000
@@ -84,7 +79,7 @@ def test_many_teachers_on_many_servers_share_them_almost_ideally() -> None:
         names = tuple("abcdef")
         speeds = [float(s) for s in SPEED * np.random.default_rng(0).uniform(0.5, 1.5, 20)]
         core = await connect_simulated(servers(speeds, names))
-        rows = draw(600, 1)
+        rows = draw_rows(600, 1)
         work = [(names[i % 6], n) for i, n in enumerate(rows)]
         await score_batch(core, work)
         span, _ = await score_batch(core, work)
@@ -98,7 +93,7 @@ def test_a_replica_that_becomes_ten_times_slower_is_hedged_and_then_left_alone()
     async def run() -> tuple[float, float]:
         pool = servers([SPEED] * 4)
         core = await connect_simulated(pool)
-        rows = draw(200, 3)
+        rows = draw_rows(200, 3)
         await score_batch(core, [("t", n) for n in rows])
         pool[0].tokens_per_second /= 10
         span, _ = await score_batch(core, [("t", n) for n in rows])
@@ -131,7 +126,7 @@ def chaos(seed: int) -> tuple[float, list[Scores], dict[str, int]]:
                 victim.restart()
 
         trouble = asyncio.create_task(monkey())
-        span, outcomes = await score_batch(core, [("t", n) for n in draw(800, seed)])
+        span, outcomes = await score_batch(core, [("t", n) for n in draw_rows(800, seed)])
         trouble.cancel()
         counters = core.dispatcher.counters
         await core.close()
@@ -216,7 +211,7 @@ def test_rows_survive_an_outage_of_the_whole_pool_within_the_budget() -> None:
                 server.restart()
 
         trouble = asyncio.create_task(night())
-        _, outcomes = await score_batch(core, [("t", n) for n in draw(200, 0)])
+        _, outcomes = await score_batch(core, [("t", n) for n in draw_rows(200, 0)])
         await trouble
         await core.close()
         return sum(isinstance(outcome, Scores) for outcome in outcomes)
@@ -231,7 +226,7 @@ def test_an_outage_beyond_the_budget_fails_every_row_that_waits() -> None:
         core = await connect_simulated(pool, settings)
         for server in pool:
             server.crash()
-        span, outcomes = await score_batch(core, [("t", n) for n in draw(20, 0)])
+        span, outcomes = await score_batch(core, [("t", n) for n in draw_rows(20, 0)])
         assert 95.0 < span < 115.0
         await core.close()
         return [type(outcome) for outcome in outcomes]
