@@ -1,52 +1,52 @@
-# The verbs of the project. `make demo` and `make test` are all a visitor needs.
+# The targets of the project; `make help` lists them. `make demo` and `make test` are enough for a first visit.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Tiny models on few cores: threads of one process fight each other (see docs/performance.md).
+# One thread per process: the models here are tiny, and several processes share few cores (see docs/performance.md).
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
-# Without byte code every process compiles the project again, 1.7 s of CPU, and torch as well in an environment made by uv.
+# Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus slurm browser trackers skypilot lint type protos clean
-help: ## list the verbs
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(STAMP) ## make the environment
+setup: $(STAMP) ## create the environment
 
 $(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 	@bash scripts/setup.sh $(VENV) $(PYTHON)
 	@touch $(STAMP)
 
-demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end: about three minutes, after the installation
+demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end; about three minutes after the installation
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the CPU test suite, without what is marked slow
+test: $(STAMP) ## the CPU test suite, without tests marked slow
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
-test-slow: $(STAMP) ## what is marked slow, most of it runs of several processes
+test-slow: $(STAMP) ## the tests marked slow, most of them runs of several processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
-gpu: ## where there is a GPU: tests, kernels, teachers against vLLM and the main job on it, and what opd plan said, in runs/gpu.json (PYTHON=python)
+gpu: ## on a GPU: tests, kernels, a teacher against vLLM, and the main job beside its plan, written to runs/gpu.json (PYTHON=python)
 	$(PYTHON) benchmarks/gpu.py --json runs/gpu.json
 
-oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that pyproject.toml admits, in its own environment
+oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that pyproject.toml admits (own environment)
 	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal
 
 .venv-oldest/.installed: pyproject.toml scripts/environment.sh scripts/oldest.sh
 	@bash scripts/oldest.sh .venv-oldest $(PYTHON)
 	@touch $@
 
-# Threads are not bound to cores: vLLM would put this process and all others that ask on core 0.
+# Threads are not bound to cores: otherwise vLLM puts every process that asks for binding on core 0.
 engines: export VLLM_CPU_KVCACHE_SPACE ?= 1
 engines: export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 engines: export VLLM_LOGGING_LEVEL ?= ERROR
 engines: export HF_HUB_OFFLINE ?= 1
-engines: .venv-vllm/.installed ## the engines of teachers and students, and whole trainings, on a real vLLM, on a CPU, in its own environment
+engines: .venv-vllm/.installed ## teacher engines, rollout engines and whole trainings with vLLM's CPU build (own environment)
 	.venv-vllm/bin/python -m pytest tests/teacher_server/engines -m engine -rs
 	.venv-vllm/bin/python -m pytest tests/student/rollout -m engine -rs
 	.venv-vllm/bin/python -m pytest tests/end_to_end/test_vllm.py tests/end_to_end/test_servers.py -m engine -rs
@@ -55,28 +55,28 @@ engines: .venv-vllm/.installed ## the engines of teachers and students, and whol
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
 	@touch $@
 
-oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's, in their own environment
+oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's (own environment)
 	.venv-oracles/bin/python -m pytest tests/opd/maths/test_oracles.py tests/student/rl/losses/test_oracles.py -rs
 
 .venv-oracles/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/oracles.sh
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
 
-bench-peers: .venv-oracles/.installed ## a step of distillation against TRL's, tiny and mid-sized, in the environment of make oracles
+bench-peers: .venv-oracles/.installed ## a distillation step against TRL's, with tiny and mid-sized models (environment of make oracles)
 	.venv-oracles/bin/python benchmarks/peers.py
 	.venv-oracles/bin/python benchmarks/peers.py --world mid --rounds 2 --steps 7
 
-quantized: $(VENV)/.quantized ## bases in 4 bits and moments in 8, with bitsandbytes, which it adds to the environment
+quantized: $(VENV)/.quantized ## 4-bit base models and 8-bit optimizer moments, with bitsandbytes, which it adds to the environment
 	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/end_to_end/test_quantized.py -rs
 
 $(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
 	@bash scripts/quantized.sh $(VENV) $(PYTHON)
 	@touch $@
 
-estimators: $(STAMP) ## write docs/estimators.md, every figure by enumeration, about a minute
+estimators: $(STAMP) ## regenerate docs/estimators.md, every figure by enumeration; about a minute
 	$(BIN)/python benchmarks/estimators.py docs/estimators.md
 
-envs: .venv-envs/.installed ## games of TextWorld, ALFWorld, ScienceWorld and Gymnasium, played and trained in, in their own environment
+envs: .venv-envs/.installed ## TextWorld, ALFWorld, ScienceWorld and Gymnasium, played and trained in (own environment)
 	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py tests/end_to_end/test_alfworld.py \
 		tests/end_to_end/test_scienceworld.py tests/opd/tasks/environments/test_scienceworld.py tests/opd/tasks/environments/test_gymnasium.py \
 		tests/examples/test_recipes.py -rsP
@@ -85,18 +85,18 @@ envs: .venv-envs/.installed ## games of TextWorld, ALFWorld, ScienceWorld and Gy
 	@bash scripts/envs.sh .venv-envs $(PYTHON)
 	@touch $@
 
-fuzz: $(STAMP) ## hostile requests and answers, at least 10,000 cases of each kind, and 300 drawn recipes, about twenty minutes
+fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each kind) and 300 drawn recipes; about twenty minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
 	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
 
-soak: $(STAMP) ## a server under load and abuse for 15 minutes, then a leaking one, which must be caught
+soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that leaks on purpose, which must be caught
 	$(BIN)/python benchmarks/server_soak.py
 	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
 
-chaos: $(STAMP) ## server processes killed, frozen, cut off and lying under a training run, about ten minutes
+chaos: $(STAMP) ## servers killed, frozen, cut off or giving wrong answers during a training run; about ten minutes
 	$(BIN)/python -m pytest tests/chaos -m "chaos or not chaos" -rs
 
-pages: $(STAMP) ## every command of the documentation, those that take minutes too (demo, worlds, benchmarks), about an hour
+pages: $(STAMP) ## every command in the documentation, including those that take minutes; about an hour
 	$(BIN)/python -m pytest tests/docs -m "pages or not pages" -rs
 
 bench: $(STAMP) ## all benchmarks, as ratios within one run
@@ -114,7 +114,7 @@ docs: .venv-docs/.installed ## build the documentation site into site/, strictly
 	@$(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1'
 	@touch $@
 
-# Debian's package, unpacked beside the environment: nothing is installed into the system.
+# Debian's package, unpacked inside the environment's folder: nothing is installed into the system.
 PROMETHEUS := $(VENV)/prometheus/usr/bin/prometheus
 prometheus: $(PROMETHEUS) $(STAMP) ## a real Prometheus scrapes a run, evaluates alerts and dashboards (Debian, Ubuntu)
 	$(BIN)/python -m pytest tests/deploy -rs
@@ -122,7 +122,7 @@ prometheus: $(PROMETHEUS) $(STAMP) ## a real Prometheus scrapes a run, evaluates
 $(PROMETHEUS):
 	@bash scripts/prometheus.sh $(VENV)/prometheus
 
-trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases and MLflow get what a run writes, in their own environment
+trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases and MLflow receive what a run writes (own environment)
 	.venv-trackers/bin/python -m pytest tests/student/run/test_trackers.py -rs
 
 .venv-trackers/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/trackers.sh
@@ -140,14 +140,14 @@ browser: $(CHROMIUM) $(STAMP) ## a real Chromium draws a run's report in light a
 $(CHROMIUM):
 	@bash scripts/chromium.sh $(VENV)/chromium
 
-skypilot: .venv-skypilot/.installed ## SkyPilot's own parser reads deploy/skypilot/opd.yaml, in an environment of its own
+skypilot: .venv-skypilot/.installed ## SkyPilot's own parser reads deploy/skypilot/opd.yaml (own environment)
 	.venv-skypilot/bin/python -c "import sky; print(sky.Task.from_yaml('deploy/skypilot/opd.yaml'))"
 
 .venv-skypilot/.installed:
 	@$(PYTHON) -m venv .venv-skypilot && .venv-skypilot/bin/python -m pip install --quiet 'skypilot>=0.14'
 	@touch $@
 
-lint: $(STAMP) ## ruff, and buf on the protos where it is installed
+lint: $(STAMP) ## ruff, and buf on the protos if it is installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@if command -v buf >/dev/null; then cd protos && buf lint; else echo "buf is not installed: protos not linted"; fi
 
