@@ -5,7 +5,8 @@
 
 The model has Qwen3's architecture and random weights; the batch is n samples of each of several prompts. The baseline
 "plain" is the usual loop: the rows padded to one batch, logits of every position, log_softmax over all of them, top-k.
-"short rows" are those of the demo: a model of 128 x 2, 96 prompts of some ten tokens and answers as short.
+"short rows" are like the demo's: a model of width 128 with 2 layers, 96 prompts of about ten tokens and equally short
+answers.
 """
 
 import argparse
@@ -20,25 +21,16 @@ import numpy as np
 import torch
 
 from opd.wire.types import PayloadSpec, ScoreItem
+from support.models import SMALL, save_model
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 
+Tables = dict[str, list[dict[str, object]]]
 
-def save_model(folder: Path, width: int, layers: int, vocabulary: int) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=width // 4,
-        max_position_embeddings=4096,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+def of_width(width: int) -> dict[str, int]:
+    """The small shape at another width."""
+    return SMALL | {"hidden_size": width, "intermediate_size": 3 * width, "head_dim": width // 4}
 
 
 def make_items(prompts: int, samples: int, prompt_length: int, k: int) -> list[ScoreItem]:
@@ -61,7 +53,7 @@ def short_items(count: int) -> list[ScoreItem]:
 
 
 def row_by_row(folder: str) -> TransformersEngine:
-    """Deterministic mode as it is where the numbers of a row depend on the batch."""
+    """Deterministic mode as it works where a row's numbers depend on its batch: every row by itself."""
     engine = TransformersEngine(folder, deterministic=True)
     engine._independent = False
     return engine
@@ -78,7 +70,7 @@ def plain(model: torch.nn.Module, items: list[ScoreItem], k: int) -> None:
 
 
 def ratios(ways: dict[str, Callable[[], object]], base: str, rounds: int) -> list[dict[str, object]]:
-    """Median over rounds of each way's processor time over the base's, which other jobs disturb least."""
+    """Median over rounds of each way's processor time over the base's; other work on the machine matters little."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for run in ways.values():
         run()
@@ -94,6 +86,44 @@ def ratios(ways: dict[str, Callable[[], object]], base: str, rounds: int) -> lis
     return out
 
 
+def scoring(engine: TransformersEngine, spec: PayloadSpec, items: list[ScoreItem]) -> Callable[[], object]:
+    """A way that asks an engine for one payload of all items."""
+    return lambda: engine.score([EngineItem(item, spec) for item in items])
+
+
+def measure(
+    folder: str, short_folder: str, items: list[ScoreItem], short: list[ScoreItem], k: int, rounds: int
+) -> Tables:
+    """The three tables: modes and payloads of the model in `folder`, and modes on the short rows of the other."""
+    topk, shared = PayloadSpec.topk(k), TransformersEngine(folder)
+    settled = TransformersEngine(folder, deterministic=True)
+    if not settled._independent:
+        print("the numbers of rows depend on the batch on this machine: deterministic mode runs row by row")
+    modes = {
+        "prompts shared (default)": scoring(shared, topk, items),
+        "prompts not shared": scoring(TransformersEngine(folder, share_prompts=False), topk, items),
+        "deterministic": scoring(settled, topk, items),
+        "deterministic, row by row": scoring(row_by_row(folder), topk, items),
+        "plain": lambda: plain(shared._model, items, k),
+    }
+    on_short = {
+        "default": scoring(TransformersEngine(short_folder), topk, short),
+        "deterministic": scoring(TransformersEngine(short_folder, deterministic=True), topk, short),
+        "deterministic, row by row": scoring(row_by_row(short_folder), topk, short),
+    }
+    payloads = {
+        "hidden": scoring(shared, PayloadSpec.hidden(), items),
+        "sampled": scoring(shared, PayloadSpec.sampled(), items),
+        f"topk({k})": scoring(shared, topk, items),
+        f"gather({k})": scoring(shared, PayloadSpec.gather(k), items),
+    }
+    return {
+        "modes": ratios(modes, "prompts shared (default)", rounds),
+        "short rows": ratios(on_short, "default", rounds),
+        "payloads": ratios(payloads, "hidden", rounds),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -103,51 +133,10 @@ def main() -> None:
     k, rounds = 64, 3 if arguments.quick else 7
     items = make_items(2 if arguments.quick else 4, 4 if arguments.quick else 8, 256, k)
     short = short_items(96)
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as tiny:
-        save_model(Path(name), 128 if arguments.quick else 256, 4, 8192)
-        save_model(Path(tiny), 128, 2, 260)
-        shared = TransformersEngine(name)
-        padded = TransformersEngine(name, share_prompts=False)
-        settled = TransformersEngine(name, deterministic=True)
-        if not settled._independent:
-            print("the numbers of rows depend on the batch on this machine: deterministic mode runs row by row")
-
-        def run(engine: TransformersEngine, spec: PayloadSpec, items: list[ScoreItem] = items) -> Callable[[], object]:
-            return lambda: engine.score([EngineItem(item, spec) for item in items])
-
-        topk = PayloadSpec.topk(k)
-        tables = {
-            "modes": ratios(
-                {
-                    "prompts shared (default)": run(shared, topk),
-                    "prompts not shared": run(padded, topk),
-                    "deterministic": run(settled, topk),
-                    "deterministic, row by row": run(row_by_row(name), topk),
-                    "plain": lambda: plain(shared._model, items, k),
-                },
-                "prompts shared (default)",
-                rounds,
-            ),
-            "short rows": ratios(
-                {
-                    "default": run(TransformersEngine(tiny), topk, short),
-                    "deterministic": run(TransformersEngine(tiny, deterministic=True), topk, short),
-                    "deterministic, row by row": run(row_by_row(tiny), topk, short),
-                },
-                "default",
-                rounds,
-            ),
-            "payloads": ratios(
-                {
-                    "hidden": run(shared, PayloadSpec.hidden()),
-                    "sampled": run(shared, PayloadSpec.sampled()),
-                    f"topk({k})": run(shared, topk),
-                    f"gather({k})": run(shared, PayloadSpec.gather(k)),
-                },
-                "hidden",
-                rounds,
-            ),
-        }
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as short_folder:
+        save_model(Path(folder), of_width(128) if arguments.quick else SMALL)
+        save_model(Path(short_folder), of_width(128) | {"num_hidden_layers": 2, "vocab_size": 260})
+        tables = measure(folder, short_folder, items, short, k, rounds)
     for title, rows in tables.items():
         what = f"{len(short)} short rows" if title == "short rows" else f"{len(items)} rows, prompts of 256 tokens"
         print(f"{title}: {what}, time relative to {rows[0]['base']}")

@@ -5,11 +5,11 @@
     python benchmarks/engines_race.py --reduced           # a tiny model, to see that it runs
 
 Both load the same random weights of Qwen3's architecture, each in a process of its own, and give the k most likely ids
-at every response token of the same rows. A first round is not counted; of the others the best counts. Before that the
-log-probs of the rows' own tokens are compared: who computes less than the other does not race. MFU counts two
-operations for each weight of the layers and token, and for each of the head's and response token, and no attention,
-over the device's peak (student/sizing/hardware.py; on a CPU it is measured). Without vLLM installed opd runs alone.
-Where one of them fails the figures of the other are kept, and the exit code is 1.
+at every response token of the same rows. The first round is not counted; of the others, the fastest counts. The
+log-probs that the two give the rows' own tokens are compared too, because an engine that computes something else would
+win nothing. MFU counts two operations per weight of the layers for each token and per weight of the head for each
+response token, and no attention, over the device's peak (student/sizing/hardware.py; measured on a CPU). Without vLLM,
+opd runs alone. If one of them fails, the figures of the other are kept and the exit code is 1.
 """
 
 import argparse
@@ -29,28 +29,14 @@ import torch
 
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.sizing.hardware import hardware
+from support.models import SMALL, save_model
 from teacher_server.engines.base import EngineItem
 
 LARGE = {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "vocab_size": 151_936}
 LARGE |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 8192}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 1024}
 Round = Callable[[], list[list[float]]]
 """Scores all rows; log-probs of each row's response tokens."""
-
-
-def save_model(folder: Path, shape: dict[str, int], dtype: torch.dtype) -> dict[str, int]:
-    """Write random weights; returns how many the layers and the head have."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(**shape, max_position_embeddings=4096, tie_word_embeddings=False, dtype=dtype)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen3ForCausalLM(config).to(dtype)
-    model.save_pretrained(folder)
-    head = shape["vocab_size"] * shape["hidden_size"]
-    return {"layers": sum(p.numel() for p in model.parameters()) - 2 * head, "head": head}
 
 
 def make_items(count: int, prompt: int, response: int, vocabulary: int) -> list[ScoreItem]:
@@ -105,7 +91,7 @@ CONTESTANTS = {"opd": opd_round, "vllm": vllm_round}
 
 
 def one(name: str, folder: str, k: int, options: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own: seconds of the best round, and what it gave the rows' tokens."""
+    """Seconds of the fastest round, and the log-probs of the rows' tokens; runs in a process of its own."""
     items = make_items(options.rows, options.prompt, options.response, options.shape["vocab_size"])
     run = CONTESTANTS[name](folder, items, k, options.dtype)
     given, best = run(), float("inf")

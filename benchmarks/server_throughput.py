@@ -5,9 +5,9 @@
 
 The model has Qwen3's architecture and random weights and is large enough for its forward to dominate. Both sides score
 the same sequences with the same token budget per batch; the server is another process, reached over loopback. Rounds
-alternate, and the median of the ratios is shown: of tokens per second, and of tokens per second of processor time, the
-server's own, which holds where other work takes turns on the cores. "explained" is the share of a call's time at the
-client, from request to last message, that the times in the answer add up to.
+alternate, and the median of the ratios is shown: of tokens per second, and of tokens per second of processor time (the
+server's own), which other work on the cores does not change. "explained" is the share of a call's time at the client,
+from request to last message, that the times in its trailer cover.
 """
 
 import argparse
@@ -30,11 +30,12 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from support.models import SMALL, save_model
 from support.server import start_server
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 
-VOCAB = 8192
+SHAPE = SMALL | {"num_hidden_layers": 6}
 BATCH_TOKENS = 2048
 SPECS = {
     "sampled": PayloadSpec.sampled(),
@@ -44,28 +45,11 @@ SPECS = {
 }
 
 
-def save_model(folder: Path) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=2048,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
 def make_items(count: int, k: int) -> list[ScoreItem]:
     rng = np.random.default_rng(0)
     items = []
     for _ in range(count):
-        ids = rng.integers(0, VOCAB, 32 + 224).astype(np.uint32)
+        ids = rng.integers(0, SHAPE["vocab_size"], 32 + 224).astype(np.uint32)
         gather = np.argsort(rng.random((224, 512)), axis=1)[:, :k].astype(np.uint32) if k else None
         items.append(ScoreItem(ids, 32, gather))
     return items
@@ -149,7 +133,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        save_model(folder / "model")
+        save_model(folder / "model", SHAPE)
         engine = TransformersEngine(str(folder / "model"), device="cpu", max_batch_tokens=BATCH_TOKENS)
         process, (address, *_) = start_server(
             *(folder / "port", "--model", f"t={folder / 'model'}", "--max-batch-tokens", str(BATCH_TOKENS)),

@@ -4,11 +4,10 @@
     python benchmarks/student_job.py --reduced         # tiny models and few rows, in seconds
 
 A whole run of `opd train` (`opd` on gather) on random weights of Qwen3's architecture, with a teacher server in a
-process of its own on the same device. A step is the time from the end of one to the end of the next, by the clock;
-figures are medians of the steps after the first. The teacher's time is what its engine was busy for, by its own
-counter. MFU counts two operations for each weight of the layers and token, and for each of the head's and response
-token, three times as many in learning, and no attention, over the device's peak (student/sizing/hardware.py; on a CPU
-it is measured).
+process of its own on the same device. A step is the wall-clock time from the end of one to the end of the next; figures
+are medians of the steps after the first. The teacher's time is how long its engine was busy, by its own counter. MFU
+counts two operations per weight of the layers for each token and per weight of the head for each response token, three
+times as many in learning, and no attention, over the device's peak (student/sizing/hardware.py; measured on a CPU).
 """
 
 import argparse
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines_race import LARGE, save_model
+from engines_race import LARGE
 
 from opd.config import parse_settings
 from student.controllers import Controller, ControllerSettings, StepReport
@@ -39,6 +38,7 @@ from student.sizing.plan import shape_of
 from student.sizing.shape import ModelShape
 from student.sizing.teachers import Fleet
 from student.sizing.times import times_of
+from support.models import save_model
 
 K = 64
 
@@ -48,12 +48,12 @@ class Size:
     """A job: shapes of both models, and of a step.
 
     Attributes:
-        student: of its config.
-        teacher: of its config, with as many ids.
-        prompts: of a step.
-        samples: of a prompt.
-        prompt: its tokens.
-        response: its tokens, unless it ends by itself.
+        student: sizes in its config.
+        teacher: sizes in its config, with the same vocabulary.
+        prompts: per step.
+        samples: per prompt.
+        prompt: tokens.
+        response: tokens, unless the response ends earlier.
         micro_batch: `train.micro_batch_tokens`.
         steps: of the run.
     """
@@ -69,7 +69,7 @@ class Size:
 
 
 def shape(width: int, layers: int, heads: int, ids: int, head_dim: int = 64) -> dict[str, int]:
-    """A config's sizes: three times as wide between, half as many heads of keys and values."""
+    """Sizes of a config whose MLP is three times as wide and which has half as many key-value heads."""
     return {
         "hidden_size": width,
         "intermediate_size": 3 * width,
@@ -90,7 +90,7 @@ SIZES = {
 
 @dataclass
 class Marks:
-    """When each step ended, and how long the teacher's engine was busy by then, seconds."""
+    """When each step ended, and how long the teacher's engine had been busy by then, seconds."""
 
     metrics: str = ""
     ends: list[tuple[float, float]] = field(default_factory=list)
@@ -131,7 +131,7 @@ def make_models(folder: Path, size: Size) -> None:
         known |= {f"<{number}>": number for number in range(len(known), sizes["vocab_size"])}
         path.write_text(json.dumps(made))
     if on_gpu:
-        torch.cuda.empty_cache()  # of what made the models: the teacher's process needs it
+        torch.cuda.empty_cache()  # the teacher's process needs the memory
     lines = (json.dumps({"prompt": f"{number:0{size.prompt}}"}) for number in range(size.prompts * size.steps))
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -161,7 +161,7 @@ def recipe(folder: Path, address: str, size: Size) -> Recipe:
 
 
 def measure(folder: Path, size: Size) -> tuple[Recipe, list[dict[str, Any]]]:
-    """Run the job; of each step after the first its seconds, its stages, the teacher's seconds and its tokens."""
+    """Run the job; returns seconds, stages, the teacher's seconds and response tokens of each step after the first."""
     device = ("--device", "cuda", "--dtype", "bf16") if torch.cuda.is_available() else CPU
     with served({"teacher": folder / "teacher"}, folder / "server", (*device, "--metrics-port", "0")) as address:
         port = (folder / "server" / "server.ports").read_text().split()[1]
@@ -176,14 +176,14 @@ def measure(folder: Path, size: Size) -> tuple[Recipe, list[dict[str, Any]]]:
 
 
 def operations(of: ModelShape, tokens: float, responses: float) -> float:
-    """Of a forward pass: two for each weight of the layers and token, and of the head and response token."""
+    """Operations of a forward pass: two per weight and token, those of the head for response tokens alone."""
     return 2 * ((of.total - of.outside) * tokens + of.vocabulary * of.hidden * responses)
 
 
 def figures(
     job: Recipe, teacher_folder: Path, size: Size, steps: list[dict[str, Any]], device: Hardware
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """What the job reached, and the plan beside what its stages took."""
+    """What the job reached, and the planned and measured time of each stage."""
 
     def median(value: Any) -> float:
         return statistics.median(value(step) for step in steps)

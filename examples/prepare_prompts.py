@@ -5,14 +5,15 @@
     python examples/prepare_prompts.py gsm8k data/gsm8k.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
 
 deepmath is DeepMath-103K at difficulty 6 and above, eurus-code the code part of Eurus-2-RL-Data: the training prompts
-of G-OPD (arXiv 2602.12125). gsm8k and gsm8k-test are the parts of GSM8K, deepmath-medium is DeepMath-103K at difficulty
-3 to 5, and math-500 is held out from MATH: those of docs/first-hour.md. The template is applied here, with thinking
-switched off, because the student starts from the non-thinking mode; prompts are text then, and nothing is added to them
-later.
+of G-OPD (arXiv 2602.12125). docs/first-hour.md uses gsm8k and gsm8k-test (the two splits of GSM8K), deepmath-medium
+(DeepMath-103K at difficulty 3 to 5) and math-500 (held out from MATH). The template is applied here, with thinking
+switched off, because the student starts from the non-thinking mode. The prompts are then text, to which nothing is
+added later.
 """
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,18 @@ from typing import Any
 _INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-def deepmath(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    """Questions and answers of the hard problems."""
+def deepmath(
+    rows: Iterable[Mapping[str, Any]], lowest: float = 6, highest: float = math.inf
+) -> Iterator[tuple[str, str | None]]:
+    """Questions and answers of the problems within a range of difficulty."""
     for row in rows:
-        if float(row["difficulty"]) >= 6:
+        if lowest <= float(row["difficulty"]) <= highest:
             yield row["question"] + _INSTRUCTION, str(row["final_answer"])
 
 
 def deepmath_medium(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
     """Questions and answers at difficulty 3 to 5."""
-    for row in rows:
-        if 3 <= float(row["difficulty"]) <= 5:
-            yield row["question"] + _INSTRUCTION, str(row["final_answer"])
+    return deepmath(rows, 3, 5)
 
 
 def gsm8k(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
@@ -62,7 +63,7 @@ SETS = {
     "gsm8k-test": (_GSM8K, "test", gsm8k),
     "math-500": ({"path": "HuggingFaceH4/MATH-500"}, "test", math_500),
 }
-"""Name -> where the data set is on the hub, which split of it, and what picks its prompts."""
+"""Name -> the data set on the hub, its split, and the function that yields its prompts."""
 
 
 def line(question: str, answer: str | None, tokenizer: Any) -> str:
