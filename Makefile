@@ -89,7 +89,7 @@ fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each ki
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
 	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
 
-soak: $(STAMP) ## a server under load and abuse for 15 minutes, then one that leaks on purpose, which must be caught
+soak: $(STAMP) ## a server under load and abuse for 15 minutes, then a leaking one, which must be caught
 	$(BIN)/python benchmarks/server_soak.py
 	$(BIN)/python benchmarks/server_soak.py --minutes 2 --leak
 

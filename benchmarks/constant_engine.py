@@ -1,4 +1,4 @@
-"""An engine that answers at once, or after a fixed time per token, with prepared numbers: what remains is the service.
+"""Answers with prepared numbers, at once or after a fixed time per token, so that only the cost of the service remains.
 
 Used by benchmarks of transport and load, in server processes too: `--engine constant_engine:ConstantEngine` with this
 folder on PYTHONPATH.
@@ -69,7 +69,7 @@ class ConstantEngine:
         return self._made[rows, k]
 
     def head(self) -> Head:
-        """There is none."""
+        """Not offered."""
         raise ValueError("this engine has no head")
 
     def memory_bytes(self) -> int:

@@ -4,11 +4,11 @@
     python benchmarks/fleet_makespan.py --quick    # fewer seeds
 
 The real client code runs against simulated servers in virtual time (`support.simulation`). Rows are log-normal
-(median 800 tokens, sigma 0.6). Ideal is total tokens / total speed: what a fluid would need. The policies of stock
-gRPC are computed on the same rows: round robin sends row i to server i mod n, pick first sends all to one server,
+(median 800 tokens, sigma 0.6). Ideal is total tokens / total speed, as if rows could be divided freely. The policies of
+stock gRPC are computed on the same rows: round robin sends row i to server i mod n, pick first sends all to one server,
 least assigned sends each row to the server with the fewest tokens assigned. Plain pull is the scheduler's rival: the
-longest waiting row goes to whichever server has fewer than one (pull 1) or two (pull 2) rows, without any estimate of
-speeds and ends, without hedges. Our own columns are without cross-scoring, except the one that is named so.
+longest waiting row goes to whichever server has fewer than one (pull 1) or two (pull 2) rows, without estimates of
+speeds or ends and without hedges. Our own columns are without cross-scoring, except the one that is named so.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def print_table(title: str, rows: list[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 seeds instead of 10")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()

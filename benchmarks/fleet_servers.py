@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def numbered_rows(count: int, tokens: int) -> list[ScoreItem]:
-    """Rows of `tokens` ids, half prompt and half response, that tell their number by their first id."""
+    """Rows of `tokens` ids, half prompt and half response, whose first id is their number."""
     rows = []
     for number in range(count):
         ids = np.full(tokens, 7, np.uint32)

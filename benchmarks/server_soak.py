@@ -1,4 +1,4 @@
-"""Soak: a server under mixed load and abuse must keep its memory, descriptors, threads and tasks.
+"""Soak: a server under mixed load and abuse must not grow in memory, descriptors, threads or tasks.
 
     python benchmarks/server_soak.py                        # 15 minutes, `make soak`
     python benchmarks/server_soak.py --minutes 2 --leak     # the negative control: leaks on purpose, must be caught
@@ -90,7 +90,7 @@ def sample(process: psutil.Process, metrics_port: int) -> dict[str, float]:
 
 
 def slope(samples: list[dict[str, float]]) -> float:
-    """Theil-Sen slope of resident memory, MiB per hour: the median over all pairs, deaf to single peaks."""
+    """Theil-Sen slope of resident memory, MiB per hour: the median over all pairs, robust to single peaks."""
     pairs = [
         (b["rss"] - a["rss"]) / (b["time"] - a["time"]) * 3600
         for i, a in enumerate(samples)
@@ -104,7 +104,7 @@ def verdict(samples: list[dict[str, float]]) -> list[str]:
     """What grew."""
     found = []
     hours = (samples[-1]["time"] - samples[0]["time"]) / 3600
-    # Memory moves by a few MiB from sample to sample; over a short run that is a steep slope and still no leak.
+    # Memory moves by a few MiB from sample to sample; over a short run that is a steep slope without a leak.
     noise = 4.0 / hours
     if slope(samples) > MAX_SLOPE_MIB_PER_HOUR + noise:
         found.append(f"memory: {slope(samples):.0f} MiB an hour")
@@ -138,7 +138,7 @@ def main() -> None:
         popen, (address, metrics_port, _) = start_server(
             *(Path(text) / "port", *CONSTANT_ENGINE, "--log-level", "error"),
             *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []),
-            # One arena for all threads: otherwise the allocator's own hoarding looks like a leak.
+            # One arena for all threads: otherwise memory that the allocator keeps looks like a leak.
             environment={"MALLOC_ARENA_MAX": "1"},
         )
         try:

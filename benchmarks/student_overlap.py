@@ -4,11 +4,11 @@
     python benchmarks/student_overlap.py --real          # the stages of a tiny world as they are
     python benchmarks/student_overlap.py --real --mid    # of random models of 23 and 41 M parameters, 32,768 ids
 
-Whole runs of `opd train` on the test world with a teacher server in a process of its own. With set lengths the engine
-hands out its rows evenly over R seconds, the answers of the fleet come one after the other within S seconds, and the
-learner waits L seconds beside its update: the waits stand for devices of their own, all else is what users run.
-A step is the time from one update's begin to the next's (median, the first steps left out); the slowest stage is the
-largest of what the three were busy for, as measured in the run (without set lengths the teachers are not measured).
+Whole runs of `opd train` on the test world with a teacher server in a process of its own. With set lengths, the engine
+hands out its rows evenly over R seconds, the answers of the fleet arrive one after the other within S seconds, and the
+learner waits L seconds beside its update. The waits stand in for separate devices; everything else is what users run.
+A step is the time from the start of one update to the start of the next (median, without the first steps). The slowest
+stage is the one of the three that was busy longest in the run (without set lengths, the teachers are not measured).
 Lags are run in turn, round after round; the last figure is the median of the ratios within a round.
 """
 
@@ -54,7 +54,7 @@ _IDS = 32_768
 class PacedEngineSettings(RolloutEngineSettings):
     """Settings of the engine."""
 
-    seconds: float = Field(ge=0, description="From the begin of a step's rollout to its last row.")
+    seconds: float = Field(ge=0, description="From the start of a step's rollout to its last row.")
 
 
 class PacedEngine(CopyEngine):
@@ -84,7 +84,7 @@ class PacedEngine(CopyEngine):
 class PacedTermSettings(TermSettings):
     """Settings of the term."""
 
-    seconds: float = Field(ge=0, description="That an update waits.")
+    seconds: float = Field(ge=0, description="How long an update waits.")
 
 
 class PacedTerm(Term):
@@ -159,7 +159,7 @@ def recipe(run: Path, world: Path, address: str, lag: int, steps: int, lengths: 
 
 
 def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]]:
-    """Median seconds of a step, and what its stages were busy for; the teachers only where `scoring` paces them."""
+    """Median seconds of a step, and how long its stages were busy; teachers only if `scoring` paces them."""
     fleets: list[PacedFleet] = []
     if scoring is not None:
         student.preparation.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
@@ -192,7 +192,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="no set lengths: rollout and learning share the CPU")
     parser.add_argument("--mid", action="store_true", help="larger, random models in place of the tiny world's")
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2], help="the first is what others are held to")
+    parser.add_argument(
+        "--lags", type=int, nargs="+", default=[0, 1, 2], help="the first is what the others are compared with"
+    )
     parser.add_argument("--world", type=Path, help="folder of a tiny world; built if left out")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

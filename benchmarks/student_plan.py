@@ -1,11 +1,11 @@
-"""What `opd plan` says of a step's stages, against what they take on this machine.
+"""The times that `opd plan` predicts for a step's stages, against those measured on this machine.
 
     python benchmarks/student_plan.py
 
 Whole runs of `opd train` without teachers (term `sft` on the student's own rows), with random models of three shapes
 and one thread. Measured are processor seconds of the stages, median of the steps after the first two; planned are those
-of `opd plan --hardware here` for responses as long as the run's. The speed that a plan reckons with is measured when it
-is made, by one product of matrices.
+of `opd plan --hardware here` for responses as long as the run's. Such a plan measures the machine's speed with a matrix
+product.
 """
 
 import argparse

@@ -41,7 +41,7 @@ class Ids:
 
 
 def requests(rows: int, spec: RolloutSpec) -> list[Request]:
-    """Prompts of 8 to 48 tokens, shortest first as rollouts order them, and lengths that nothing is known of."""
+    """Prompts of 8 to 48 tokens, shortest first as rollouts order them, and lengths that are not known in advance."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(32), 1.0, rows), 4, 256).astype(int)
     sizes = np.sort(rng.integers(8, 49, rows))
@@ -90,7 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model(Shape(256, 6, 8, VOCABULARY), 0)
     spec = RolloutSpec(0, batch_rows=32, candidates=0, valid_vocab=VOCABULARY, max_prompt_tokens=64)
-    assert takes_slots(model)  # tried out here, not in the first round
+    assert takes_slots(model)  # the trial of slots is made here, not in the first round
     ratios = []
     for _ in range(options.rounds):
         with torch.no_grad():

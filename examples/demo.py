@@ -48,7 +48,7 @@ def build(folder: Path, seed: int, console: Console) -> WorldSummary:
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The result, for people."""
+    """The result as a table."""
     out = Table(title="on-policy distillation over gRPC, held-out prompts")
     out.add_column("")
     for name in ("accuracy", "reverse KL (nats/token)", "tokens", "seconds"):
@@ -68,7 +68,7 @@ def answers(run: Path, count: int = 3) -> Table:
     """The first answers of the evaluations before and after."""
     lines = [json.loads(line) for line in (run / "student" / "samples.jsonl").read_bytes().splitlines()]
     before, after = ([line for line in lines if line["label"] == label][:count] for label in ("before", "after"))
-    out = Table(title="the same prompts before and after; the sum stands behind the colon")
+    out = Table(title="the same prompts before and after; the sum follows the colon")
     for name in ("prompt", "answer before", "", "answer after", "", "sum"):
         out.add_column(name)
     for old, new in zip(before, after, strict=True):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# chromium.sh FOLDER: the distribution's headless Chromium with the libraries that are missing here, unpacked into FOLDER.
+# chromium.sh FOLDER: unpacks the distribution's headless Chromium, and the libraries missing on this system, into FOLDER.
 # FOLDER/chromium starts it; nothing is installed into the system.
 set -euo pipefail
 folder=$1

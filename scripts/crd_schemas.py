@@ -1,8 +1,9 @@
 """Condense CustomResourceDefinitions to what deploy/kubernetes uses: python scripts/crd_schemas.py PROJECT=CRD.yaml ...
 
-Writes tests/deploy/schemas.json: for each kind the names of all fields on every level that a manifest here enters, with
-types, bounds, choices and required fields of those that are set. A field that the definition does not know is refused,
-as by a server with strict field validation. Pod templates are left to the schema of Kubernetes itself.
+Writes tests/deploy/schemas.json. For each kind it has the names of all fields on every level that a manifest here uses,
+and the types, bounds, choices and required fields of those that are set. With it, the tests refuse a field that the
+definition does not know, as a server with strict field validation does. Pod templates are left to the schema of
+Kubernetes itself.
 """
 
 import json
@@ -19,7 +20,7 @@ KEPT = ("type", "enum", "pattern", "format", "minimum", "maximum", "minLength", 
 
 
 def manifests(kind: str, group: str) -> Iterator[dict[str, Any]]:
-    """Those of a kind, as they stand in the tree."""
+    """The manifests of a kind in deploy/kubernetes."""
     for path in sorted((ROOT / "deploy" / "kubernetes").rglob("*.yaml")):
         for manifest in yaml.safe_load_all(path.read_text()):
             if isinstance(manifest, dict) and manifest.get("kind") == kind and group in manifest["apiVersion"]:
@@ -27,7 +28,7 @@ def manifests(kind: str, group: str) -> Iterator[dict[str, Any]]:
 
 
 def condense(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    """The part of a schema that the values enter."""
+    """The part of a schema that the values use."""
     groups = [value for value in values if isinstance(value, dict)]
     if any("containers" in value.get("spec", {}) for value in groups if isinstance(value.get("spec", {}), dict)):
         return {"type": "object", "podTemplate": True}

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: what pages link to outside docs/ is in the repository and not on the site."""
+"""Hooks of mkdocs: files outside docs/ are in the repository and not on the site, so links to them become names."""
 
 import posixpath
 import re

@@ -18,27 +18,27 @@ import matplotlib.pyplot as plt
 BOARDS = runpy.run_path(str(Path(__file__).parent / "dashboards.py"))
 POINTS = 200
 WINDOW = "[5m]"
-"""Of the rates in the boards' expressions."""
+"""Window of the rates in the boards' expressions."""
 UNITS = {"percentunit": "share", "s": "seconds", "reqps": "calls per second", "short": ""}
-"""Grafana's names of units, for people."""
+"""Grafana's names of units, and what a picture says instead."""
 
 
 def ask(url: str, expression: str, start: float, end: float) -> list[dict[str, Any]]:
-    """The series that an expression gives over a stretch of time."""
+    """The series of an expression between two Unix times."""
     query = urlencode({"query": expression, "start": start, "end": end, "step": max(1.0, (end - start) / POINTS)})
     with urlopen(f"{url}/api/v1/query_range?{query}", timeout=30) as answer:
         return list(json.load(answer)["data"]["result"])
 
 
 def legend(template: str, labels: dict[str, str]) -> str:
-    """The name of a series, as Grafana fills it."""
+    """The name of a series: the template with its labels filled in, as in Grafana."""
     for name, value in labels.items():
         template = template.replace("{{" + name + "}}", value)
     return template
 
 
 def draw(url: str, panels: list[tuple[str, str, str, str]], out: Path, start: float, end: float, window: str) -> None:
-    """One board, three panels to a row, over one stretch of time."""
+    """One board, three panels to a row, between two Unix times."""
     found = [(panel, ask(url, panel[1].replace(WINDOW, f"[{window}]"), start, end)) for panel in panels]
     shown = [(panel, series) for panel, series in found if series]
     for panel, _ in (pair for pair in found if not pair[1]):
@@ -56,7 +56,7 @@ def draw(url: str, panels: list[tuple[str, str, str, str]], out: Path, start: fl
 
 
 def draw_panel(axis: Any, panel: tuple[str, str, str, str], several: list[dict[str, Any]], start: float) -> None:
-    """The series of a panel; names stand beside them where there are several."""
+    """The series of a panel, with a legend if there are several."""
     title, _, names, unit = panel
     shown_unit = UNITS.get(unit, unit)
     axis.set_title(f"{title} ({shown_unit})" if shown_unit else title, fontsize=10, loc="left")
@@ -76,9 +76,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("out", type=Path, help="folder of the pictures")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how much is drawn")
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of the time drawn")
     parser.add_argument("--end", type=float, default=time.time(), help="Unix time at which it ends; now by default")
-    parser.add_argument("--window", default="5m", help="of rates; a short run wants a shorter one than the boards have")
+    parser.add_argument("--window", default="5m", help="of rates; a short run needs a shorter one than the boards have")
     given = parser.parse_args()
     start = given.end - 60 * given.minutes
     for name in ("FLEET", "TRAINING"):

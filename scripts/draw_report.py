@@ -1,7 +1,7 @@
 """Take the picture of a run's report for the documentation: python scripts/draw_report.py RUN OUT.png [WIDTH HEIGHT].
 
-Headless Chromium draws the page without the sections on what was run, fleet and costs, which say where it ran. The
-browser is the one on the PATH, or the one that `make browser` unpacks.
+Headless Chromium draws the page without the sections on what was run, the fleet and the costs, which show where it ran.
+The browser is the one on the PATH, or the one that `make browser` unpacks.
 """
 
 import re

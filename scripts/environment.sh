@@ -1,5 +1,5 @@
-# Sourced with VENV and PYTHON by the scripts that make an environment: it is there then, and `install` installs into it.
-# uv is used where it is there, pip otherwise; a folder of wheels that pip knows (PIP_FIND_LINKS) is handed on to uv.
+# Sourced with VENV and PYTHON by the scripts that create environments: creates the environment and defines `install` and `pin`.
+# uv is used if it is installed, otherwise pip; a folder of wheels that pip knows (PIP_FIND_LINKS) is passed on to uv.
 set -euo pipefail
 venv=$1 python=$2
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
@@ -18,7 +18,7 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# install ARGUMENTS: of `pip install`.
+# install ARGUMENTS: as `pip install ARGUMENTS`.
 install() {
     if [ -n "$uv" ]; then
         uv pip install --quiet --python "$venv/bin/python" "$@"
@@ -27,8 +27,8 @@ install() {
     fi
 }
 
-# pin NAMES: write $pins, what constraints.txt says of what the project computes and speaks with, and of NAMES. The rest is
-# not pinned in an environment that holds another project: that one has bounds of its own for most of it.
+# pin NAMES: write $pins, the lines of constraints.txt for torch, transformers, accelerate, gRPC and NAMES. Other packages are
+# not pinned in an environment that also holds another project, which has bounds of its own for most of them.
 pins=$scratch/pins.txt
 pin() {
     local names='torch|transformers|accelerate|grpcio[a-z-]*' name
@@ -36,5 +36,5 @@ pin() {
     grep -E "^($names)==" constraints.txt >"$pins"
 }
 
-# What the tests need that such an environment is for.
+# What the tests in such environments need.
 tests=(pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis beartype cryptography)

@@ -1,7 +1,7 @@
-"""Write docs/methods/, a page a method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
+"""Write docs/methods/, one page per method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
 
-Formula and source are the docstring of the module, settings those of the class; what to watch, when it fails and which
-claims of the lab speak of it stand in the notes, outcomes in the lab's own pages.
+Formula and source come from the docstring of the module, settings from the class. What to watch, when a method fails
+and which claims of the lab are about it come from the notes; outcomes come from the lab's own pages.
 """
 
 import inspect
@@ -38,7 +38,7 @@ def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
 
 
 def settings(plugin: Any) -> str:
-    """A row per setting of a plug-in's own."""
+    """A table of a plug-in's own settings."""
     from opd.config.reference import describe_keys
 
     rows = []
@@ -51,7 +51,7 @@ def settings(plugin: Any) -> str:
 
 
 def claims(pattern: str) -> str:
-    """The rows of the lab's pages whose claim matches, with the outcome and where it stands."""
+    """The claims of the lab's pages that match, each with its outcome and a link to the experiment."""
     lines: list[str] = []
     again: set[str] = set()
     for page, mark in RESULTS.items():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# prometheus.sh FOLDER: prometheus and promtool of the distribution's package, unpacked into FOLDER.
+# prometheus.sh FOLDER: unpacks prometheus and promtool from the distribution's package into FOLDER.
 set -euo pipefail
 folder=$1
 if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then

@@ -1,4 +1,4 @@
-"""Server processes of the server's benchmarks."""
+"""Teacher server processes for the server's benchmarks."""
 
 import os
 import subprocess
