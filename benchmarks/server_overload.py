@@ -26,7 +26,7 @@ from opd.wire.request import build_score_request
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2_grpc
-from support.server import CONSTANT_ENGINE, start_server
+from support.server import CONSTANT_ENGINE, running_server
 
 SEQUENCES, TOKENS = 8, 512
 BUDGET = 16 * SEQUENCES * TOKENS
@@ -84,12 +84,9 @@ def main() -> None:
         config = Path(folder) / "server.yaml"
         # Without tokens all clients of this host are one principal: it may have the whole budget.
         config.write_text("limits: {max_client_share: 1.0}\n")
-        process, (address, *_) = start_server(
-            *(Path(folder) / "port", "--config", str(config), *CONSTANT_ENGINE),
-            *("--metrics-port", "-1", "--log-level", "error", "--max-tokens-in-flight", str(BUDGET)),
-            *("--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}"),
-        )
-        try:
+        flags = (*CONSTANT_ENGINE, "--metrics-port", "-1", "--log-level", "error", "--config", str(config))
+        flags += ("--max-tokens-in-flight", str(BUDGET), "--engine-option", f"seconds_per_token={SECONDS_PER_TOKEN}")
+        with running_server(Path(folder) / "port", *flags) as (process, (address, *_)):
             asyncio.run(drive(address, 16, 2.0))
             table = []
             peak = 0.0
@@ -110,9 +107,6 @@ def main() -> None:
                 )
                 if untyped:
                     raise SystemExit(f"{untyped} calls failed otherwise: {dict(load.outcomes)}")
-        finally:
-            process.terminate()
-            process.wait(60)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
 

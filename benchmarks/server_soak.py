@@ -29,7 +29,7 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from support.server import CONSTANT_ENGINE, start_server
+from support.server import CONSTANT_ENGINE, running_server
 
 SPECS = [PayloadSpec.sampled(), PayloadSpec.topk(16), PayloadSpec.topk(64, "u16"), PayloadSpec.hidden()]
 MAX_SLOPE_MIB_PER_HOUR = 10.0
@@ -135,25 +135,19 @@ def main() -> None:
     parser.add_argument("--leak", action="store_true", help="leak on purpose; exits with 0 when that is caught")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
-        popen, (address, metrics_port, _) = start_server(
-            *(Path(text) / "port", *CONSTANT_ENGINE, "--log-level", "error"),
-            *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []),
-            # One arena for all threads: otherwise memory that the allocator keeps looks like a leak.
-            environment={"MALLOC_ARENA_MAX": "1"},
-        )
-        try:
+        flags = (*CONSTANT_ENGINE, "--log-level", "error", *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []))
+        # One arena for all threads: otherwise memory that the allocator keeps looks like a leak.
+        arena = {"MALLOC_ARENA_MAX": "1"}
+        with running_server(Path(text) / "port", *flags, environment=arena) as (popen, (address, metrics_port, _)):
             process = psutil.Process(popen.pid)
             samples = asyncio.run(soak(address, process, int(metrics_port), args.minutes * 60))
-        finally:
-            popen.terminate()
-            code = popen.wait(60)
     first, last = samples[0], samples[-1]
     for name in ("rss", "files", "threads", "tasks"):
         print(f"{name:8} {first[name]:8.1f} -> {last[name]:8.1f}")
     grown = verdict(samples)
     print(f"memory slope {slope(samples):.1f} MiB an hour; " + ("; ".join(grown) if grown else "nothing grew"))
-    if code != 0:
-        sys.exit(f"the server ended with {code}")
+    if popen.returncode != 0:
+        sys.exit(f"the server ended with {popen.returncode}")
     sys.exit(0 if bool(grown) == args.leak else 1)
 
 

@@ -31,7 +31,7 @@ from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from support.models import SMALL, save_model
-from support.server import start_server
+from support.server import running_server
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 
@@ -135,16 +135,13 @@ def main() -> None:
         folder = Path(text)
         save_model(folder / "model", SHAPE)
         engine = TransformersEngine(str(folder / "model"), device="cpu", max_batch_tokens=BATCH_TOKENS)
-        process, (address, *_) = start_server(
-            *(folder / "port", "--model", f"t={folder / 'model'}", "--max-batch-tokens", str(BATCH_TOKENS)),
-            *("--threads", "1", "--metrics-port", "-1", "--device", "cpu"),
-            quiet=True,
-        )
-        server = psutil.Process(process.pid)
+        flags = ("--model", f"t={folder / 'model'}", "--max-batch-tokens", str(BATCH_TOKENS))
+        flags += ("--threads", "1", "--metrics-port", "-1", "--device", "cpu")
         table: list[dict[str, Any]] = []
         titles = ("calls at once", "in-process tok/s", "served", "ratio", "of CPU", "explained")
         print("{:12} {:>13} {:>17} {:>7} {:>6} {:>6} {:>9}".format("payload", *titles))
-        try:
+        with running_server(folder / "port", *flags, quiet=True) as (process, (address, *_)):
+            server = psutil.Process(process.pid)
             for name in names:
                 items = make_items(args.sequences, SPECS[name].k if name.startswith("gather") else 0)
                 for calls in sorted({min(calls, args.sequences) for calls in (1, 4, 16)}):
@@ -155,9 +152,6 @@ def main() -> None:
                         f"{row['cpu_ratio']:6.2f} {row['explained']:9.3f}",
                         flush=True,
                     )
-        finally:
-            process.terminate()
-            process.wait(30)
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from support.server import CONSTANT_ENGINE, start_server
+from support.server import CONSTANT_ENGINE, running_server
 
 ROWS, TOPK_ROWS, SEQUENCES = 1024, 8192, 8
 HIDDEN, TOPK = PayloadSpec.hidden(), PayloadSpec.topk(64)
@@ -130,13 +131,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as text:
+    with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
         folder = Path(text)
         flags = (*CONSTANT_ENGINE, "--metrics-port", "-1")
-        process, (address, *_) = start_server(folder / "port", *flags, quiet=True)
         config = folder / "wide.yaml"
         config.write_text("transport: {pack_ids: false}\n")
-        wide, (wide_address, *_) = start_server(folder / "wide_port", *flags, "--config", str(config), quiet=True)
+        _, (address, *_) = stack.enter_context(running_server(folder / "port", *flags, quiet=True))
+        wide = running_server(folder / "wide_port", *flags, "--config", str(config), quiet=True)
+        _, (wide_address, *_) = stack.enter_context(wide)
         ways: dict[str, Way | None] = {
             f"hidden, {size // 1024} KiB chunks": scorer(address, chunk=size)
             for size in (64 * 1024, 256 * 1024, 512 * 1024, MIB, 4 * MIB)
@@ -146,17 +148,12 @@ def main() -> None:
         ways["bare gRPC, 512 KiB chunks, no codec"] = Bare(512 * 1024).run
         ways["Arrow Flight, no codec"] = flight()
         times: dict[str, list[float]] = {}
-        try:
-            for _ in range(args.rounds + 1):
-                for name, way in ways.items():
-                    if way is not None:
-                        started = time.perf_counter()
-                        count = asyncio.run(way())  # type: ignore[arg-type]
-                        times.setdefault(name, []).append(count / MB / (time.perf_counter() - started))
-        finally:
-            for server in (process, wide):
-                server.terminate()
-                server.wait(30)
+        for _ in range(args.rounds + 1):
+            for name, way in ways.items():
+                if way is not None:
+                    started = time.perf_counter()
+                    count = asyncio.run(way())  # type: ignore[arg-type]
+                    times.setdefault(name, []).append(count / MB / (time.perf_counter() - started))
     base = statistics.median(times["hidden, 512 KiB chunks"][1:])
     table = []
     print(f"{SEQUENCES} sequences per call; hidden states: {total_bytes() / MB:.0f} MB")

@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 # Where constant_engine.py is, for servers that are told to import it.
@@ -12,10 +13,11 @@ BENCHMARKS = Path(__file__).resolve().parent.parent
 CONSTANT_ENGINE = ("--model", "t=constant", "--engine", "constant_engine:ConstantEngine")
 
 
-def start_server(
+@contextmanager
+def running_server(
     port_file: Path, *flags: str, environment: Mapping[str, str] | None = None, quiet: bool = False
-) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """Start `teacher_server` with one thread for its maths, and wait until it serves.
+) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
+    """Start `teacher_server` with one thread for its maths, wait until it serves, and end it by SIGTERM at the end.
 
     Args:
         port_file: does not exist yet; the server writes its addresses to it when it is ready.
@@ -23,7 +25,7 @@ def start_server(
         environment: variables added to those of this process.
         quiet: drop what the server writes to stderr.
 
-    Returns:
+    Yields:
         The process and the words of the port file: its address, its metrics port (-1: none) and its process id.
 
     Raises:
@@ -32,8 +34,12 @@ def start_server(
     command = [sys.executable, "-m", "teacher_server", "--port-file", str(port_file), *flags]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(BENCHMARKS), **(environment or {})}
     process = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL if quiet else None)
-    while not port_file.exists():
-        if process.poll() is not None:
-            raise SystemExit("the server did not start")
-        time.sleep(0.05)
-    return process, port_file.read_text().split()
+    try:
+        while not port_file.exists():
+            if process.poll() is not None:
+                raise SystemExit("the server did not start")
+            time.sleep(0.05)
+        yield process, port_file.read_text().split()
+    finally:
+        process.terminate()
+        process.wait(60)
