@@ -1,6 +1,9 @@
-"""What is asked of a teacher and what comes back, as numpy arrays: the Python face of the contract.
+"""The contract of teacher.proto in numpy: what a caller asks of a teacher, and what it gets back.
 
-Shapes: P prompt tokens, T response tokens, K ids per position, H hidden width, V ids of the vocabulary.
+The fleet's client takes `PayloadSpec` and `ScoreItem` and returns `Scores`; nothing here depends on gRPC or torch.
+
+Letters in shapes: P prompt tokens, T response tokens, N scored positions, K ids per position, H width of the hidden
+state, V size of the vocabulary. Without spans, N is T.
 """
 
 import operator
@@ -18,7 +21,7 @@ F32 = NDArray[np.float32]
 
 
 class PayloadKind(StrEnum):
-    """The kinds of teacher signal."""
+    """The kinds of signal that a teacher can return; each constructor of `PayloadSpec` describes one."""
 
     SAMPLED = "sampled"
     TOPK = "topk"
@@ -29,12 +32,16 @@ class PayloadKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadSpec:
-    """What a teacher shall return for each response token.
+    """What a teacher is asked to return for each scored response token.
 
     Attributes:
         kind: the kind of signal.
-        k: ids per position for topk and gather, else 0.
-        value_dtype: "f16", "f32" or "u16" for top-k and gathered log-probs, "bf16" or "f32" for hidden states.
+        k: ids per position for topk and gather; 0 for the other kinds.
+        value_dtype: how values travel: "f16", "f32" or "u16" (affine quantisation per row) for the log-probs of topk
+            and gather, "bf16" or "f32" for hidden states. Unused by sampled and full, which are always float32.
+
+    Raises:
+        InvalidRequestError: for a k or a value_dtype that the kind does not allow.
     """
 
     kind: PayloadKind
@@ -42,7 +49,7 @@ class PayloadSpec:
     value_dtype: str = "f16"
 
     def __post_init__(self) -> None:
-        # "topk" and NumPy's whole numbers will do; a float is refused here, not by a server.
+        # The string "topk" and NumPy integers are accepted; a float is refused here instead of by the server.
         object.__setattr__(self, "kind", PayloadKind(self.kind))
         object.__setattr__(self, "k", operator.index(self.k))
         needs_k = self.kind in (PayloadKind.TOPK, PayloadKind.GATHER)
@@ -58,22 +65,25 @@ class PayloadSpec:
 
     @classmethod
     def sampled(cls) -> "PayloadSpec":
-        """Log-prob of the response token, f32: 4 bytes per token."""
+        """The log-prob of the response token as float32: 4 bytes per token."""
         return cls(PayloadKind.SAMPLED)
 
     @classmethod
     def topk(cls, k: int, value_dtype: str = "f16") -> "PayloadSpec":
-        """The teacher's k most likely ids with log-probs, log tail mass, and the response token's log-prob."""
+        """The teacher's k most likely ids with log-probs, the log mass outside them, the response token's log-prob."""
         return cls(PayloadKind.TOPK, k, value_dtype)
 
     @classmethod
     def gather(cls, k: int, value_dtype: str = "f16") -> "PayloadSpec":
-        """Log-probs at k ids of the caller's choice per position, log tail mass, the response token's log-prob."""
+        """Log-probs at k ids of the caller's choice, the log mass outside them, and the response token's log-prob."""
         return cls(PayloadKind.GATHER, k, value_dtype)
 
     @classmethod
     def hidden(cls, value_dtype: str = "bf16") -> "PayloadSpec":
-        """Final hidden states after the final norm; the head is fetched once."""
+        """The last hidden states, after the final norm, from which `opd.maths.linear_divergence` is exact.
+
+        The head that turns them into logits does not travel with them; it is fetched once (`Head`).
+        """
         return cls(PayloadKind.HIDDEN, 0, value_dtype)
 
     @classmethod
@@ -85,7 +95,7 @@ class PayloadSpec:
 
     @classmethod
     def full(cls) -> "PayloadSpec":
-        """Logits over the whole vocabulary, f32; tests only."""
+        """Logits over the whole vocabulary as float32; for tests, and refused unless the server allows them."""
         return cls(PayloadKind.FULL)
 
 
@@ -94,11 +104,11 @@ class ScoreItem:
     """One sequence to score.
 
     Attributes:
-        token_ids: [P + T] uint32, or a list; prompt then response.
-        prompt_length: P, at least 1; T is at least 1.
-        gather_ids: [N, K] uint32, distinct within a row, for payload gather; else None. N counts the scored positions.
-        spans: (start, end) of the response positions to score, ascending and apart; the scores hold these N = sum(end -
-            start) positions alone, in order. Empty: all, N = T.
+        token_ids: [P + T] uint32 or a list: the prompt, then the response.
+        prompt_length: P, at least 1. T must be at least 1 too.
+        gather_ids: [N, K] uint32 for payload gather, distinct within a row; None for other payloads.
+        spans: response positions to score, as half-open (start, end) pairs, ascending and without overlap. The scores
+            then hold these N positions only, in order. Empty scores the whole response.
     """
 
     token_ids: U32
@@ -107,7 +117,8 @@ class ScoreItem:
     spans: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        # Lists, as tokenizers give them, and NumPy's whole numbers will do; a float is refused here, not by a server.
+        # Lists, as tokenizers return them, and NumPy integers are accepted; a float is refused here instead of by the
+        # server.
         if not isinstance(self.token_ids, np.ndarray):
             object.__setattr__(self, "token_ids", np.atleast_1d(np.asarray(self.token_ids)))
         object.__setattr__(self, "prompt_length", operator.index(self.prompt_length))
@@ -128,18 +139,21 @@ class ScoreItem:
         return self.pick(self.response_ids)
 
     def pick(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """[N, ...]: of [T, ...] the rows at the scored positions."""
+        """The rows at the scored positions: from [T, ...] to [N, ...]."""
         return np.concatenate([rows[start:end] for start, end in self.spans]) if self.spans else rows
 
     @property
     def response_ids(self) -> U32:
-        """[T] uint32: the response."""
+        """[T] uint32: the response tokens."""
         return self.token_ids[self.prompt_length :]
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, seconds, as the server measured it; the parts add up to `total`."""
+    """Where a request's time went, in seconds as measured by the server; the parts add up to `total`.
+
+    teacher.proto says what each part covers.
+    """
 
     admission: float = 0.0
     queue: float = 0.0
@@ -152,22 +166,24 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """A teacher's signal for one sequence; fields that the payload does not carry are None.
+    """A teacher's signal for one sequence; tensors that the payload does not carry are None.
 
-    All log-probs are natural, normalised over the teacher's full vocabulary at the requested temperature. Where an item
-    has spans, T counts their positions alone; see `opd.wire.spans`.
+    Log-probs are in nats, normalised over the teacher's full vocabulary at the requested temperature. Row t holds the
+    prediction of the t-th scored token from everything before it. For an item with spans, T in the shapes counts the
+    positions in the spans only; see `opd.wire.spans`.
 
     Attributes:
         sampled: [T] float32, log-prob of each response token (sampled, topk, gather).
-        values: [T, K] float16 or float32, log-probs at `ids`; descending for topk, the caller's order for gather.
-        ids: [T, K] uint32, for topk the teacher's ids, for gather the caller's.
-        log_tail: [T] float32, log mass outside the K ids; -inf when there is none.
+        values: [T, K] float16 or float32, log-probs at `ids`: descending for topk, in the caller's order for gather.
+        ids: [T, K] uint32, the teacher's ids for topk, the caller's for gather.
+        log_tail: [T] float32, log of the mass outside the K ids; -inf if there is none.
         hidden: [T, H] float32, or bfloat16 as its bits in uint16 (numpy has no bfloat16).
         logits: [T, V] float32, already divided by the temperature.
-        weights_hash: hash of the weights that produced the numbers.
+        weights_hash: hash of the weights that produced the scores.
         wire_bytes: bytes of tensors received for this sequence.
-        timings: the server's, shared by the sequences of one request.
-        unasked: response positions that were not asked for and hold placeholders; see `opd.wire.spans.put_back`.
+        timings: measured by the server, the same for all sequences of a request.
+        unasked: number of response positions that were not asked for and hold placeholders; see
+            `opd.wire.spans.put_back`.
     """
 
     sampled: F32 | None = None
@@ -184,15 +200,15 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """A teacher's output head in transit: what `opd.heads.OutputHead`, which computes the logits, is made of.
+    """A teacher's output head as it travels; `opd.heads.OutputHead.received` builds the head that computes logits.
 
     Attributes:
-        weight: [V, H] float32, or bfloat16/float16 bits as uint16/float16 (see `dtype`).
+        weight: [V, H] as `dtype` says: float32, float16, or the bits of bfloat16 in uint16.
         bias: [V] or None.
         dtype: "f32", "f16" or "bf16".
-        logit_scale: multiplies the projection, 1.0 for none.
-        soft_cap: 0.0 for none.
-        hash: content hash, equal heads have equal hashes.
+        logit_scale: factor on the projection; 1.0 for none.
+        soft_cap: soft-cap of the logits; 0.0 for none.
+        hash: hash of the contents; equal heads have equal hashes.
     """
 
     weight: NDArray[np.generic]

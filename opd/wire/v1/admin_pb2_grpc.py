@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Changes which teachers a server holds. A server without bearer tokens refuses all of it.
+    """Changes which teachers a server holds, and their weights. A server without bearer tokens refuses every call.
     """
 
     def __init__(self, channel):
@@ -63,42 +63,42 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Changes which teachers a server holds. A server without bearer tokens refuses all of it.
+    """Changes which teachers a server holds, and their weights. A server without bearer tokens refuses every call.
     """
 
     def LoadTeacher(self, request, context):
-        """Loads a teacher and tests it; others go on serving. INVALID_ARGUMENT when the name is taken or the
-        model cannot be loaded.
+        """Loads a teacher and tests it, while the others keep serving. INVALID_ARGUMENT: the name is taken, or the model
+        cannot be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadTeacher(self, request, context):
-        """Refuses new calls to a teacher, waits for those in flight, and frees it. NOT_FOUND for an unknown name.
+        """Refuses new calls to a teacher, waits for those in flight, and frees its memory. NOT_FOUND: the name is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SleepTeacher(self, request, context):
-        """Moves a teacher's weights off the device; the next request wakes it. RESOURCE_EXHAUSTED while calls are
-        in flight.
+        """Moves a teacher's weights off the device; the next request wakes it. RESOURCE_EXHAUSTED: calls are in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeTeacher(self, request, context):
-        """Brings a sleeping teacher back.
+        """Moves a sleeping teacher's weights back to the device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request, context):
-        """Replaces a teacher's weights in place between two batches, all or nothing. INVALID_ARGUMENT or
-        FAILED_PRECONDITION when the folder does not fit; the old weights then stay.
+        """Replaces a teacher's weights in place, all or nothing, between two batches. INVALID_ARGUMENT or
+        FAILED_PRECONDITION:
+        the weights in the folder do not fit, and the old ones stay in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Changes which teachers a server holds. A server without bearer tokens refuses all of it.
+    """Changes which teachers a server holds, and their weights. A server without bearer tokens refuses every call.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JudgeServiceStub(object):
-    """A service that scores answers, for reward grpc_judge.
+    """Scores answers for the reward grpc_judge.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class JudgeServiceStub(object):
 
 
 class JudgeServiceServicer(object):
-    """A service that scores answers, for reward grpc_judge.
+    """Scores answers for the reward grpc_judge.
     """
 
     def Judge(self, request, context):
-        """The score of one answer. UNAVAILABLE and RESOURCE_EXHAUSTED are tried again; after any other status, or
-        when the deadline is over, the reward of the answer is unknown.
+        """Scores one answer. Clients retry UNAVAILABLE and RESOURCE_EXHAUSTED; after any other status, or once the deadline
+        has passed, the answer's reward is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_JudgeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JudgeService(object):
-    """A service that scores answers, for reward grpc_judge.
+    """Scores answers for the reward grpc_judge.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TeacherServiceStub(object):
-    """A server that holds one or more teachers, each known by name.
+    """A server that holds one or more teachers, each addressed by its name.
     """
 
     def __init__(self, channel):
@@ -58,36 +58,38 @@ class TeacherServiceStub(object):
 
 
 class TeacherServiceServicer(object):
-    """A server that holds one or more teachers, each known by name.
+    """A server that holds one or more teachers, each addressed by its name.
     """
 
     def Describe(self, request, context):
-        """What a teacher is and what it can do. NOT_FOUND for a name that is not served.
+        """Returns what a teacher is and what it can do. NOT_FOUND: no teacher of this name is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Scores given sequences. The stream is one header, then chunks, then one trailer; small messages in a row may come
-        in one batch where the request accepts that.
-        INVALID_ARGUMENT: the request can never succeed. RESOURCE_EXHAUSTED: retry later, an OverloadDetail
-        says when. FAILED_PRECONDITION: the teacher cannot serve the payload, or its weights are not the
-        expected ones. NOT_FOUND: no such teacher.
+        """Scores the response tokens of the given sequences. The stream holds one ScoreHeader, then for each sequence a
+        SequenceHeader and its chunks, and last one ScoreTrailer. If the request sets accept_batches, the server may put
+        several consecutive messages into one ScoreBatch.
+        INVALID_ARGUMENT: the request can never succeed. RESOURCE_EXHAUSTED: the server is overloaded; an OverloadDetail
+        says when to retry. FAILED_PRECONDITION: the teacher cannot serve the payload, or its weights are not those that
+        the request expects. NOT_FOUND: no teacher of this name is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHead(self, request, context):
-        """The output head (vocabulary projection) that turns hidden payloads into logits, in chunks.
+        """Streams the output head (the projection onto the vocabulary), which turns the hidden states of HiddenPayload into
+        logits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Load of the server now, for schedulers and autoscalers.
+        """Returns the current load of the server, for schedulers and autoscalers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,7 +127,7 @@ def add_TeacherServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TeacherService(object):
-    """A server that holds one or more teachers, each known by name.
+    """A server that holds one or more teachers, each addressed by its name.
     """
 
     @staticmethod
