@@ -1,9 +1,9 @@
-"""The mathematics of distillation: divergences between a teacher T and a student S, and estimators with known bias.
+"""The mathematics of distillation: divergences between a teacher T and a student S, and estimators whose bias is known.
 
     from opd.maths import forward_kl, reverse_kl, jsd, linear_divergence, topk_divergence
 
-`forward_kl` is KL(T || S), `reverse_kl` is KL(S || T); everything is in nats per token. docs/estimators.md compares the
-estimators. Names are imported on first use, so that `import opd.maths` needs no torch.
+`forward_kl` is KL(T || S) and `reverse_kl` is KL(S || T); all values are in nats per token. docs/estimators.md compares
+the estimators. Names are imported on first use, so that `import opd.maths` does not load torch.
 """
 
 from importlib import import_module

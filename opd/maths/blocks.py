@@ -1,17 +1,17 @@
-"""Row blocks: every pass over [N, V] works on a few rows at a time, so its temporaries stay small."""
+"""Row blocks: a pass over [N, V] works on a few rows at a time, so that its temporaries stay small."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-#: Entries of one block. A CPU's cache keeps its float32 temporaries (1 MiB each); on a GPU (64 MiB each) they are small
-#: beside the tiles, and sweeping one takes longer than launching a kernel.
+#: Entries of a block. On a CPU its float32 temporaries (1 MiB each) fit into the cache. On a GPU (64 MiB each) they are
+#: small beside the logit tiles, and the block is large enough that the work on it outweighs the launch of a kernel.
 _CPU_BLOCK, _GPU_BLOCK = 1 << 18, 1 << 24
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of a [N, V] tensor in blocks that suit its device; at least one row each."""
+    """Slices that cover the rows of a [N, V] tensor, in blocks whose size suits its device; at least one row each."""
     rows, columns = tensor.shape
     limit = _CPU_BLOCK if tensor.device.type == "cpu" else _GPU_BLOCK
     step = max(1, limit // max(columns, 1))
@@ -25,7 +25,7 @@ def accumulator_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def flat_rows(tensor: Tensor) -> Tensor:
-    """[..., V] as [N, V], a view when the leading axes allow it."""
+    """[..., V] reshaped to [N, V]: a view if the leading axes allow it, else a copy."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 

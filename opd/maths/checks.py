@@ -1,7 +1,7 @@
-"""Argument checks of the mathematics: every refusal is a `ValueError` naming the argument, its shape and its value.
+"""Argument checks of `opd.maths`: every error is a `ValueError` that names the argument, its shape and its value.
 
 Shapes, dtypes and Python scalars are always checked. Values inside tensors are checked by default on a CPU only: on an
-accelerator a check makes the host wait for the device, so it has to be asked for.
+accelerator, reading a value makes the host wait for the device, so callers have to ask for it with `check_values=True`.
 """
 
 import math
@@ -26,13 +26,13 @@ def check_logits(name: str, logits: Tensor) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], like: str) -> None:
-    """Refuses a tensor whose shape is not `expected`, the shape that `like` implies."""
+    """Refuses a tensor whose shape is not `expected`; `like` names, for the message, what that shape follows from."""
     if tuple(tensor.shape) != expected:
         raise ValueError(f"{describe(name, tensor)} must have shape {list(expected)} to match {like}.")
 
 
 def check_last_axis(name: str, tensor: Tensor, leading: tuple[int, ...], like: str) -> None:
-    """Refuses a tensor that is not [*leading, K] for some K, the leading axes that `like` implies."""
+    """Refuses a tensor that is not [*leading, K] for some K; `like` names what the leading axes follow from."""
     if tensor.ndim != len(leading) + 1 or tuple(tensor.shape[:-1]) != leading:
         expected = ", ".join([*map(str, leading), "K"])
         raise ValueError(f"{describe(name, tensor)} must have shape [{expected}] to match {like}.")
@@ -57,7 +57,7 @@ def check_ids(
         bad = low if low < 0 else high
         raise ValueError(f"{describe(name, ids)} holds the id {bad}, which is outside {whole} of {vocabulary}.")
     if distinct and ids.shape[-1] > 1:
-        # Sorted, equal ids stand side by side: no comparison of all pairs, which would be [..., K, K].
+        # After sorting, equal ids are neighbours. Comparing all pairs would take a tensor [..., K, K].
         ordered = ids.sort(dim=-1).values
         repeated = (ordered[..., 1:] == ordered[..., :-1]).flatten(0, -2).any(-1)
         if bool(repeated.any()):
@@ -66,7 +66,7 @@ def check_ids(
 
 
 def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: str) -> None:
-    """Refuses a mask that is not boolean or not of the shape of the positions."""
+    """Refuses a mask that is not boolean, or whose shape is not that of the positions."""
     if mask is None:
         return
     if mask.dtype != torch.bool:
@@ -75,8 +75,8 @@ def check_mask(name: str, mask: Tensor | None, expected: tuple[int, ...], like: 
 
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> None:
-    """Refuses what is not an integer in [low, high]."""
-    # To Python, True is an int: it would pass as 1.
+    """Refuses a value that is not an integer in [low, high]."""
+    # bool is a subclass of int: True would pass as 1.
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         wanted = f"of at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be an integer {wanted}{', ' + hint if hint else ''}, but is {value!r}.")
@@ -89,7 +89,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_fraction(name: str, value: float, *, low_open: bool = False, high_open: bool = False, hint: str = "") -> None:
-    """Refuses a number outside the unit interval, its ends included or not."""
+    """Refuses a number outside [0, 1]; `low_open` and `high_open` exclude the ends."""
     if not (
         isinstance(value, Real) and (value > 0 if low_open else value >= 0) and (value < 1 if high_open else value <= 1)
     ):
@@ -98,8 +98,8 @@ def check_fraction(name: str, value: float, *, low_open: bool = False, high_open
 
 
 def should_check_values(tensor: Tensor, asked: bool | None) -> bool:
-    """Whether to look inside a tensor: as asked, by default on CPU only, and never while compiling."""
-    # Reading a value would break the graph in two.
+    """Whether to look at the values of a tensor: as asked, by default on CPU only, and never under `torch.compile`."""
+    # Reading a value causes a graph break.
     if torch.compiler.is_compiling():
         return False
     return tensor.device.type == "cpu" if asked is None else asked
@@ -109,10 +109,10 @@ def check_rows_finite(name: str, rows: Tensor, log_z: Tensor, mask: Tensor | Non
     """Refuses logits with NaN, +inf or nothing but -inf in a row that counts.
 
     Args:
-        name: the argument.
-        rows: [N, V], the logits, to name the offending value.
-        log_z: [N], their logsumexp: finite exactly when the row is usable.
-        mask: [N] bool, rows that count, or None for all.
+        name: the name of the argument, for the message.
+        rows: [N, V], the logits, read only to say what is wrong with the first bad row.
+        log_z: [N], their logsumexp, which is finite exactly if the row is usable.
+        mask: [N] bool, True for rows that count; None if all do.
     """
     bad = ~log_z.isfinite()
     if mask is not None:
@@ -127,10 +127,10 @@ def check_projection(name: str, hidden: Tensor, log_z: Tensor, rows: Tensor | No
     """Refuses hidden states whose logits have no finite logsumexp: NaN, +inf or only -inf.
 
     Args:
-        name: the argument.
-        hidden: [N, H], before rows were chosen.
-        log_z: [n] logsumexp of the logits.
-        rows: [n] the row of `hidden` of each, or None when all were taken.
+        name: the name of the argument, for the message.
+        hidden: [N, H], all hidden states.
+        log_z: [n], logsumexp of the logits of the rows that were projected.
+        rows: [n], the index into `hidden` of each projected row; None if all N were projected.
     """
     bad = ~log_z.isfinite()
     if bool(bad.any()):
@@ -148,17 +148,17 @@ def check_log_probs(
     """Refuses teacher log-probs that are NaN, +inf or clearly above 0 at a position that counts; -inf is allowed.
 
     Args:
-        name: the argument.
+        name: the name of the argument, for the message.
         values: [...] or [..., K].
-        mask: [...] bool, or None for all.
-        check_values: whether to look; by default on CPU only.
-        normalised: False for log-weights that need not sum to one and may exceed 0.
+        mask: [...] bool, True for positions that count; None if all do.
+        check_values: whether to look at the values; by default on CPU only.
+        normalised: False for unnormalised log-weights, which may exceed 0.
     """
     if not values.is_floating_point():
         raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     if not should_check_values(values, check_values):
         return
-    # The tolerance is for rounding of half precision; written as a negation, because NaN compares false.
+    # The tolerance allows for rounding in half precision. A negated comparison, because NaN compares false.
     bad = ~(values <= (1e-2 if normalised else torch.finfo(values.dtype).max))
     _refuse_values(name, values, bad, mask, "a log-probability")
 

@@ -1,7 +1,8 @@
-"""Figures to watch while distilling, from numbers that the loss has computed anyway. All detached, all per token.
+"""Quantities to monitor during distillation, from numbers that the loss has computed anyway: per token and detached.
 
-Healthy runs: the top-k overlap climbs, the reverse KL falls at every position, both tails stay small, student entropy
-stays above the teacher's (arXiv 2604.13016, 2604.08527). Reduce late: keep sums and counts, divide at the end.
+In a healthy run the top-k overlap rises, the reverse KL falls at every position, both tails stay small, and the
+student's entropy stays above the teacher's (arXiv 2604.13016, 2604.08527). Accumulate sums and counts over ranks and
+steps and divide at the end; a mean of means would weight tokens unequally.
 
 What each payload allows:
 
@@ -32,7 +33,8 @@ from opd.maths.checks import (
 )
 from opd.maths.pointwise import Kind, Spec, term_and_slope
 
-#: Rows of `topk_rows`. Head and tail are those of the student's top k, the support that payload gather carries.
+#: The rows that `topk_rows` returns. "Head" and "tail" refer to the student's top k, the ids that payload gather
+#: scores.
 TOPK_FIGURES = (
     "topk_overlap",
     "student_head_mass",
@@ -45,7 +47,7 @@ TOPK_FIGURES = (
 
 
 def topk_overlap(student_ids: Int[Tensor, "*N K"], teacher_ids: Int[Tensor, "*N M"]) -> Float[Tensor, "*N"]:
-    """Share of the student's ids that are among the teacher's, in [0, 1].
+    """Share of the student's K ids that are among the teacher's M ids, per position, in [0, 1]; 0 if K is 0.
 
     Args:
         student_ids: [..., K] distinct within a position.
@@ -59,7 +61,7 @@ def topk_overlap(student_ids: Int[Tensor, "*N K"], teacher_ids: Int[Tensor, "*N 
             raise ValueError(f"{describe(name, ids)} must be integers [..., K].")
     check_last_axis("teacher_ids", teacher_ids, tuple(student_ids.shape[:-1]), "student_ids")
     both = (student_ids.unsqueeze(-1) == teacher_ids.unsqueeze(-2)).any(-1)
-    # The mean over no id at all would be NaN; their share counts as 0.
+    # The mean over zero ids would be NaN.
     return both.float().mean(-1) if both.shape[-1] else both.float().sum(-1)
 
 
@@ -69,27 +71,29 @@ def support_figures(
     teacher_log_probs: Float[Tensor, "*N K"],
     teacher_log_tail: Float[Tensor, "*N"],
 ) -> dict[str, Float[Tensor, "*N"]]:
-    """How much of both models a support of K ids covers, and the KL between the K + 1 buckets in both directions.
+    """How much of either model K ids cover, and the KL in both directions between the K + 1 buckets they define.
+
+    The buckets are the K ids and everything else, so both KLs are lower bounds of those over the full vocabulary.
 
     Args:
         student_log_probs: [..., K] at the ids, as in `TokenScores.candidates`.
-        student_log_tail: [...].
+        student_log_tail: [...] log mass outside them.
         teacher_log_probs: [..., K] at the same ids.
-        teacher_log_tail: [...].
+        teacher_log_tail: [...] log mass outside them.
 
     Returns:
-        The masses of `head_and_tail_masses`, and bucket_reverse_kl and bucket_forward_kl in nats, lower bounds of the
-        full ones. All detached.
+        The masses that `head_and_tail_masses` returns, and bucket_reverse_kl = KL(S || T) and bucket_forward_kl = KL(T
+        || S) in nats. All detached.
 
     Raises:
-        ValueError: for shapes that differ or are not floating point.
+        ValueError: if shapes disagree or dtypes are not floating point.
     """
     leading = tuple(student_log_tail.shape)
     check_last_axis("student_log_probs", student_log_probs, leading, "student_log_tail")
     check_shape("teacher_log_probs", teacher_log_probs, tuple(student_log_probs.shape), "student_log_probs")
     check_shape("teacher_log_tail", teacher_log_tail, leading, "student_log_tail")
     for name, values in (("student_log_probs", student_log_probs), ("teacher_log_probs", teacher_log_probs)):
-        # Dtypes alone: a look at the values would make an accelerator wait for a figure.
+        # Dtypes only: looking at the values would make an accelerator wait, for a diagnostic.
         check_log_probs(name, values, None, False)
     student = torch.cat([student_log_probs, student_log_tail.unsqueeze(-1)], -1).detach()
     teacher = torch.cat([teacher_log_probs, teacher_log_tail.unsqueeze(-1)], -1).detach().to(student.dtype)
@@ -106,7 +110,7 @@ def head_and_tail_masses(
     teacher_log_probs: Float[Tensor, "*N K"],
     teacher_log_tail: Float[Tensor, "*N"] | None,
 ) -> dict[str, Float[Tensor, "*N"]]:
-    """Mass of both models on the candidates and outside: what every estimator with K candidates reports.
+    """Mass of both models on the candidates and outside them: the diagnostics of every estimator with K candidates.
 
     Args:
         student_log_probs: [..., K] at the candidates, as in `TokenScores.candidates`.
@@ -133,7 +137,7 @@ def topk_figures(
     temperature: float = 1.0,
     mask: Bool[Tensor, "*N"] | None = None,
 ) -> dict[str, Float[Tensor, "*N"]]:
-    """Overlap of both models' top k and the mass that each support covers on both sides, exact, from logits.
+    """Overlap of the two models' top k, and the mass of both models on either top k: exact, from logits.
 
     Args:
         student_logits: [..., V].
@@ -143,12 +147,12 @@ def topk_figures(
         mask: [...] bool, True where a position counts; 0 elsewhere.
 
     Returns:
-        Per position, in [0, 1], by the names of `TOPK_FIGURES`: topk_overlap, the share of the student's top k that is
-        in the teacher's; student_head_mass and teacher_head_mass on the student's top k, student_tail_mass and
+        Per position, in [0, 1], under the names of `TOPK_FIGURES`: topk_overlap, the share of the student's top k that
+        is in the teacher's; student_head_mass and teacher_head_mass on the student's top k, student_tail_mass and
         teacher_tail_mass outside it; student_mass_on_teacher_topk and teacher_mass_on_teacher_topk.
 
     Raises:
-        ValueError: for shapes, dtypes, k or temperature that cannot work.
+        ValueError: if a shape, a dtype, k or the temperature is not valid.
     """
     check_logits("student_logits", student_logits)
     check_logits("teacher_logits", teacher_logits)
@@ -170,7 +174,7 @@ def topk_figures(
 def topk_rows(
     student: Float[Tensor, "n V"], teacher: Float[Tensor, "n V"], k: int, temperature: float
 ) -> Float[Tensor, "7 n"]:
-    """`TOPK_FIGURES` of a few rows of logits, which are left as they are. Tails are sums over the complement."""
+    """`TOPK_FIGURES` of a few rows of logits, which are not modified."""
     log_p, log_q = (logits / temperature for logits in (student, teacher))
     log_p -= log_p.logsumexp(-1, keepdim=True)
     log_q -= log_q.logsumexp(-1, keepdim=True)
@@ -178,24 +182,26 @@ def topk_rows(
     in_ours = torch.zeros_like(log_p, dtype=torch.bool).scatter_(1, ours, True)
     on_theirs = [log.gather(1, theirs).exp().sum(-1) for log in (log_p, log_q)]
     on_ours = [log.gather(1, ours).exp().sum(-1) for log in (log_p, log_q)]
-    # Last, because it overwrites the log-probs. Summed and not 1 - mass, which is all rounding where the tail is tiny.
+    # Last, because it overwrites the log-probs. Summed over the complement: 1 - mass would be nothing but rounding
+    # error
+    # where the tail is tiny.
     outside = [log.masked_fill_(in_ours, -torch.inf).exp_().sum(-1) for log in (log_p, log_q)]
     overlap = in_ours.gather(1, theirs).to(log_p.dtype).mean(-1)
     return torch.stack([overlap, *on_ours, *outside, *on_theirs])
 
 
 POSITION_EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
-"""First positions of the default bins: finer where responses begin, few enough to watch."""
+"""First position of each default bin: narrow bins where responses begin, and few enough to plot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionProfile:
-    """Sums of a per-token figure by position in the response; add profiles of ranks and steps, then take `mean`.
+    """Sums of a per-token quantity by position in the response. Add the profiles of ranks and steps, then take `mean`.
 
     Attributes:
-        total: [bins].
-        count: [bins] tokens.
-        edges: first position of each bin; the last bin takes all later ones.
+        total: [bins] sums.
+        count: [bins] number of tokens.
+        edges: first position of each bin; the last bin takes all later positions.
     """
 
     total: Float[Tensor, " bins"]
@@ -220,11 +226,11 @@ def position_profile(
     edges: Sequence[int] = POSITION_EDGES,
     mask: Bool[Tensor, " N"] | None = None,
 ) -> PositionProfile:
-    """Sums of a per-token figure, for example the reverse KL, by the token's position in its response.
+    """Sums a per-token quantity, for example the reverse KL, by the token's position in its response.
 
     Args:
         per_token: [N].
-        position: [N] index in the response, from 0; a negative one counts as 0.
+        position: [N] index in the response, from 0; negative indices count as 0.
         edges: first position of each bin, ascending from 0.
         mask: [N] bool, True where a token counts.
 
@@ -240,7 +246,7 @@ def position_profile(
     check_mask("mask", mask, tuple(per_token.shape), "per_token")
     if position.is_floating_point():
         raise ValueError(f"{describe('position', position)} must be integers; cast it with .long().")
-    # On the right: a position that equals an edge belongs to the bin that begins there.
+    # right=True: a position that equals an edge belongs to the bin that starts there.
     index = (
         torch.bucketize(position.long(), torch.tensor(edges, device=position.device), right=True).sub(1).clamp(min=0)
     )

@@ -3,10 +3,10 @@
     from opd.maths import forward_kl, reverse_kl, jsd
     loss = reverse_kl(student_logits, teacher_logits, mask=mask).mean
 
-Direction is in the name: `forward_kl` is KL(teacher || student), `reverse_kl` is KL(student || teacher). All values are
-in nats of the tempered distributions softmax(logits / temperature); no temperature**2 factor is applied. The teacher
-carries no gradient. Forward and backward run over blocks of rows: beyond the inputs they hold one [N, V] gradient.
-Logits that exist only as hidden states times a head belong to `linear_divergence`, which never builds them.
+The name gives the direction: `forward_kl` is KL(teacher || student), `reverse_kl` is KL(student || teacher). Values are
+in nats, between the tempered distributions softmax(logits / temperature); no factor temperature**2 is applied. The
+teacher gets no gradient. Forward and backward pass work on blocks of rows: beyond the inputs they hold one [N, V]
+gradient. For hidden states and a head use `linear_divergence`, which never builds the logits.
 """
 
 from typing import Any
@@ -37,21 +37,24 @@ def forward_kl(
     mask: Bool[Tensor, "*N"] | None = None,
     check_values: bool | None = None,
 ) -> Divergence:
-    """KL(teacher || student) per position: mass-covering; gradient p - q on the student's logits.
+    """KL(teacher || student) per position, mass-covering; its gradient on the student's logits / temperature is p - q.
+
+    p is the student's distribution, q the teacher's.
 
     Args:
-        student_logits: [..., V], any float dtype, carries the gradient; -inf where both sides mask an entry.
-        teacher_logits: [..., V], same shape; detached.
+        student_logits: [..., V], any float dtype, carries the gradient. An entry that both sides mask is -inf in both.
+        teacher_logits: [..., V], detached.
         temperature: divides both sides' logits, above 0.
         mask: [...] bool, True where a position counts; masked rows may hold NaN and get a zero gradient.
-        check_values: whether to refuse non-finite rows; by default on CPU only, as an accelerator would have to wait.
+        check_values: whether to refuse rows that are not finite; by default on CPU only, since an accelerator has to be
+            waited for.
 
     Returns:
-        Nats per token and reductions, with the entropies of both sides. Infinite where the teacher has mass on an
-        entry that the student excludes with -inf.
+        Nats per token with their reductions, and the entropies of both models. Infinite where the teacher has mass on
+        an entry that the student excludes with -inf.
 
     Raises:
-        ValueError: for shapes, dtypes, temperature or logits that cannot work.
+        ValueError: if a shape, a dtype, the temperature or a row of logits is not valid.
     """
     return _exact(student_logits, teacher_logits, Spec(Kind.FORWARD_KL), temperature, mask, check_values)
 
@@ -64,10 +67,10 @@ def reverse_kl(
     mask: Bool[Tensor, "*N"] | None = None,
     check_values: bool | None = None,
 ) -> Divergence:
-    """KL(student || teacher) per position: mode-seeking; gradient p (log p - log q - KL).
+    """KL(student || teacher) per position, mode-seeking; its gradient is p (log p - log q - KL).
 
-    Arguments, result and errors as for `forward_kl`; infinite where the student has mass on an entry that the
-    teacher excludes with -inf.
+    Arguments, result, errors and notation are those of `forward_kl`. Infinite where the student has mass on an entry
+    that the teacher excludes with -inf.
     """
     return _exact(student_logits, teacher_logits, Spec(Kind.REVERSE_KL), temperature, mask, check_values)
 
@@ -84,9 +87,9 @@ def jsd(
 ) -> Divergence:
     """Generalised Jensen-Shannon divergence: beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S.
 
-    The convention of GKD (arXiv 2306.13649). It vanishes at both ends, so beta changes the gradient's scale by orders
-    of magnitude; `normalised` divides by beta (1 - beta), which is continuous on [0, 1] with forward_kl at 0 and
-    reverse_kl at 1 (and four times the JSD at 0.5).
+    This is the convention of GKD (arXiv 2306.13649). The value vanishes as beta approaches 0 or 1, so beta also changes
+    the scale of the gradient, by orders of magnitude. `normalised` divides by beta (1 - beta); the result is continuous
+    on [0, 1], with forward_kl at 0 and reverse_kl at 1 (and four times the JSD at 0.5).
 
     Args:
         student_logits: as for `forward_kl`.
@@ -118,7 +121,7 @@ def skew_forward_kl(
 ) -> Divergence:
     """KL(T || alpha T + (1 - alpha) S), bounded by -log alpha (DistiLLM, arXiv 2402.03898); alpha in [0, 1).
 
-    Arguments, result and errors otherwise as for `forward_kl`, which it is at alpha 0.
+    Arguments, result and errors are those of `forward_kl`, to which it reduces at alpha 0.
     """
     spec = divergence_spec("skew_forward_kl", weight=alpha)
     return _exact(student_logits, teacher_logits, spec, temperature, mask, check_values)
@@ -135,7 +138,7 @@ def skew_reverse_kl(
 ) -> Divergence:
     """KL(S || alpha S + (1 - alpha) T), bounded by -log alpha (DistiLLM, arXiv 2402.03898); alpha in [0, 1).
 
-    Arguments, result and errors otherwise as for `forward_kl`; it is `reverse_kl` at alpha 0.
+    Arguments, result and errors are those of `forward_kl`; at alpha 0 it is `reverse_kl`.
     """
     spec = divergence_spec("skew_reverse_kl", weight=alpha)
     return _exact(student_logits, teacher_logits, spec, temperature, mask, check_values)
@@ -151,7 +154,7 @@ def total_variation(
 ) -> Divergence:
     """Total variation distance, half the L1 distance of the probabilities, in [0, 1] (a probability, not nats).
 
-    Arguments, result and errors as for `forward_kl`. Its gradient is a subgradient where probabilities are equal.
+    Arguments, result and errors are those of `forward_kl`. Where probabilities are equal the gradient is a subgradient.
     """
     return _exact(student_logits, teacher_logits, Spec(Kind.TOTAL_VARIATION), temperature, mask, check_values)
 
@@ -174,7 +177,7 @@ def _exact(
 
 
 class _LogitDivergence(torch.autograd.Function):
-    """Value and entropies per row; the backward pass folds the logits again, block by block."""
+    """Value and entropies per row. The backward pass recomputes the softmax from the logits, block by block."""
 
     @staticmethod
     def forward(
@@ -183,7 +186,7 @@ class _LogitDivergence(torch.autograd.Function):
         dtype = accumulator_dtype(student, teacher)
         stats = torch.empty(len(Statistic), student.shape[0], dtype=dtype, device=student.device)
         for block in row_blocks(student):
-            # Copies even of equal dtype: `fold_rows_` overwrites both.
+            # Copied even if the dtype is the same: `fold_rows_` overwrites both.
             ours, theirs = (logits[block].to(dtype, copy=True) for logits in (student, teacher))
             stats[:, block] = fold_rows_(ours, theirs, spec, temperature)
         if check:
@@ -191,7 +194,7 @@ class _LogitDivergence(torch.autograd.Function):
             check_rows_finite("teacher_logits", teacher, stats[Statistic.TEACHER_LOG_Z], mask)
         if mask is not None:
             stats = torch.where(mask, stats, torch.zeros_like(stats))
-        # The logits alone, which exist anyway; keeping probabilities would add [N, V] tensors to the step's peak.
+        # Only the logits, which exist anyway: keeping probabilities would add [N, V] tensors to the step's peak memory.
         ctx.save_for_backward(student, teacher, mask)
         ctx.spec, ctx.temperature = spec, temperature
         entropies = stats[Statistic.STUDENT_ENTROPY], stats[Statistic.TEACHER_ENTROPY]
@@ -203,7 +206,7 @@ class _LogitDivergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         student, teacher, mask = ctx.saved_tensors
         out = torch.empty_like(student)
-        # All that is constant in a row goes into one factor, which the fold applies in a sweep that it makes anyway.
+        # All that is constant in a row goes into one factor, applied in a sweep that `fold_rows_` makes anyway.
         factor = grad * (ctx.spec.scale / ctx.temperature)
         for block in row_blocks(student):
             ours, theirs = (logits[block].to(grad.dtype, copy=True) for logits in (student, teacher))

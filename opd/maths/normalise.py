@@ -3,9 +3,9 @@
     weights = token_weights({"opd": LossWeights(mask)}, group=data_parallel_group)["opd"]    # once per step
     loss = (weights[micro_batch] * per_token).sum()                                   # per micro-batch, then backward
 
-A term's weights are computed from all its tokens of the step, over all ranks and all accumulation steps, before the
-step is cut into micro-batches. So neither the cut, nor padding, nor the number of ranks changes the objective: nothing
-else may divide. One all-reduce serves all terms.
+A term's weights are computed from all its tokens in the step, over all ranks and accumulation steps, before the step is
+cut into micro-batches. The objective therefore depends on neither the cut nor padding nor the number of ranks, provided
+that nothing else divides. One all-reduce serves all terms.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ from torch import distributed as dist
 
 from opd.maths.checks import check_ids, check_integer, check_mask, check_shape, describe
 
-#: token_mean: every token counts the same. sequence_mean: every sequence, its tokens sharing. sequence_sum: tokens are
-#: summed within a sequence, and the sum is divided by the same `length` for all. balanced: token mean within a stratum,
-#: strata weighted by their share of the sequences.
+#: token_mean: every token has the same weight. sequence_mean: every sequence has the same weight, shared among its
+#: tokens. sequence_sum: tokens are summed within a sequence, and each sum is divided by the same `length`; then the
+#: mean
+#: over sequences. balanced: token mean within a stratum, strata weighted by their share of the sequences.
 MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
 
 
@@ -29,16 +30,16 @@ class LossWeights:
     """The tokens of one loss term on this rank in this step.
 
     Attributes:
-        mask: [N] bool over all tokens of the step in any fixed order, True where the term counts.
+        mask: [N] bool over all tokens of the step, in any fixed order; True where the term counts.
         mode: one of `MODES`.
-        sequence: [N] index of the token's sequence in [0, num_sequences); needed by all modes but token_mean. A
-            sequence lives on one rank.
-        num_sequences: how many sequences this rank has.
+        sequence: [N] index of the token's sequence in [0, num_sequences); required by all modes but token_mean. A
+            sequence must not be split between ranks.
+        num_sequences: number of sequences on this rank.
         stratum: [N] index of the token's stratum in [0, num_strata), for "balanced": for example the sign of the
-            advantage (arXiv 2605.04077), the teacher, or the task; the same on all tokens of a sequence.
-        num_strata: how many strata, the same on every rank.
-        length: tokens that the sum over a sequence is divided by, for "sequence_sum": 1, or the length limit, so that a
-            sequence that was cut keeps exactly the gradients of its tokens (arXiv 2503.20783).
+            advantage (arXiv 2605.04077), the teacher, or the task. The same for all tokens of a sequence.
+        num_strata: number of strata, the same on every rank.
+        length: for "sequence_sum", what each sequence's sum is divided by, in tokens: 1, or the length limit, so that a
+            truncated sequence keeps exactly the gradients of its tokens (arXiv 2503.20783).
     """
 
     mask: Bool[Tensor, " N"]
@@ -53,21 +54,21 @@ class LossWeights:
 def token_weights(
     terms: Mapping[str, LossWeights], *, group: dist.ProcessGroup | None = None, gradient_reduction: str = "mean"
 ) -> dict[str, Float[Tensor, " N"]]:
-    """The weight of every token in its term: the loss is the sum of weight times per-token loss, nothing else.
+    """The weight of every token in its term: the loss is sum(weight * per-token loss), with no further division.
 
     Args:
-        terms: by name, the same names and modes in the same order on every rank.
-        group: the data-parallel ranks, None for the default group; no communication when torch.distributed is not
+        terms: the terms by name; the same names and modes in the same order on every rank.
+        group: the data-parallel ranks, None for the default group. Ranks communicate only if torch.distributed is
             initialised.
-        gradient_reduction: what the ranks' gradients go through: "mean" (DDP, FSDP), for which weights are multiplied
-            by the number of ranks, or "sum".
+        gradient_reduction: how gradients are reduced over ranks: "mean" (DDP, FSDP), in which case weights are
+            multiplied by the number of ranks, or "sum".
 
     Returns:
-        [N] float32 per term, zero where masked. A term without any token gets zeros, hence loss and gradient zero.
+        [N] float32 per term, zero where masked. A term without tokens gets zeros, so its loss and gradient are zero.
 
     Raises:
-        ValueError: for an unknown mode or reduction, a mask that is not [N] bool, or indices that are missing,
-            misshapen or out of range (the range is looked at on CPU only).
+        ValueError: if a mode or the reduction is unknown, a mask is not [N] bool, or indices are missing, have the
+            wrong shape or are out of range (the range is checked on CPU only).
     """
     if gradient_reduction not in ("mean", "sum"):
         raise ValueError(f"gradient_reduction must be mean or sum, but is {gradient_reduction!r}.")
@@ -76,7 +77,7 @@ def token_weights(
     if not terms:
         return {}
     lengths = {name: _sequence_lengths(term) for name, term in terms.items()}
-    # All terms in one tensor: one reduction between ranks, in an order that they share.
+    # One tensor for all terms: one all-reduce, in an order that all ranks share.
     counts = torch.cat([_local_counts(term, lengths[name]) for name, term in terms.items()])
     ranks = 1
     if dist.is_available() and dist.is_initialized():
@@ -97,13 +98,14 @@ def _sequence_lengths(term: LossWeights) -> Tensor:
 
 
 def _local_counts(term: LossWeights, lengths: Tensor) -> Tensor:
-    """[2 * num_strata] tokens per stratum, then sequences with any token per stratum."""
+    """[2 * num_strata]: the tokens in each stratum, then the sequences in each stratum that have any tokens."""
     counts = torch.zeros(2, term.num_strata, dtype=torch.float64, device=term.mask.device)
     stratum = _strata(term)
     counts[0].scatter_add_(0, stratum, term.mask.double())
     if term.sequence is not None:
-        # A token carries the fraction 1 / length of its sequence, which adds up to one per sequence.
-        # Clamped: one sequence without tokens of the term, 0 / 0, would make the sum of all ranks NaN.
+        # A token contributes 1 / length of its sequence, so a sequence adds up to one. The clamp keeps a sequence
+        # without
+        # tokens of the term, 0 / 0, from making the sum over all ranks NaN.
         share = term.mask.double() / lengths.clamp(min=1)[term.sequence.long()]
         counts[1].scatter_add_(0, stratum, share)
     return counts.flatten()
@@ -121,7 +123,7 @@ def _weights(term: LossWeights, lengths: Tensor, found: Tensor) -> Tensor:
         weights = 1.0 / (sequences.sum().clamp(min=1) * lengths.clamp(min=1)[term.sequence.long()])
     else:
         weights = 1.0 / (sequences.sum().clamp(min=1) * term.length).expand(len(term.mask))
-    # Single only here: what is divided above are exact counts, in double.
+    # To float32 only here: the counts that are divided above are exact in float64.
     return torch.where(term.mask, weights, torch.zeros_like(weights)).float()
 
 

@@ -1,13 +1,13 @@
-"""The one definition of every divergence: its summand and its slope at one vocabulary entry.
+"""The definition of every divergence: its summand and its slope at one vocabulary entry.
 
 With p the student's probability, q the teacher's and D = sum_i phi(p_i, q_i), a divergence is fixed by
 
     term  = phi(p, q)               summed over the vocabulary: the value, in nats
-    slope = p * d phi / d p         up to a multiple of p, which the softmax cancels where p sums to one
+    slope = p * d phi / d p         up to a multiple of p, which cancels in the softmax's gradient if p sums to one
 
 and its gradient with respect to the student's logits is  slope_i - p_i * sum_j slope_j. The exact divergences on
-logits, the tiled linear kernels and the bucketed top-k forms all call `term_and_slope`; the Triton kernel mirrors it
-and is tested against it.
+logits, the tiled linear divergences and the bucketed top-k forms all call `term_and_slope`; the Triton kernel mirrors
+it and is tested against it.
 
     forward_kl        KL(T || S)                        term  q (log q - log p)       slope  -q
     reverse_kl        KL(S || T)                        term  p (log p - log q)       slope  p (log p - log q)
@@ -16,8 +16,9 @@ and is tested against it.
     skew_reverse_kl   KL(S || w S + (1-w) T)                                          slope  p (log p - log m - w p / m)
     total_variation   1/2 sum |p - q|                                                 slope  p sign(p - q) / 2
 
-The mixture's logarithm is taken as log m = log p + softplus(x) - softplus(logit w) with x = log q - log p + logit w:
-w q + (1-w) p itself underflows where both probabilities do, and loses the smaller one where they differ a lot.
+The logarithm of the mixture m = w q + (1-w) p is computed as log m = log p + softplus(x) - softplus(logit w) with x =
+log q - log p + logit w. The sum itself underflows where both probabilities do, and loses the smaller of two
+probabilities that differ a lot.
 """
 
 import math
@@ -47,7 +48,7 @@ class Spec:
     """One divergence.
 
     Attributes:
-        kind: which.
+        kind: which divergence.
         weight: the mixture weight w of jsd (beta) and of the skewed KLs (alpha); unused otherwise.
         scale: multiplies the value; 1 / (w (1 - w)) for the normalised jsd.
     """
@@ -62,15 +63,15 @@ _WEIGHTED = (Kind.JSD, Kind.SKEW_FORWARD_KL, Kind.SKEW_REVERSE_KL)
 
 
 def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool = False) -> Spec:
-    """The spec of a divergence by name, with degenerate weights resolved to what they mean.
+    """The `Spec` of a divergence by name; a weight at the end of its range gives the divergence that it reduces to.
 
     Args:
-        kind: a name of `Kind`.
-        weight: jsd's beta, the teacher's share of the mixture, or the alpha of a skewed KL.
-        normalised: jsd only: divide by beta (1 - beta), which tends to forward_kl at 0 and reverse_kl at 1.
+        kind: a name from `Kind`.
+        weight: beta of jsd, the teacher's share of the mixture, or alpha of a skewed KL.
+        normalised: for jsd only: divide by beta (1 - beta), which tends to forward_kl at 0 and reverse_kl at 1.
 
     Raises:
-        ValueError: for an unknown kind, a missing or superfluous weight, or a weight out of range.
+        ValueError: if the kind is unknown, or the weight is missing, superfluous or out of range.
     """
     if kind not in _NAMES:
         raise ValueError(f"kind must be one of {', '.join(_NAMES)}, but is {kind!r}.")
@@ -85,7 +86,7 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
         raise ValueError(f"kind {kind.value!r} needs a mixture weight (beta of jsd, alpha of a skewed KL).")
     if kind is not Kind.JSD:
         check_fraction("alpha", weight, high_open=True, hint="at 1 the skewed KL is identically zero")
-        # At its end the mixture is one of the two models, and the divergence another kind; its own formula needs
+        # At alpha 0 the mixture is one of the two models and the divergence a plain KL; the formula would need
         # logit(0).
         if weight == 0:
             return Spec(Kind.FORWARD_KL if kind is Kind.SKEW_FORWARD_KL else Kind.REVERSE_KL)
@@ -95,7 +96,7 @@ def divergence_spec(kind: str, *, weight: float | None = None, normalised: bool 
         check_fraction("beta", weight, low_open=True, high_open=True, hint=hint)
         return Spec(kind, weight)
     check_fraction("beta", weight)
-    # The limits of JSD / (beta (1 - beta)), where the formula itself is 0 / 0.
+    # The limits of JSD / (beta (1 - beta)), where the formula is 0 / 0.
     if weight in (0.0, 1.0):
         return Spec(Kind.REVERSE_KL if weight else Kind.FORWARD_KL)
     return Spec(kind, weight, 1.0 / (weight * (1.0 - weight)))
@@ -107,15 +108,15 @@ def logit(weight: float) -> float:
 
 
 def _softplus_pair(x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """(softplus(x), softplus(-x)), where softplus(x) = log(1 + e^x); accurate at any x, infinities allowed."""
-    # log1p(e^-|x|) serves both signs: one exponential and one logarithm for the two.
+    """(softplus(x), softplus(-x)) with softplus(x) = log(1 + e^x); accurate for any x, infinities included."""
+    # log1p(e^-|x|) serves both signs: one exponential and one logarithm for the two results.
     shared = torch.log1p_(torch.exp_(x.abs().neg_()))
     return shared + x.clamp(min=0.0), shared.sub_(x.clamp(max=0.0))
 
 
 def _log_odds(weight: float, like: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    # A tensor and no number: softplus of it then rounds as softplus of the entries does, so that log m - log p is
-    # exactly 0 where the models agree.
+    # A tensor, not a float: its softplus is then rounded like that of the entries, so that log m - log p is exactly 0
+    # where the models agree.
     return torch.full((), logit(weight), dtype=like.dtype, device=like.device)
 
 
@@ -128,23 +129,23 @@ def term_and_slope(
     *,
     whole: bool = False,
 ) -> tuple[Float[Tensor, "*n V"], Float[Tensor, "*n V"]]:
-    """Summand and slope of a divergence (see the module), before `spec.scale`.
+    """Summand and slope of a divergence as the module defines them, before `spec.scale`.
 
     Args:
         spec: the divergence.
-        log_p: log-probs of the student; -inf allowed.
-        log_q: log-probs of the teacher; -inf allowed. Entries that are -inf on both sides contribute nothing.
-        p: exp(log_p), if at hand.
-        q: exp(log_q), if at hand.
-        whole: give the slope as defined, for masses that do not sum to one; by default a multiple of p is taken off, so
-            that it is 0 at the entry with the highest p (forward_kl: always whole).
+        log_p: log-probs of the student; -inf is allowed.
+        log_q: log-probs of the teacher; -inf is allowed. An entry that is -inf on both sides contributes nothing.
+        p: exp(log_p), if already computed.
+        q: exp(log_q), if already computed.
+        whole: return the slope as defined, for masses that do not sum to one. By default a multiple of p is subtracted,
+            so that the slope is 0 at the most likely entry (except for forward_kl, whose slope is always whole).
 
     Returns:
-        (term, slope), both like `log_p`; +inf where the divergence is infinite.
+        (term, slope), both shaped like `log_p`; +inf where the divergence is infinite.
     """
     p, q, w = log_p.exp() if p is None else p, log_q.exp() if q is None else q, spec.weight
     if spec.kind is Kind.FORWARD_KL:
-        # Always whole: its gradient is p - q, in which no large numbers cancel.
+        # Always whole: its gradient p - q involves no cancellation of large numbers.
         return _where_positive(q, q * (log_q - log_p)), -q
     if spec.kind is Kind.REVERSE_KL:
         tilt = log_p - log_q
@@ -160,7 +161,7 @@ def term_and_slope(
     x = log_q - log_p + odds
     (p_under_m, q_under_m), (p_base, q_base) = _softplus_pair(x), _softplus_pair(odds)
     student_part = _where_positive(p, p * (p_base - p_under_m))  # p (log p - log m)
-    # The tilts leave p_base out where they may: what remains is as small as q / p where the teacher has almost nothing.
+    # Without p_base, which is a multiple of p, what is left is as small as q / p where the teacher has almost no mass.
     if spec.kind is Kind.SKEW_REVERSE_KL:
         return student_part, _slope(p, torch.sigmoid(x) - p_under_m + (p_base - 1.0 if whole else 0.0), whole)
     teacher_part = _where_positive(q, q * (q_base - q_under_m))  # q (log q - log m)
@@ -169,10 +170,11 @@ def term_and_slope(
 
 
 def _slope(p: Tensor, tilt: Tensor, whole: bool) -> Tensor:
-    """The slope p * tilt, or p * (tilt - that of the most likely entry).
+    """The slope p * tilt if `whole`, else p * (tilt - tilt of the most likely entry).
 
-    The gradient p_i (tilt_i - sum_j p_j tilt_j) is the same for both. Where the student is sure of an entry, that is a
-    small difference of large numbers there, and all rounding unless the tilts are taken relative to that entry's.
+    The gradient p_i (tilt_i - sum_j p_j tilt_j) is the same for both. Where the student is nearly certain of an entry,
+    its gradient is a small difference of large numbers, which would be lost to rounding unless tilts are relative to
+    that entry's.
     """
     if not whole:
         tilt = tilt - tilt.gather(-1, p.argmax(-1, keepdim=True))
@@ -180,5 +182,5 @@ def _slope(p: Tensor, tilt: Tensor, whole: bool) -> Tensor:
 
 
 def _where_positive(probability: Tensor, values: Tensor) -> Tensor:
-    """`values`, in place, where the probability is positive, else 0: 0 log 0 = 0, also against an infinite log."""
+    """`values`, in place, with 0 where the probability is 0: 0 log 0 = 0, even if the logarithm is infinite."""
     return values.masked_fill_(probability == 0, 0.0)

@@ -1,17 +1,18 @@
-"""Reference-adjusted targets of G-OPD / ExOPD: distil towards T^power R^(1 - power) (arXiv 2602.12125).
+"""Targets of G-OPD and ExOPD, adjusted by a reference: T^power R^(1 - power), normalised (arXiv 2602.12125).
 
-power 0 copies the reference R, 1 is plain distillation from the teacher T, between them is a log-linear interpolation,
-above 1 extrapolates away from the reference: log T + (power - 1) (log T - log R).
+Power 0 gives the reference R and 1 the teacher T, so plain distillation. Between them the target interpolates
+log-linearly; above 1 it extrapolates away from the reference: log T + (power - 1) (log T - log R).
 
-What is exact on which signal:
+What is exact for each payload:
 
     logits        `adjusted_logits`, then any exact divergence: everything exact.
     hidden        `linear_divergence(reference=...)`: everything exact.
     sampled       `adjusted_log_probs`, then `sampled_reverse_kl`: the reverse KL's gradient is unbiased, because the
-                  missing normaliser does not depend on the sampled token; values are off by log Z.
-    topk, gather  `adjusted_payload`, then `head_tail_reverse_kl`: gradient unbiased for the same reason; values off by
-                  log Z minus its estimate. `topk_divergence` on it (forward KL, JSD) has the bias of the tail bucket
-                  plus that of the estimated tail, which is zero where T / R is constant on the tail.
+                  missing normaliser Z does not depend on the sampled token; values are off by log Z.
+    topk, gather  `adjusted_payload`, then `head_tail_reverse_kl`: the gradient is unbiased for the same reason; values
+                  are off by log Z minus its estimate. `topk_divergence` on it (forward KL, JSD) has the bias of the
+                  tail
+                  bucket plus that of the estimated tail, which is zero if T / R is constant on the tail.
 """
 
 import math
@@ -26,13 +27,13 @@ from opd.maths.checks import check_last_axis, check_shape, describe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdjustedPayload:
-    """The target T^power R^(1 - power) on part of the vocabulary; the names of `head_tail_reverse_kl`'s arguments.
+    """The target T^power R^(1 - power) on part of the vocabulary, as arguments for `head_tail_reverse_kl`.
 
     Attributes:
         teacher_log_probs: [..., K] at the candidates.
         teacher_sampled: [...] at the sampled token.
-        teacher_log_tail: [...] outside the candidates; estimated, see `adjusted_payload`.
-        log_z: [...] the estimate of the normaliser that was subtracted from all three, nats.
+        teacher_log_tail: [...] outside the candidates; an estimate, see `adjusted_payload`.
+        log_z: [...] the estimated log-normaliser that was subtracted from the other three, in nats.
     """
 
     teacher_log_probs: Float[Tensor, "*N K"]
@@ -44,21 +45,23 @@ class AdjustedPayload:
 def adjusted_log_probs(
     teacher: Float[Tensor, "*S"], reference: Float[Tensor, "*S"], power: float, *, clip: float | None = None
 ) -> Float[Tensor, "*S"]:
-    """The unnormalised target log T + (power - 1) (log T - log R), elementwise.
+    """The unnormalised target log T + (power - 1) (log T - log R), entry by entry.
 
     Args:
         teacher: log-probs at any ids.
         reference: log-probs at the same ids.
         power: lambda of G-OPD, at least 0.
-        clip: bounds |log T - log R| in nats before it is multiplied: a guard against the few tokens that dominate at
-            power > 1. Not in the paper; changes the target where it bites.
+        clip: bound on |log T - log R| in nats, before it is multiplied: guards against the few tokens that dominate at
+            power > 1. It is not in the paper, and changes the target where it takes effect.
 
     Returns:
-        Log-weights in nats, which may exceed 0; -inf where either side is. Values are not looked at, since masked
-        positions may hold anything: the estimator that takes the result refuses NaN where its mask counts.
+        Log-weights in nats, which may exceed 0; -inf where either side is. Values are not checked, since masked
+        positions may hold anything: the estimator that takes the result refuses NaN at the positions that its mask
+        counts.
 
     Raises:
-        ValueError: for shapes that differ, integers, a power below 0 or infinite, or clip not above 0.
+        ValueError: if shapes differ, dtypes are not floating point, the power is negative or infinite, or clip is not
+            above 0.
     """
     if not 0 <= power < math.inf:
         raise ValueError(f"power must be at least 0 and finite, but is {power!r}.")
@@ -68,13 +71,13 @@ def adjusted_log_probs(
         if not values.is_floating_point():
             raise ValueError(f"{describe(name, values)} must be floating point; cast it with .float().")
     check_shape("reference", reference, tuple(teacher.shape), "teacher")
-    # R^0 is 1, also where the reference excludes an id that the teacher does not.
+    # R^0 is 1, even where the reference excludes an id that the teacher does not.
     if power == 1:
         return teacher
     gap = teacher - reference
     if clip is not None:
         gap = gap.clamp(min=-clip, max=clip)
-    # What either excludes is excluded: above power 1 T^power / 0 would be infinite, and -inf - -inf is NaN.
+    # An id that either side excludes is excluded: above power 1, T^power / 0 would be infinite, and -inf - -inf is NaN.
     excluded = teacher.isneginf() | reference.isneginf()
     return torch.where(excluded, -torch.inf, teacher + (power - 1.0) * gap)
 
@@ -82,7 +85,7 @@ def adjusted_log_probs(
 def adjusted_logits(
     teacher_logits: Float[Tensor, "*N V"], reference_logits: Float[Tensor, "*N V"], power: float
 ) -> Float[Tensor, "*N V"]:
-    """Logits whose softmax is T^power R^(1 - power), normalised, at every temperature applied to both.
+    """Logits whose softmax is T^power R^(1 - power), normalised; holds at any temperature that divides both.
 
     Args:
         teacher_logits: [..., V].
@@ -93,7 +96,7 @@ def adjusted_logits(
         [..., V]; -inf where either side excludes an entry.
 
     Raises:
-        ValueError: for shapes that differ, integers, or a power below 0 or infinite.
+        ValueError: if shapes differ, dtypes are not floating point, or the power is negative or infinite.
     """
     return adjusted_log_probs(teacher_logits, reference_logits, power)
 
@@ -111,10 +114,10 @@ def adjusted_payload(
 ) -> AdjustedPayload:
     """The target on K candidates, the sampled token and the tail, from both models' payloads at the same ids.
 
-    The tail's weight, sum over the tail of T^power R^(1 - power), is not on the wire. It is estimated by the same
-    product of the tail masses, which by Hoelder's inequality is at least the true weight for power in [0, 1] and at
-    most that for power above 1, with equality where T / R is constant on the tail. All three outputs are divided by the
-    resulting estimate of Z, so that values are in nats of a distribution over K + 1 buckets.
+    The tail's weight, the sum over the tail of T^power R^(1 - power), is not on the wire. It is estimated by the same
+    product of the tail masses. By Hoelder's inequality this is an upper bound for power in [0, 1] and a lower bound for
+    power above 1, with equality if T / R is constant on the tail. All three outputs are divided by the resulting
+    estimate of Z, so they form a distribution over K + 1 buckets.
 
     Args:
         teacher_log_probs: [..., K].
@@ -127,7 +130,8 @@ def adjusted_payload(
         clip: as in `adjusted_log_probs`.
 
     Raises:
-        ValueError: for shapes that differ, integers, a power below 0 or infinite, or clip not above 0.
+        ValueError: if shapes differ, dtypes are not floating point, the power is negative or infinite, or clip is not
+            above 0.
     """
     leading = tuple(teacher_sampled.shape)
     check_last_axis("teacher_log_probs", teacher_log_probs, leading, "teacher_sampled")

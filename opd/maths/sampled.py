@@ -1,14 +1,15 @@
-"""KL from the sampled token alone: 4 bytes per token on the wire, an unbiased gradient, the most variance.
+"""Reverse KL from the sampled token alone: 4 bytes per token on the wire, unbiased gradient, highest variance.
 
-With r = log p(y) - log q(y) at the sampled y ~ p (student p, teacher q):
+With r = log p(y) - log q(y) at the sampled token y ~ p (p the student, q the teacher, sg the stop-gradient):
 
-    policy_gradient   loss sg(w (r - b)) log p(y)    gradient unbiased for KL(p || q); b the control variate
+    policy_gradient   loss sg(w (r - b)) log p(y)    gradient unbiased for KL(p || q); b is a control variate
     k2                loss r^2 / 2                   the same gradient per sample as policy_gradient with b = 0
-    k1_loss           loss r, differentiated         expected gradient exactly zero: trains nothing
-    k3_loss           loss q/p - 1 + r               the gradient of KL(q || p), the forward KL
+    k1_loss           loss r, differentiated         expected gradient exactly zero: it trains nothing
+    k3_loss           loss q/p - 1 + r               expected gradient that of KL(q || p), the forward KL
 
-The last two are biased as losses for the reverse KL and refused unless the bias is acknowledged. As *values* k1 = r and
-k3 are both unbiased. Source: http://joschu.net/blog/kl-approx.html; the expected gradients are tested by enumeration.
+As losses for the reverse KL the last two are biased, and refused unless the caller acknowledges the bias. As *values*,
+k1 = r and k3 are both unbiased. Source: http://joschu.net/blog/kl-approx.html; the expected gradients are tested by
+enumeration.
 """
 
 import torch
@@ -20,7 +21,7 @@ from opd.maths.head_tail import importance_weight, log_ratio, truncation, with_v
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 
-#: Forms of the estimator; the last two need `acknowledge_bias`.
+#: Forms of the estimator; the last two require `acknowledge_bias`.
 FORMS = ("policy_gradient", "k2", "k1_loss", "k3_loss")
 _BIASED = {
     "k1_loss": "its expected gradient is exactly zero",
@@ -42,30 +43,30 @@ def sampled_reverse_kl(
     acknowledge_bias: bool = False,
     check_values: bool | None = None,
 ) -> Divergence:
-    """KL(student || teacher) from log-probs of the sampled token.
+    """KL(student || teacher) from both models' log-probs of the sampled token.
 
     Args:
         student: [..., V] logits with gradient, or their scores at `sampled_ids`.
-        sampled_ids: [...] the token y that was drawn.
+        sampled_ids: [...] the token y that was sampled.
         teacher_sampled: [...] the teacher's log-prob of y at `temperature`.
-        form: "policy_gradient", "k2", or with `acknowledge_bias` "k1_loss" or "k3_loss".
-        control_variate: [...] b, nats, must not depend on y: the KL of the position, exact or over a top-k head
-            (vOPD, arXiv 2605.07865). policy_gradient only.
+        form: "policy_gradient" or "k2"; with `acknowledge_bias` also "k1_loss" or "k3_loss".
+        control_variate: [...] b in nats, which must not depend on y: for example the KL at the position, exact or over
+            a top-k head (vOPD, arXiv 2605.07865). For policy_gradient only.
         mask: [...] bool, True where a token counts.
-        temperature: of the student's logits, not applied to ready scores; sampling must have used the same.
-        behaviour_log_probs: [...] log mu(y) of the policy that drew y: terms are weighted with w = p(y) / mu(y).
-        importance_cap: upper bound of w; biased where w exceeds it. None for no cap.
-        acknowledge_bias: allows the biased forms.
-        check_values: whether to refuse bad values; by default on CPU only.
+        temperature: divides the student's logits; not applied to ready scores. y must have been sampled at the same
+            one.
+        behaviour_log_probs: [...] log mu(y) of the policy that sampled y: terms are weighted by w = p(y) / mu(y).
+        importance_cap: upper bound on w; the gradient is biased where w exceeds it. None for no cap.
+        acknowledge_bias: allow the biased forms.
+        check_values: whether to refuse invalid values; by default on CPU only.
 
     Returns:
-        `per_token` has the numbers of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form;
-        infinite, with a gradient that is not finite, where the teacher excludes y. Diagnostics: log_ratio (r),
-        importance_weight and, with a cap, importance_truncated (1 where it bites). One token tells nothing of top-k
-        overlap, covered mass or tails.
+        `per_token` has the values of w r (k2: w r^2 / 2, k3_loss: w k3) in nats and the gradient of the form. Both are
+        infinite or NaN where the teacher excludes y. Diagnostics: log_ratio (r), importance_weight and, with a cap,
+        importance_truncated (1 where w is at the cap). Overlap, covered mass and tails cannot be known from one token.
 
     Raises:
-        ValueError: for shapes, dtypes, ids or settings that cannot work, and for unacknowledged biased forms.
+        ValueError: if a shape, a dtype, an id or a setting is not valid, or a biased form is not acknowledged.
     """
     _check_form(form, acknowledge_bias, control_variate is not None)
     check_temperature(temperature)
@@ -77,11 +78,11 @@ def sampled_reverse_kl(
     check_shape("sampled_ids", sampled_ids, tuple(log_p.shape), "the student's scores")
     check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "sampled_ids")
     check_mask("mask", mask, tuple(log_p.shape), "sampled_ids")
-    # Not normalised: targets adjusted by a reference are log-weights, which may exceed 0 (`opd.maths.reference`).
+    # Not normalised: targets that a reference has adjusted are log-weights, which may exceed 0 (`opd.maths.reference`).
     check_log_probs("teacher_sampled", teacher_sampled, mask, check_values, normalised=False)
     ratio = log_ratio(log_p, teacher_sampled, mask)
     weight = importance_weight(log_p, behaviour_log_probs, importance_cap, mask, check_values)
-    # The teacher has no gradient, so that of the ratio is that of log p.
+    # The teacher has no gradient, so the gradient of the ratio is that of log p.
     live_ratio = with_value(log_p, ratio)
     if form == "policy_gradient":
         advantage = ratio
@@ -90,14 +91,15 @@ def sampled_reverse_kl(
             check_finite("control_variate", control_variate, mask, check_values)
             control_variate = control_variate.detach()
             advantage = ratio - (control_variate if mask is None else torch.where(mask, control_variate, 0.0))
-        # The control variate moves the gradient's variance; the reported estimate of the KL stays as it is.
+        # The control variate changes the variance of the gradient, not the reported estimate of the KL.
         per_token = with_value(weight * advantage * log_p, weight * ratio)
     elif form == "k2":
         per_token = 0.5 * weight * live_ratio.square()
     elif form == "k1_loss":
         per_token = weight * live_ratio
     else:
-        # q/p - 1 + r with q/p = e^-r: near r = 0 a difference of almost equal numbers, which expm1 does not round away.
+        # q/p - 1 + r with q/p = e^-r: near r = 0 a difference of nearly equal numbers, where expm1 avoids the rounding
+        # error.
         per_token = weight * (torch.expm1(-live_ratio) + live_ratio)
     return reduced(
         per_token,

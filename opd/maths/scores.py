@@ -3,8 +3,8 @@
     scores = score_tokens(student_logits, candidate_ids=ids, sampled_ids=y)
 
 One pass over the logits yields the logsumexp, the gathered log-probs, the tail (a logsumexp over the complement of the
-candidates, exact also when it holds 1e-12 of the mass) and the entropy; one pass yields the gradient of all of them.
-Every partial-support estimator takes either the logits or a ready `TokenScores`.
+candidates, accurate even if it holds 1e-12 of the mass) and the entropy; a second pass yields the gradient of all of
+them. Every estimator on part of the vocabulary takes either logits or a `TokenScores`.
 """
 
 import math
@@ -31,7 +31,7 @@ from opd.maths.rows import entropy, log_probs
 
 
 class ScoreStatistic(IntEnum):
-    """Rows of the statistics [5, n] that one pass over a few rows of logits yields; nats at the given temperature."""
+    """Rows of the statistics [5, n] of a few rows of logits; in nats at the given temperature."""
 
     SAMPLED = 0
     LOG_TAIL = 1
@@ -42,16 +42,15 @@ class ScoreStatistic(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenScores:
-    """Log-probs of one model at chosen ids, in nats, normalised over its full vocabulary.
+    """Log-probs of one model at chosen ids, in nats at one temperature, normalised over its full vocabulary.
 
     Attributes:
         candidates: [..., K] at the candidate ids, with gradient.
-        sampled: [...] at the sampled id, with gradient; zeros when none was asked for.
-        log_tail: [...] log mass outside the candidates, with gradient; -inf when they cover the vocabulary.
+        sampled: [...] at the sampled id, with gradient; zeros if none was given.
+        log_tail: [...] log mass outside the candidates, with gradient; -inf if they cover the vocabulary.
         log_z: [...] logsumexp of the tempered logits, with gradient.
-        entropy: [...] over the full vocabulary, detached.
-        mean_log_prob: [...] mean of the log-probs of all V ids, each counting the same, with gradient; -inf where an id
-            is excluded.
+        entropy: [...] entropy over the full vocabulary, detached.
+        mean_log_prob: [...] unweighted mean of the log-probs of all V ids, with gradient; -inf if an id is excluded.
     """
 
     candidates: Float[Tensor, "*N K"]
@@ -71,18 +70,19 @@ def score_tokens(
     mask: Bool[Tensor, "*N"] | None = None,
     check_values: bool | None = None,
 ) -> TokenScores:
-    """Log-probs at chosen ids with log-normaliser, tail and entropy, all from one pass.
+    """Log-probs at chosen ids with the log-normaliser, tail and entropy, from one pass over the logits.
 
     Args:
-        logits: [..., V], any float dtype; accumulation in float32 (float64 for float64).
-        candidate_ids: [..., K] distinct within a position, or None for none.
-        sampled_ids: [...], or None.
+        logits: [..., V], any float dtype; accumulated in float32 (float64 for float64).
+        candidate_ids: [..., K] distinct within a position; None for no candidates.
+        sampled_ids: [...] one id per position, or None.
         temperature: divides the logits, above 0.
-        mask: [...] bool; masked rows give zeros and get a zero gradient, whatever they hold.
-        check_values: whether to refuse bad ids and non-finite rows; by default on CPU only.
+        mask: [...] bool, True where a position counts; masked rows give zeros and get a zero gradient, whatever they
+            hold.
+        check_values: whether to refuse invalid ids and rows that are not finite; by default on CPU only.
 
     Raises:
-        ValueError: for shapes, dtypes, ids, temperature or logits that cannot work.
+        ValueError: if a shape, a dtype, an id, the temperature or a row of logits is not valid.
     """
     check_logits("logits", logits)
     check_temperature(temperature)
@@ -90,7 +90,8 @@ def score_tokens(
     check_mask("mask", mask, leading, "the leading axes of logits")
     if candidate_ids is None:
         candidate_ids = torch.empty(*leading, 0, dtype=torch.int64, device=logits.device)
-    # Ids are checked where they count: masked positions hold padding, which may repeat or be outside the vocabulary.
+    # Ids are checked only where they count: masked positions hold padding, which may repeat or lie outside the
+    # vocabulary.
     if sampled_ids is not None:
         check_shape("sampled_ids", sampled_ids, leading, "the leading axes of logits")
         check_ids("sampled_ids", _counted(sampled_ids, mask), vocabulary, check_values=check_values)
@@ -108,12 +109,12 @@ def score_tokens(
 
 
 def _counted(ids: Tensor, mask: Tensor | None) -> Tensor:
-    """The ids that count, for checks on the host only: selecting by mask would make an accelerator wait."""
+    """The ids to check: on a CPU those that count, else all, because selecting by a mask would make the host wait."""
     return ids[mask] if mask is not None and ids.device.type == "cpu" else ids
 
 
 def _flat_ids(ids: Tensor, mask: Tensor | None, leading: tuple[int, ...]) -> Tensor:
-    """[N, ...] int64 ids with padding replaced by 0, which is always inside the vocabulary."""
+    """[N, ...] int64 ids, with 0, a valid id, in place of padding."""
     if mask is not None:
         shaped = mask.reshape(*leading, *(1 for _ in ids.shape[len(leading) :]))
         ids = torch.where(shaped, ids, torch.zeros_like(ids))
@@ -121,7 +122,7 @@ def _flat_ids(ids: Tensor, mask: Tensor | None, leading: tuple[int, ...]) -> Ten
 
 
 class _TokenScores(torch.autograd.Function):
-    """Outputs: candidates [N, K]; sampled, log tail, log_z, entropy, mean [N]. The backward pass reads logits again."""
+    """Outputs: candidates [N, K]; sampled, log_tail, log_z, entropy, mean [N]. The backward pass reads logits again."""
 
     @staticmethod
     def forward(
@@ -182,15 +183,18 @@ def score_rows(
     temperature: float,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "n K"], Float[Tensor, "5 n"]]:
-    """Log-probs of a few rows at `ids`, and their statistics in the order of `ScoreStatistic`; 0 for no sampled id."""
+    """Log-probs of a few rows at `ids`, and their statistics in the order of `ScoreStatistic`.
+
+    The row SAMPLED is 0 if there are no sampled ids.
+    """
     scaled = logits.to(dtype)
     log_z = torch.logsumexp(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
     log_p = log_probs(logits, log_z, temperature)
     picked = log_p.gather(1, ids)
     sampled = torch.zeros_like(log_z) if sampled_ids is None else log_p.gather(1, sampled_ids).squeeze(1)
     entropies, mean = entropy(log_p), log_p.mean(-1)
-    # Last, because it overwrites the log-probs. Over the complement: 1 - mass is all rounding where the tail is tiny.
-    # Without candidates everything lies outside.
+    # Last, because it overwrites the log-probs. A logsumexp over the complement, because log(1 - mass) would be nothing
+    # but rounding error where the tail is tiny. Without candidates everything is outside.
     outside = log_p.scatter_(1, ids, -torch.inf) if ids.shape[1] else None
     log_tail = torch.zeros_like(log_z) if outside is None else outside.logsumexp(-1)
     return picked, torch.stack([sampled, log_tail, log_z, entropies, mean])
@@ -206,17 +210,18 @@ def arriving_gradients(
     d_z: Tensor | None,
     d_mean: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """What `score_rows_gradient` takes: gradients of picked [N, K], sampled, tail and mean [N], and the factor of p.
+    """The gradients that `score_rows_gradient` takes, from those that arrive at the outputs (None where none does).
 
-    `candidates` is K, also where no gradient arrives at them.
+    Returns gradients of picked [N, K], sampled, tail and mean [N], and the factor of p [N]. `candidates` is K, even if
+    no gradient arrives at the candidates.
     """
     zeros = torch.zeros_like(log_z)
     d_picked = zeros.new_zeros(len(zeros), 0) if d_picked is None else d_picked
     d_sampled = zeros if d_sampled is None else d_sampled
-    # An empty tail is the constant -inf, a tail that holds everything the constant 0.
+    # log_tail is constant if the tail is empty (-inf) or holds everything (0).
     d_tail = zeros if d_tail is None or not candidates else torch.where(log_tail.isneginf(), zeros, d_tail)
     d_mean = zeros if d_mean is None else d_mean
-    # The gradient of log p_i is one_hot(i) - p: p is multiplied by minus the sum of all arriving gradients, once.
+    # The gradient of log p_i is one_hot(i) - p, so p is multiplied once by minus the sum of all arriving gradients.
     p_factor = (zeros if d_z is None else d_z) - d_picked.sum(-1) - d_sampled - d_tail - d_mean
     return d_picked, d_sampled, d_tail, d_mean, p_factor
 
@@ -232,19 +237,20 @@ def score_rows_gradient(
     d_mean: Float[Tensor, " n"],
     p_factor: Float[Tensor, " n"],
 ) -> Float[Tensor, "n V"]:
-    """Gradient with respect to logits / temperature of a few rows; overwrites `log_p`."""
-    # The mean gives every id the same share, on top of its part in the factor of p.
+    """Gradient of a few rows with respect to logits / temperature; overwrites `log_p`."""
+    # The mean gives every id the same share; its part on p is in `p_factor`.
     share = (d_mean / log_p.shape[-1]).unsqueeze(-1)
     gradient = torch.addcmul(share, log_p.exp(), p_factor.unsqueeze(-1))
     if ids.shape[1]:
-        # d log tail / d logit_i is p_i / tail outside the candidates (its part on every p is in `p_factor`). Of an
-        # empty tail `arriving_gradients` has made the gradient 0; a finite number keeps -inf - -inf from making it NaN.
+        # d log_tail / d logit_i = p_i / tail outside the candidates, on top of its part in `p_factor`. For an empty
+        # tail
+        # `arriving_gradients` has set d_tail to 0; a finite log_tail keeps -inf - -inf from turning it into NaN.
         finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
         outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
         gradient.addcmul_(outside, d_tail.unsqueeze(-1))
     if d_picked.shape[1]:
         gradient.scatter_add_(1, ids, d_picked)
-    # Added by itself: y may be a candidate as well.
+    # Added separately, because y may be a candidate as well.
     if sampled_ids is not None:
         gradient.scatter_add_(1, sampled_ids, d_sampled.unsqueeze(-1))
     return gradient

@@ -1,16 +1,17 @@
-"""Divergences over the top-k support that the wire carries, closed by a tail bucket or generalised to part masses.
+"""Divergences over K ids per position, with the rest of the vocabulary as one bucket or by generalised divergences.
 
     loss = topk_divergence(student_logits, ids, teacher_log_probs, teacher_log_tail, kind="forward_kl").mean
 
-Truncating the sum to K entries is wrong at the optimum (it keeps sharpening when student equals teacher), clamping it
-at zero deletes gradients, and renormalising over k is blind to mass outside. Offered instead:
+Plain truncation of the sum to K entries is wrong at the optimum (its gradient keeps sharpening the student when it
+equals the teacher), clamping the truncated sum at zero deletes gradients, and renormalising over the K ids is blind to
+mass outside them. Offered instead:
 
-    bucket        K + 1 classes, everything outside the support being one: a true divergence between coarse
+    bucket        K + 1 classes, with everything outside the K ids as one class: a true divergence between coarser
                   distributions, hence non-negative, a lower bound of the full one, and exact at K = V
-    generalised   sum_K q log(q/p) - q + p (and its mirror): non-negative without any tail; kinds forward_kl,
-                  reverse_kl and jsd
+    generalised   sum_K q log(q/p) - q + p (and its mirror): non-negative without a tail; kinds forward_kl, reverse_kl
+                  and jsd
 
-Either support works: the teacher's top-k (payload topk) or the caller's ids (payload gather).
+The ids may be the teacher's top k (payload topk) or the caller's choice (payload gather).
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ from opd.maths.pointwise import Kind, Spec, divergence_spec, term_and_slope
 from opd.maths.result import Divergence, reduced
 from opd.maths.scores import TokenScores, score_tokens
 
-#: How the mass outside the support enters.
+#: How the mass outside the K ids enters.
 TAILS = ("bucket", "generalised")
 _GENERALISED_KINDS = (Kind.FORWARD_KL, Kind.REVERSE_KL, Kind.JSD)
 
@@ -44,28 +45,29 @@ def topk_divergence(
     temperature: float = 1.0,
     check_values: bool | None = None,
 ) -> Divergence:
-    """A divergence restricted to K ids per position, with the tail accounted for on both sides.
+    """A divergence over K ids per position that accounts for the mass outside them on both sides.
 
     Args:
         student: [..., V] logits with gradient, or their scores at `candidate_ids`.
         candidate_ids: [..., K] distinct within a position.
-        teacher_log_probs: [..., K] at the candidates, over the teacher's full vocabulary at `temperature`.
-        teacher_log_tail: [...] the teacher's log mass outside; needed by tail "bucket".
+        teacher_log_probs: [..., K] at the candidates, normalised over the teacher's full vocabulary at `temperature`.
+        teacher_log_tail: [...] the teacher's log mass outside the candidates; required by tail "bucket".
         kind: "forward_kl" KL(T || S), "reverse_kl" KL(S || T), "jsd", "skew_forward_kl", "skew_reverse_kl" or
             "total_variation"; the last three with tail "bucket" only.
         tail: "bucket" or "generalised".
         weight: beta of jsd or alpha of a skewed KL, as for the exact divergences.
-        normalised: jsd divided by beta (1 - beta).
+        normalised: divide jsd by beta (1 - beta).
         mask: [...] bool, True where a token counts.
-        temperature: of the student's logits, not applied to ready scores.
-        check_values: whether to refuse bad values; by default on CPU only.
+        temperature: divides the student's logits; not applied to ready scores.
+        check_values: whether to refuse invalid values; by default on CPU only.
 
     Returns:
-        Nats per token, non-negative. Biased low against the full divergence (bucket) with an error that vanishes with
-        the tail; the gradient likewise. Diagnostics: what `opd.maths.diagnostics.head_and_tail_masses` gives.
+        Nats per token, non-negative. With tail "bucket" the value is at most the full divergence; the error, and that
+        of the gradient, vanishes with the tail. Diagnostics: the masses of
+        `opd.maths.diagnostics.head_and_tail_masses`.
 
     Raises:
-        ValueError: for shapes, dtypes, ids or settings that cannot work.
+        ValueError: if a shape, a dtype, an id or a setting is not valid.
     """
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     _check_tail(spec, tail, teacher_log_tail is not None)
@@ -87,7 +89,7 @@ def topk_divergence(
     if tail == "bucket" and teacher_log_tail is not None:
         buckets = torch.cat([head, student.log_tail.unsqueeze(-1)], dim=-1)
         teacher = torch.cat([teacher, teacher_log_tail.detach().to(head.dtype).unsqueeze(-1)], dim=-1)
-    if mask is not None:  # equal buckets: no value, no gradient
+    if mask is not None:  # equal buckets have neither value nor gradient
         teacher = torch.where(mask.unsqueeze(-1), teacher, buckets.detach())
     per_token = _BucketDivergence.apply(buckets, teacher, spec, tail == "generalised")
     diagnostics = head_and_tail_masses(head, student.log_tail, teacher_log_probs, teacher_log_tail)
@@ -106,17 +108,18 @@ def _check_tail(spec: Spec, tail: str, has_tail: bool) -> None:
 
 
 class _BucketDivergence(torch.autograd.Function):
-    """Divergence of [..., B] log-masses, differentiated with respect to the student's log-masses.
+    """Divergence between [..., B] log-masses, differentiated with respect to the student's.
 
-    Over buckets that sum to one a multiple of p in the slope cancels, because the gradients of the log-masses are those
-    of a softmax; the generalised forms, whose masses do not sum to one, need the whole slope.
+    If the masses sum to one, a multiple of p in the slope cancels, because the gradients of the log-masses are those of
+    a softmax. The generalised forms, whose masses do not, need the whole slope.
     """
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, spec: Spec, generalised: bool) -> Tensor:
         term, slope = term_and_slope(spec, student, teacher, whole=generalised)
-        # The masses' difference makes the part sums non-negative, which p log(p / q) over some ids is not; its slope p
-        # is added here, and cancels in the reverse KL's.
+        # Adding the difference of the masses makes the partial sum non-negative, which the sum of q log(q / p) over
+        # some ids
+        # is not. Its slope p is added for the forward KL; for the reverse KL it cancels that of p log(p / q).
         if generalised and spec.kind is Kind.FORWARD_KL:
             term, slope = term + student.exp() - teacher.exp(), slope + student.exp()
         elif generalised and spec.kind is Kind.REVERSE_KL:

@@ -1,9 +1,9 @@
-"""`linear_divergence`: an exact divergence between hidden states times heads that never builds [N, V].
+"""`linear_divergence`: exact divergences between models given by hidden states and heads, without logits [N, V].
 
     loss = linear_divergence(student_hidden, model.lm_head.weight, teacher_hidden, teacher_head, kind="reverse_kl").mean
 
-For payload `hidden`, and for any divergence over a large vocabulary: exact at any mixture weight and temperature, at a
-scratch that does not depend on N (`opd.maths.linear.tiles` has the scheme).
+For payload `hidden`, and for any divergence over a large vocabulary: exact at any mixture weight and temperature, with
+scratch memory that does not depend on N (`opd.maths.linear.tiles` describes the scheme).
 """
 
 import os
@@ -54,36 +54,37 @@ def linear_divergence(
     """Divergence per token between two models given by hidden states and heads, with gradients to the student's.
 
     Args:
-        student_hidden: [N, Hs] after the final norm, carries gradient.
-        student_head: the head, or its weight [Vs, Hs] alone; weight and bias carry gradients. The weight may be the
-            tied embedding or a DTensor, which is gathered once.
-        teacher_hidden: [N, Ht], detached; another width is fine.
-        teacher_head: likewise, [Vt, Ht], detached.
+        student_hidden: [N, Hs] after the final norm, carries the gradient.
+        student_head: the head, or its weight [Vs, Hs] alone. Weight and bias carry gradients. The weight may be tied to
+            the embedding, or a DTensor, which is gathered once.
+        teacher_hidden: [N, Ht] after the final norm, detached; Ht may differ from Hs.
+        teacher_head: the teacher's head, or its weight [Vt, Ht] alone; detached.
         kind: "forward_kl" KL(T || S), "reverse_kl" KL(S || T), "jsd", "skew_forward_kl", "skew_reverse_kl" or
             "total_variation".
         weight: beta of jsd, alpha of a skewed KL.
-        normalised: jsd divided by beta (1 - beta).
-        temperature: divides the logits of both sides, after scale and soft-cap.
-        reference: a reference model for the G-OPD target.
-        vocab_size: entries that count; rows of either head beyond it are padding. None: the smaller head.
-        mask: [N] bool. Masked rows are dropped before the projection, for which an accelerator waits once; pass only
-            the rows that count to avoid that.
-        token_weights: [N] weights of the tokens in `total`, for example one over a global count; ones if None.
-        recompute: keep no gradients from the forward pass. Costs half as much again, but `per_token` is
+        normalised: divide jsd by beta (1 - beta).
+        temperature: divides the logits of both sides, after logit scale and soft-cap.
+        reference: a reference model that adjusts the target (G-OPD).
+        vocab_size: number of ids that count; rows of a head beyond it are padding. None takes that of the smaller head.
+        mask: [N] bool, True where a token counts. Masked rows are dropped before the projection, for which an
+            accelerator has to be waited for once; pass only the rows that count to avoid that.
+        token_weights: [N] weight of each token in `total`, for example one over a global count; None for ones.
+        recompute: keep no gradients from the forward pass. Takes half as much compute again, but makes `per_token`
             differentiable with any weights, any number of times.
-        topk: also report overlap, covered mass and tails of both models' top k, from the logits of the same tiles; None
-            for none, which is faster.
-        scratch_bytes: bound on the logit tiles, at least one token's; 1 GiB on a GPU and 128 MiB on CPU if None.
+        topk: also report overlap, covered mass and tails of both models' top k, from the logits of the same tiles.
+            None, for no such figures, is faster.
+        scratch_bytes: bound on the logit tiles, which hold at least one token; None for 1 GiB on a GPU and 128 MiB on
+            CPU.
         backend: "torch", "triton" (float32 tiles only), or None for triton where it can run.
-        check_values: whether to refuse non-finite rows; by default on CPU only.
+        check_values: whether to refuse rows that are not finite; by default on CPU only.
 
     Returns:
-        `total` is the weighted sum, and `mean` that sum over the number of tokens: differentiate those. `per_token` is
-        detached unless `recompute`. Both entropies are filled in. Diagnostics with `topk`: the names of
+        `total` is the weighted sum and `mean` that sum over the number of tokens: differentiate either. `per_token` is
+        detached unless `recompute` is set. Both entropies are given. With `topk`, the diagnostics have the names of
         `opd.maths.diagnostics.TOPK_FIGURES`, as `topk_figures` defines them.
 
     Raises:
-        ValueError: for shapes, dtypes or settings that cannot work.
+        ValueError: if a shape, a dtype or a setting is not valid.
     """
     spec = divergence_spec(kind, weight=weight, normalised=normalised)
     check_temperature(temperature)
@@ -102,7 +103,7 @@ def linear_divergence(
         check_integer("topk", topk, 1, limit, "the vocabulary")
     weights = _token_weights(token_weights, student_hidden, mask, check_values)
     chosen = None if mask is None else mask.nonzero().squeeze(-1)
-    # Chosen first: a weight of a masked row, which may be anything, must not decide the unit of the others.
+    # Selected first: the weight of a masked row may be anything and must not affect the unit of the others.
     weights, unit = _in_range_of(student_hidden.dtype, weights if chosen is None else weights[chosen])
     tensors, wanted = _operands(models, limit, chosen)
     total, statistics, *_, figures = linear_divergence_op(
@@ -121,7 +122,7 @@ def linear_divergence(
         _checked_backend(backend, student_hidden),
         topk or 0,
     )
-    # A row that is not finite shows in its log-normaliser, which is there already.
+    # A row that is not finite shows in its log-normaliser, which is computed anyway.
     if should_check_values(student_hidden, check_values):
         check_projection("student_hidden", student_hidden, statistics[Statistic.STUDENT_LOG_Z].detach(), chosen)
         check_projection("teacher_hidden", teacher_hidden, statistics[Statistic.TEACHER_LOG_Z].detach(), chosen)
@@ -135,8 +136,8 @@ def linear_divergence(
 
 
 def default_backend(tensor: Tensor) -> str:
-    """The kernel to use for a tensor: "triton" for float32 tiles on CUDA where triton is installed, else "torch"."""
-    # The kernels compute in float32, which is not what float64 hidden states ask for.
+    """The kernel to use by default: "triton" on CUDA where installed, except for float64 tensors; else "torch"."""
+    # The Triton kernels compute in float32, too little for float64 hidden states.
     if not tensor.is_cuda or tensor.dtype == torch.float64:
         return "torch"
     try:
@@ -161,11 +162,11 @@ def _checked_backend(backend: str | None, tensor: Tensor) -> str:
 def _operands(
     models: list[tuple[str, Tensor, OutputHead]], limit: int, chosen: Tensor | None
 ) -> tuple[list[Tensor | None], list[bool]]:
-    """Hidden states, weight and bias of student, teacher and reference, and which of the student's want a gradient."""
+    """Hidden states, weight and bias of student, teacher and reference, and which of the student's need a gradient."""
     tensors: list[Tensor | None] = []
     for name, hidden, head in models:
         tensors += prepared(hidden, head, limit, chosen, detach=name != "student")
-    # The operator's schema is fixed: without a reference its three arguments are None.
+    # The operator's schema is fixed: without a reference, its three arguments are None.
     tensors += [None] * (9 - len(tensors))
     wanted = [tensor is not None and tensor.requires_grad and torch.is_grad_enabled() for tensor in tensors[:3]]
     return tensors, wanted
@@ -174,7 +175,7 @@ def _operands(
 def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, chosen: Tensor | None) -> Divergence:
     counted = statistics.shape[1]
     if chosen is not None:
-        # Back to the places of all rows; those that were dropped hold 0.
+        # Scatter to the positions of all rows; those that were dropped get 0.
         statistics = statistics.new_zeros(len(Statistic), tokens).index_copy(1, chosen, statistics)
         figures = figures.new_zeros(len(figures), tokens).index_copy(1, chosen, figures)
     return Divergence(
@@ -191,28 +192,28 @@ def _result(total: Tensor, statistics: Tensor, figures: Tensor, tokens: int, cho
 def prepared(
     hidden: Tensor, head: OutputHead, limit: int, chosen: Tensor | None = None, *, detach: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states, weight and bias as the operator wants them: gathered, cast, cut to the vocabulary and the rows."""
+    """Hidden states, weight and bias as the operator takes them: gathered, cast, cut to the vocabulary and the rows."""
     weight, bias = gathered(head.weight), None if head.bias is None else gathered(head.bias)
     if detach:
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     if chosen is not None:
         hidden = hidden.index_select(0, chosen)
-    # The operator is opaque to autocast: what it would do to a linear layer's operands is done here. Like autocast,
-    # float64 is left alone.
+    # The operator is opaque to autocast, so the operands are cast here as autocast would cast those of a linear layer.
+    # Like autocast, this leaves float64 alone.
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     if hidden.dtype == torch.float64:
         dtype = torch.float64
-    if limit < len(weight):  # the backward pass of a slice allocates another head: only where it is needed
+    if limit < len(weight):  # the backward pass of a slice allocates a whole head, so slice only where it is needed
         weight, bias = weight[:limit], None if bias is None else bias[:limit]
     return hidden.to(dtype), weight.to(dtype), bias
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """A DTensor as a full tensor whose gradient is averaged back over its shards, as FSDP2 does; others unchanged.
+    """A DTensor as a full tensor, whose gradient is averaged back over the shards as FSDP2 does; others unchanged.
 
-    `Partial("avg")` says that each rank's gradient is its own contribution to a mean. The default would take it for the
-    replicated gradient and keep one rank's.
+    `Partial("avg")` declares each rank's gradient to be its contribution to a mean. By default it would be taken for a
+    replicated gradient, and only one rank's would be kept.
     """
     if not hasattr(tensor, "full_tensor"):
         return tensor
@@ -224,9 +225,9 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def _in_range_of(dtype: torch.dtype, weights: Float[Tensor, " N"]) -> tuple[Float[Tensor, " N"], Tensor | None]:
-    """In float16, where small weights would make gradients underflow: weights of order one, and the factor taken out.
+    """For float16, whose gradients would underflow with small weights: weights of order one, and the factor taken out.
 
-    The factor is a power of two, so that dividing by it and multiplying by it later are exact. None where not needed.
+    The factor is a power of two, so dividing and later multiplying by it are exact. None if the dtype does not need it.
     """
     if dtype != torch.float16 or not len(weights):
         return weights, None
@@ -237,7 +238,7 @@ def _in_range_of(dtype: torch.dtype, weights: Float[Tensor, " N"]) -> tuple[Floa
 def _token_weights(
     given: Tensor | None, student_hidden: Tensor, mask: Tensor | None, check_values: bool | None
 ) -> Float[Tensor, " N"]:
-    """The weights of the tokens in the accumulator's dtype."""
+    """The weight of each token, in the accumulator's dtype."""
     dtype = torch.float64 if student_hidden.dtype == torch.float64 else torch.float32
     if given is None:
         return torch.ones(len(student_hidden), dtype=dtype, device=student_hidden.device)

@@ -1,4 +1,4 @@
-"""The embedding that a model expects of its next token, without logits of size N x V."""
+"""The expected embedding of a model's next token, without logits [N, V]."""
 
 import torch
 from jaxtyping import Float
@@ -21,24 +21,24 @@ def expected_embedding(
     scratch_bytes: int | None = None,
     check_values: bool | None = None,
 ) -> Float[Tensor, "N H"]:
-    """Mean of the head's rows under the model's own distribution: sum_v p_v head_v; no gradient.
+    """The mean of the head's rows under the model's own distribution, sum_v p_v head_v; no gradient.
 
-    With y the token drawn, head[y] minus it is the gradient of log p(y) with respect to the hidden state, up to scale,
-    soft-cap and temperature: the feature that G2RL compares between responses.
+    For a sampled token y, head[y] minus this mean is the gradient of log p(y) with respect to the hidden state, up to
+    logit scale, soft-cap and temperature. G2RL compares this feature between responses.
 
     Args:
         hidden: [N, H] after the final norm.
         head: the head, or its weight [V, H] alone.
         temperature: divides the logits, above 0.
-        vocab_size: rows of the head beyond it are padding; None for all rows.
-        scratch_bytes: bound on the logit tile; 1 GiB on a GPU and 128 MiB on CPU if None.
-        check_values: whether to refuse non-finite rows; by default on CPU only.
+        vocab_size: number of ids that count; rows of the head beyond it are padding. None for all rows.
+        scratch_bytes: bound on the logit tile; None for 1 GiB on a GPU and 128 MiB on CPU.
+        check_values: whether to refuse rows that are not finite; by default on CPU only.
 
     Returns:
-        float32, float64 for float64 hidden states.
+        [N, H] float32; float64 for float64 hidden states.
 
     Raises:
-        ValueError: for shapes, dtypes or settings that cannot work.
+        ValueError: if a shape, a dtype or a setting is not valid.
     """
     head = OutputHead.of(head)
     check_temperature(temperature)
@@ -54,6 +54,6 @@ def expected_embedding(
             if check:
                 check_projection("hidden", hidden, logits.logsumexp(-1), torch.arange(tile.start, tile.stop))
             probability = logits.div_(temperature).softmax(-1)
-            for step in vocabulary_steps(limit):  # so that a half-precision head is never widened whole
+            for step in vocabulary_steps(limit):  # in steps, so that a half-precision head is never widened as a whole
                 found[tile].addmm_(probability[:, step], weight[step].to(model.dtype))
     return found

@@ -1,8 +1,8 @@
-"""Gradients of hidden states, head and bias from tiles of gradients on the logits.
+"""Gradients of hidden states, head and bias, accumulated from tiles of gradients on the logits.
 
-On an accelerator the matrix units want a half-precision tile. It is cast into a buffer that joins several tiles before
-they are multiplied, because every product for the head's gradient reads and writes all of that [V, H] float32 tensor:
-5 GB at V = 152k and H = 4k.
+On an accelerator, matrix units need half-precision operands. Tiles are cast into a buffer that joins several of them
+before they are multiplied, because every product for the head's gradient reads and writes the whole [V, H] float32
+tensor: 5 GB at V = 152k and H = 4k.
 """
 
 import torch
@@ -16,14 +16,15 @@ from opd.maths.linear.project import Projection, aligned_rows, rows_within, scra
 class LogitGradients:
     """Accumulates the gradients of hidden states, head and bias from the gradients of logit tiles.
 
-    Those of head and bias are sums over tiles, in float32 for half-precision models. That of a hidden state is finished
-    with its tile, so it is rounded to the model's dtype at once: no float32 copy grows with the number of tokens.
+    The gradients of head and bias are sums over tiles, kept in float32 for half-precision models. That of a hidden
+    state is complete after its tile, so it is rounded to the model's dtype at once: no float32 copy grows with the
+    number of tokens.
 
     Args:
-        student: whose.
-        wanted: whether gradients of hidden states, head and bias are wanted.
-        joined: tokens whose tiles are cast to the head's dtype and joined before they are multiplied; 0 multiplies
-            every tile as it is, at once.
+        student: the model whose gradients are accumulated.
+        wanted: whether the gradients of hidden states, head and bias are wanted.
+        joined: number of tokens whose tiles are cast to the head's dtype and joined before they are multiplied; 0
+            multiplies every tile at once, as it is.
     """
 
     def __init__(self, student: Projection, wanted: tuple[bool, bool, bool], joined: int = 0) -> None:
@@ -40,18 +41,19 @@ class LogitGradients:
         self._waiting = slice(0, 0)
 
     def add(self, tile: slice, d_logits: Float[Tensor, "n V"]) -> None:
-        """Adds a tile's share; `d_logits` is the gradient on scale * (projection + bias), times the scale.
+        """Adds the contribution of a tile, which must directly follow the one before.
 
-        Tiles must follow each other. `d_logits` may be overwritten afterwards.
+        `d_logits` is the gradient with respect to scale * (projection + bias), times the scale. It may be overwritten
+        afterwards.
         """
         if self.d_bias is not None:
-            # From the tile itself, not from its half-precision copy: every token adds to the same few numbers.
+            # From the tile itself, not from its half-precision copy: all tokens add to the same few numbers.
             self.d_bias += d_logits.sum(0)
         if self._joined is None:
             self._multiply(tile, d_logits)
             return
         if tile.stop - self._waiting.start > len(self._joined):  # no room for this tile
-            # Tiles must follow each other, or the joined buffer would not be one slice of the tokens.
+            # The joined buffer stands for one slice of the tokens, so a tile that does not fit starts a new slice.
             self._multiply_waiting()
             self._waiting = slice(tile.start, tile.start)
         at = tile.start - self._waiting.start
@@ -59,7 +61,7 @@ class LogitGradients:
         self._waiting = slice(self._waiting.start, tile.stop)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three gradients, empty tensors where not wanted, once all tiles are added."""
+        """The gradients of hidden states, head and bias once all tiles are added; empty tensors where not wanted."""
         self._multiply_waiting()
         hidden, wide = self.student.hidden, self.student.dtype
         return (
@@ -75,7 +77,8 @@ class LogitGradients:
 
     def _multiply(self, tokens: slice, d_logits: Float[Tensor, "n V"]) -> None:
         hidden, head = self.student.hidden[tokens], self.student.head.weight
-        # Over the vocabulary in steps where `_accumulate` must widen the head, so that it is never float32 as a whole.
+        # In steps over the vocabulary where `_accumulate` has to widen the head, so that it is never float32 as a
+        # whole.
         d_hidden = None if self.d_hidden is None else torch.zeros_like(hidden, dtype=self.student.dtype)
         whole = head.dtype == self.student.dtype or has_matrix_units(d_logits)
         for step in [slice(0, len(head))] if whole else vocabulary_steps(len(head)):
@@ -91,9 +94,10 @@ class LogitGradients:
 def gradients_within(
     student: Projection, wanted: tuple[bool, bool, bool], scratch_bytes: int | None
 ) -> tuple[LogitGradients, int]:
-    """The gradients of a run over tiles, and the bytes of its scratch that are left for the tiles.
+    """An accumulator for a run over tiles, and how many bytes of the scratch are left for the tiles.
 
-    Half of the scratch, or what all tokens take, joins tiles where they are cast: on an accelerator, in half precision.
+    Where tiles are cast (on an accelerator, in half precision), half of the scratch, or less if all tokens fit into
+    less, is used to join them.
     """
     scratch = scratch_of(student, scratch_bytes)
     if not any(wanted[:2]) or not joins_tiles(student):
@@ -108,7 +112,7 @@ def joins_tiles(student: Projection) -> bool:
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Total += left @ right, summed in the dtype of `total` whatever the factors' dtypes."""
+    """Total += left @ right, summed in the dtype of `total` whatever the dtypes of the factors."""
     if right.dtype == total.dtype:
         total.addmm_(left, right)
     elif has_matrix_units(total):

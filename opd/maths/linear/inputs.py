@@ -1,4 +1,4 @@
-"""What the linear functions take besides tensors, and what they refuse before any tile is projected."""
+"""The `Reference` argument of the linear functions, and the checks that run before any tile is projected."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from opd.maths.checks import check_integer, check_shape, describe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """A reference model R that turns the target T into T^power R^(1 - power), normalised (G-OPD, arXiv 2602.12125).
+    """A reference model R, which changes the target T into T^power R^(1 - power), normalised (G-OPD, arXiv 2602.12125).
 
     Attributes:
-        hidden: [N, Hr].
-        head: the reference's, or its weight [V, Hr] alone.
+        hidden: [N, Hr] after the final norm.
+        head: the reference's head, or its weight [V, Hr] alone.
         power: lambda of G-OPD, at least 0: 1 is the teacher alone, above 1 extrapolates away from the reference.
     """
 
@@ -29,7 +29,17 @@ class Reference:
 def check_models(
     models: Sequence[tuple[str, Tensor, OutputHead]], reference: Reference | None, tokens: int, limit: int | None
 ) -> int:
-    """Number of vocabulary entries that count, for models given by name, hidden states and head."""
+    """Checks the models and returns the number of ids that count.
+
+    Args:
+        models: name, hidden states and head of each model.
+        reference: the reference, for its power; or None.
+        tokens: N, the number of hidden states that every model must have.
+        limit: the caller's vocab_size, or None for that of the smallest head.
+
+    Raises:
+        ValueError: if a shape, a dtype or a setting is not valid.
+    """
     if reference is not None and not 0 <= reference.power < math.inf:
         raise ValueError(f"reference.power must be at least 0 and finite, but is {reference.power!r}.")
     for name, hidden, head in models:
@@ -46,7 +56,7 @@ def check_matrix(name: str, tensor: Tensor) -> None:
 
 
 def check_head(name: str, head: OutputHead) -> None:
-    """Refuses a weight or bias that cannot work, and a scale, soft-cap or padding without meaning."""
+    """Refuses a weight or bias of the wrong shape or dtype, and a scale, soft-cap or padding out of range."""
     check_matrix(name, head.weight)
     if head.bias is not None:
         check_shape(f"{name}.bias", head.bias, (len(head.weight),), name)
@@ -62,10 +72,10 @@ def check_head(name: str, head: OutputHead) -> None:
 
 
 def check_hidden_and_head(hidden: Tensor, head: OutputHead, vocab_size: int | None) -> int:
-    """Number of vocabulary entries that count, for functions of one model.
+    """Checks the inputs of a function of one model and returns the number of ids that count.
 
     Raises:
-        ValueError: for shapes, dtypes or settings that cannot work.
+        ValueError: if a shape, a dtype or a setting is not valid.
     """
     check_matrix("hidden", hidden)
     check_head("head", head)
@@ -74,7 +84,7 @@ def check_hidden_and_head(hidden: Tensor, head: OutputHead, vocab_size: int | No
 
 
 def check_scratch(scratch_bytes: int | None) -> None:
-    """Refuses a bound on the tiles that is not a positive number of bytes."""
+    """Refuses a bound on the tiles that is not a positive number of bytes; None is allowed."""
     if scratch_bytes is not None:
         check_integer("scratch_bytes", scratch_bytes, 1)
 

@@ -1,8 +1,8 @@
-"""Triton kernels for a tile of logits [n, V] on CUDA: row statistics and the gradient, in place.
+"""Triton kernels for a tile of logits [n, V] on CUDA: row statistics, and the gradient in place.
 
-They mirror `opd.maths.rows` and `opd.maths.pointwise`, which are the definition and the reference of their tests; where
-there is no GPU they run under Triton's interpreter (TRITON_INTERPRET=1). One program per row sweeps the vocabulary
-twice for the statistics; the gradient is one element-wise pass. float32 only.
+They mirror `opd.maths.rows` and `opd.maths.pointwise`, which define what is computed and serve as reference in the
+tests. Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1). The statistics take one program per row,
+which sweeps the vocabulary twice; the gradient is one element-wise pass. float32 only.
 """
 
 import torch
@@ -15,7 +15,7 @@ from opd.maths.pointwise import Kind, Spec, logit
 from opd.maths.rows import Statistic
 
 _BLOCK = 2048
-# Compile-time codes of the kinds, in the order of the enumeration.
+# Compile-time codes of the divergences, in the order of the enumeration.
 _CODES = {kind: code for code, kind in enumerate(Kind)}
 _FORWARD = tl.constexpr(_CODES[Kind.FORWARD_KL])
 _REVERSE = tl.constexpr(_CODES[Kind.REVERSE_KL])
@@ -23,8 +23,8 @@ _JSD = tl.constexpr(_CODES[Kind.JSD])
 _SKEW_FORWARD = tl.constexpr(_CODES[Kind.SKEW_FORWARD_KL])
 _SKEW_REVERSE = tl.constexpr(_CODES[Kind.SKEW_REVERSE_KL])
 _OUR_LOG_Z, _THEIR_LOG_Z, _VALUE, _OUR_ENTROPY, _THEIR_ENTROPY = (tl.constexpr(row.value) for row in Statistic)
-# Columns of the figures that the gradient needs, after those of `Statistic`: the greatest logit of either side, the
-# logarithm of the sum of e^(logit - greatest), the tilt of the student's most likely entry, and the sum of the slopes.
+# Columns that the gradient needs, after those of `Statistic`: the largest logit of either side, the logarithm of the
+# sum of e^(logit - largest) of either side, the tilt of the student's most likely entry, and the sum of the slopes.
 _OUR_MAX, _OUR_LOG_SUM, _THEIR_MAX, _THEIR_LOG_SUM, _CENTRE, _SLOPES = (
     tl.constexpr(len(Statistic) + i) for i in range(6)
 )
@@ -40,11 +40,11 @@ def fold_(
     soft_cap: float = 0.0,
     factor: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "5 n"]:
-    """`opd.maths.rows.fold_rows_` for a whole tile, but for leaving `teacher` as it is."""
+    """`opd.maths.rows.fold_rows_` for a whole tile, except that `teacher` is left as it is."""
     rows, vocabulary = student.shape
     figures = torch.empty(rows, _COLUMNS.value, dtype=torch.float32, device=student.device)
     strides = student.stride(0), teacher.stride(0)
-    # Of jsd the mixture is w T + (1-w) S, and of the skewed KLs (1-w) T + w S.
+    # The logit of the other side's share in the mixture, which is w in jsd and 1 - w in either skewed KL.
     odds = 0.0 if not spec.weight else logit(spec.weight) if spec.kind is Kind.JSD else -logit(spec.weight)
     numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight, odds
     constants = {"VOCABULARY": vocabulary, "KIND": _CODES[spec.kind], "BLOCK": _BLOCK, "num_warps": 8}
@@ -54,11 +54,11 @@ def fold_(
             student,
             teacher,
             figures,
-            # Read by the number of the row alone, without a stride.
+            # Indexed by the row alone, without a stride.
             factor.contiguous(),
             *strides,
             *numbers,
-            # A divisor that is not read where HAS_SOFT_CAP is False.
+            # A placeholder where HAS_SOFT_CAP is False; the kernel does not read it then.
             soft_cap or 1.0,
             HAS_SOFT_CAP=soft_cap > 0,
             **constants,
@@ -68,7 +68,7 @@ def fold_(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _softplus(x):  # type: ignore[no-untyped-def]
-    # log(1 + e^x). log1p by Kahan's correction: Triton's interpreter has no libdevice.
+    # log(1 + e^x), with log1p by Kahan's correction: Triton's interpreter has no libdevice.
     small = tl.exp(-tl.abs(x))
     shifted = 1.0 + small
     gap = shifted - 1.0
@@ -77,8 +77,8 @@ def _softplus(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    # Mirrors opd.maths.pointwise.term_and_slope, whose slope is p * (tilt - that of the most likely entry); odds is the
-    # logit of the share that the other side has in the mixture.
+    # Mirrors opd.maths.pointwise.term_and_slope; the slope is p * (tilt - tilt of the most likely entry). `odds` is the
+    # logit of the other side's share in the mixture.
     p = tl.exp(log_p)
     q = tl.exp(log_q)
     if KIND == _FORWARD:
@@ -88,7 +88,8 @@ def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr): 
         tilt = log_p - log_q
         term = tl.where(p > 0, p * tilt, 0.0)
     elif KIND == _JSD:
-        # log m = log p + softplus(x) - softplus(odds) for the mixture m: no probability is added, so none underflows.
+        # log m = log p + softplus(x) - softplus(odds) for the mixture m: probabilities are not added, so none
+        # underflows.
         x = log_q - log_p + odds
         p_under_m = _softplus(x)
         ours = tl.where(p > 0, p * (_softplus(odds) - p_under_m), 0.0)
@@ -96,7 +97,7 @@ def _term_and_tilt(log_p, log_q, weight, complement, odds, KIND: tl.constexpr): 
         term = weight * theirs + complement * ours
         tilt = -complement * p_under_m
     elif KIND == _SKEW_FORWARD:
-        # log m - log q, likewise.
+        # log m - log q, in the same way.
         log_ratio = _softplus(log_p - log_q + odds) - _softplus(odds)
         term = tl.where(q > 0, -q * log_ratio, 0.0)
         tilt = -complement * tl.exp(-log_ratio)
@@ -124,7 +125,7 @@ def _slope(log_p, log_q, tilt, centre, KIND: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fold(running_max, running_sum, values, inverse_temperature):  # type: ignore[no-untyped-def]
-    # Online logsumexp of values / temperature. A block of -inf only leaves the sum as it is.
+    # Online logsumexp of values / temperature. A block of only -inf leaves the sum as it is.
     new_max = tl.maximum(running_max, tl.max(values, axis=0))
     anchor = tl.where(new_max == float("-inf"), 0.0, new_max)
     kept = running_sum * tl.exp((running_max - anchor) * inverse_temperature)
@@ -146,12 +147,12 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # In 64 bits: where a caller gives much scratch, row * stride passes 2^31.
+    # 64 bits: with a large scratch, row * stride exceeds 2^31.
     row = tl.program_id(0).to(tl.int64)
     ours, theirs = student + row * student_stride, teacher + row * teacher_stride
     our_max, our_sum = float("-inf"), 0.0
     their_max, their_sum = float("-inf"), 0.0
-    at_our_max = float("-inf")  # the teacher's logit where the student has its greatest
+    at_our_max = float("-inf")  # the teacher's logit where the student's is largest
     for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < VOCABULARY
@@ -163,7 +164,7 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
         our_max, our_sum = _fold(our_max, our_sum, zs, inverse_temperature)
         their_max, their_sum = _fold(their_max, their_sum, zt, inverse_temperature)
     our_log_sum, their_log_sum = tl.log(our_sum), tl.log(their_sum)
-    # Differences of logits first and the temperature after: exact at the greatest, whatever is fused.
+    # Difference of logits first, temperature after: exactly 0 at the largest logit, however operations are fused.
     top_log_q = (at_our_max - their_max) * inverse_temperature - their_log_sum
     _, centre = _term_and_tilt(-our_log_sum, top_log_q, weight, complement, odds, KIND)
 
@@ -178,7 +179,7 @@ def _statistics_kernel(  # type: ignore[no-untyped-def]
         term, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
         value += tl.sum(tl.where(inside, term, 0.0), axis=0)
         slopes += tl.sum(tl.where(inside, _slope(log_p, log_q, tilt, centre, KIND), 0.0), axis=0)
-        # An excluded id would add 0 * -inf, NaN.
+        # An excluded id would contribute 0 * -inf, which is NaN.
         our_entropy -= tl.sum(tl.where(log_p > -1e30, tl.exp(log_p) * log_p, 0.0), axis=0)
         their_entropy -= tl.sum(tl.where(log_q > -1e30, tl.exp(log_q) * log_q, 0.0), axis=0)
     out += row * _COLUMNS
@@ -220,7 +221,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     figures += row * _COLUMNS
     logits = tl.load(ours, mask=inside, other=float("-inf"))
     target = tl.load(teacher + row * teacher_stride + at, mask=inside, other=float("-inf"))
-    # In the order of operations of the statistics, so that both kernels see the same probabilities.
+    # In the same order of operations as the statistics, so that both kernels see the same probabilities.
     log_p = (logits - tl.load(figures + _OUR_MAX)) * inverse_temperature - tl.load(figures + _OUR_LOG_SUM)
     log_q = (target - tl.load(figures + _THEIR_MAX)) * inverse_temperature - tl.load(figures + _THEIR_LOG_SUM)
     _, tilt = _term_and_tilt(log_p, log_q, weight, complement, odds, KIND)
@@ -228,7 +229,7 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     # Through the softmax: d logit_i = slope_i - p_i * (sum of all slopes).
     gradient = slope - tl.exp(log_p) * tl.load(figures + _SLOPES)
     if HAS_SOFT_CAP:
-        # tanh' = 1 - tanh^2, from the capped logits: those before the cap were overwritten.
+        # tanh' = 1 - tanh^2, from the capped logits: the uncapped ones were overwritten.
         capped = logits / soft_cap
         gradient *= 1.0 - capped * capped
     tl.store(ours, gradient * tl.load(factor + row), mask=inside)

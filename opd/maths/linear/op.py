@@ -1,8 +1,8 @@
-"""The tiled divergence as one torch operator, opaque to `torch.compile`, with its autograd.
+"""The tiled divergence as one torch operator with autograd, opaque to `torch.compile`.
 
-The operator returns the weighted sum, the statistics and the finished gradients of that sum, so the backward pass is a
-multiplication by the incoming scalar. With `recompute` no gradients are kept; the backward pass runs the tiles again
-with whatever weights arrive at the single tokens.
+The operator returns the weighted sum, the statistics and the finished gradients of that sum, so the backward pass only
+multiplies them by the incoming scalar. With `recompute` no gradients are kept, and the backward pass runs the tiles
+again with the weights that arrive at the individual tokens.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from opd.maths.rows import Statistic
 
 
 class _Tensors(NamedTuple):
-    """The operator's first arguments, in its order."""
+    """The operator's tensor arguments, which come first, in its order."""
 
     student_hidden: Tensor
     student_head: Tensor
@@ -34,7 +34,7 @@ class _Tensors(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """Its other arguments, in its order."""
+    """The operator's other arguments, in its order."""
 
     kind: str
     weight: float
@@ -80,15 +80,15 @@ def linear_divergence_op(
     backend: str,
     topk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Weighted sum [], statistics [5, N] with the value scaled, gradients of the sum and top-k figures [7, N].
+    """Weighted sum [], statistics [5, N] with the value scaled, the sum's gradients, and top-k figures [7, N].
 
-    Gradients are empty when not wanted, figures [0, N] when `topk` is 0.
+    Gradients that are not wanted are empty; the figures are [0, N] if `topk` is 0.
     """
     reference = None
     if reference_hidden is not None and reference_head is not None:
         head = OutputHead(reference_head, reference_bias, scales[2], soft_caps[2])
         reference = Projection(reference_hidden, head)
-    # The tiles choose the precision of each product themselves; autocast would override it.
+    # The tiles choose the precision of each product; autocast would override it.
     with torch.autocast(student_hidden.device.type, enabled=False):
         tiles = run_tiles(
             Projection(student_hidden, OutputHead(student_head, student_bias, scales[0], soft_caps[0])),
@@ -103,7 +103,7 @@ def linear_divergence_op(
             backend=backend,
             topk=topk,
         )
-    # The gradients have the scale of the divergence in their factor already; the values get it here.
+    # The gradients already contain the scale of the divergence, in their factor; the values get it here.
     statistics = tiles.statistics
     statistics[Statistic.VALUE] *= spec_scale
     total = (statistics[Statistic.VALUE] * token_weights).sum()
@@ -128,9 +128,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     trained = tensors.student_hidden, tensors.student_head, tensors.student_bias
     ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in trained]
     _, _, *gradients, _ = output
-    # The inputs, to run the tiles again, or the finished gradients; never both.
+    # Either the inputs, to run the tiles again, or the finished gradients; never both.
     ctx.save_for_backward(*(tensors if ctx.settings.recompute else gradients))
-    # The statistics stay differentiable: with `recompute` a loss may weigh single tokens by their row VALUE.
+    # The statistics stay differentiable: with `recompute`, a loss may weight individual tokens in the row VALUE.
     ctx.mark_non_differentiable(*output[2:])
 
 
@@ -139,12 +139,13 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
     if settings.recompute:
         tensors = _Tensors(*ctx.saved_tensors)
         arriving = d_total * tensors.token_weights + d_statistics[Statistic.VALUE]
-        # The gradient of the sum with these weights is the one that is wanted; figures carry none.
+        # The gradient of the sum with these weights is the one asked for. Figures have no gradient.
         again = tensors._replace(token_weights=arriving), settings._replace(recompute=False, topk=0)
         _, _, *gradients, _ = linear_divergence_op(*again[0], *again[1])
     else:
-        # In place, because a second copy of the head's gradient would be the largest tensor of the step. A second
-        # backward pass is refused by autograd's version check; recompute=True allows it.
+        # In place, because a second copy of the head's gradient would be the largest tensor of the step. Autograd's
+        # version
+        # check refuses a second backward pass; recompute=True allows it.
         gradients = [saved.mul_(d_total) for saved in ctx.saved_tensors]
     found = [
         gradient.to(dtype) if want and dtype is not None else None

@@ -1,11 +1,11 @@
-"""The student's scores and top-k straight from hidden states and head, without [N, V].
+"""The student's token scores and top k from hidden states and head, without logits [N, V].
 
     ids = linear_topk(hidden, head, 64)
     scores = linear_token_scores(hidden, head, candidate_ids=ids, sampled_ids=y)
     loss = head_tail_reverse_kl(scores, y, ids, teacher_log_probs, teacher_sampled, teacher_log_tail).mean
 
-For the payloads sampled, topk and gather, what `linear_divergence` is for hidden. The backward pass projects the tiles
-once more, because the gradients of the scores are not known in the forward pass.
+For the payloads sampled, topk and gather this is what `linear_divergence` is for hidden. The backward pass projects the
+tiles again, because the gradients of the scores are not known in the forward pass.
 """
 
 from typing import Any
@@ -46,22 +46,23 @@ def linear_token_scores(
     scratch_bytes: int | None = None,
     check_values: bool | None = None,
 ) -> TokenScores:
-    """`score_tokens` of the logits head @ hidden, which are never held whole.
+    """`score_tokens` of the logits that `head` makes of `hidden`, which are never held as a whole.
 
     Args:
-        hidden: [N, H] after the final norm, carries gradient.
-        head: the head, or its weight [V, H] alone; weight and bias carry gradients. The weight may be tied or a
-            DTensor, which is gathered once.
+        hidden: [N, H] after the final norm, carries the gradient.
+        head: the head, or its weight [V, H] alone. Weight and bias carry gradients. The weight may be tied to the
+            embedding, or a DTensor, which is gathered once.
         candidate_ids: [N, K] distinct within a position, or None.
         sampled_ids: [N], or None.
         temperature: divides the logits, above 0.
-        vocab_size: rows of the head beyond it are padding; None for all rows.
-        mask: [N] bool; masked rows give zeros and get a zero gradient. Pass only rows that count to save work.
-        scratch_bytes: bound on the logit tile; 1 GiB on a GPU and 128 MiB on CPU if None.
-        check_values: whether to refuse bad ids and non-finite rows; by default on CPU only.
+        vocab_size: number of ids that count; rows of the head beyond it are padding. None for all rows.
+        mask: [N] bool, True where a position counts; masked rows give zeros and get a zero gradient. They are projected
+            all the same: pass only the rows that count to save the work.
+        scratch_bytes: bound on the logit tile; None for 1 GiB on a GPU and 128 MiB on CPU.
+        check_values: whether to refuse invalid ids and rows that are not finite; by default on CPU only.
 
     Raises:
-        ValueError: for shapes, dtypes, ids or settings that cannot work.
+        ValueError: if a shape, a dtype, an id or a setting is not valid.
     """
     head = OutputHead.of(head)
     check_temperature(temperature)
@@ -72,9 +73,10 @@ def linear_token_scores(
     ids = torch.empty(tokens, 0, dtype=torch.int64, device=hidden.device) if candidate_ids is None else candidate_ids
     check_last_axis("candidate_ids", ids, (tokens,), "hidden")
     if mask is not None:
-        # Masked rows are blanked and not dropped: their number decides shapes, for which an accelerator would wait.
+        # Masked rows are zeroed, not dropped: their number would decide shapes, for which an accelerator has to be
+        # waited for.
         hidden = torch.where(mask.unsqueeze(-1), hidden, torch.zeros_like(hidden))
-        # Their candidates may be padding that repeats; 0 to K - 1 are distinct, and what they score is zeroed below.
+        # Masked candidates may be padding that repeats; 0 to K - 1 are distinct, and their scores are zeroed below.
         ids = torch.where(mask.unsqueeze(-1), ids, torch.arange(ids.shape[-1], device=ids.device))
     check_ids("candidate_ids", ids, limit, distinct=True, check_values=check_values)
     if sampled_ids is not None:
@@ -111,18 +113,18 @@ def linear_topk(
     scratch_bytes: int | None = None,
     check_values: bool | None = None,
 ) -> Int[Tensor, "N K"]:
-    """The k most likely ids of each position, descending, without [N, V]; no gradient.
+    """The k most likely ids of each position, most likely first, without logits [N, V]; no gradient.
 
     Args:
         hidden: [N, H] after the final norm.
         head: the head, or its weight [V, H] alone.
-        k: 1 to the vocabulary's size.
-        vocab_size: rows of the head beyond it are padding; None for all rows.
-        scratch_bytes: as in `linear_token_scores`.
+        k: 1 to the size of the vocabulary.
+        vocab_size: number of ids that count; rows of the head beyond it are padding. None for all rows.
+        scratch_bytes: as for `linear_token_scores`.
         check_values: whether to refuse NaN and +inf; by default on CPU only.
 
     Raises:
-        ValueError: for shapes, dtypes, settings or a k that cannot work.
+        ValueError: if a shape, a dtype, a setting or k is not valid.
     """
     head = OutputHead.of(head)
     limit = check_hidden_and_head(hidden, head, vocab_size)
@@ -136,7 +138,7 @@ def linear_topk(
         for tile, (logits,) in tiles_of(model, 1, scratch_of(model, scratch_bytes)):
             model.write(tile, logits)
             values, found[tile] = logits.topk(k)
-            if check:  # topk puts NaN first
+            if check:  # topk puts NaN first, so the first value tells
                 check_projection("hidden", hidden, values[:, 0], torch.arange(tile.start, tile.stop))
     return found
 
@@ -153,7 +155,7 @@ def linear_scores_op(
     temperature: float,
     scratch_bytes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs at the ids [N, K], and statistics [5, N] in the order of `ScoreStatistic`."""
+    """Log-probs at the ids [N, K], and the statistics [5, N] in the order of `ScoreStatistic`."""
     model = Projection(hidden, OutputHead(weight, bias, scale, soft_cap))
     picked = torch.empty(ids.shape, dtype=model.dtype, device=hidden.device)
     rows = torch.empty(len(ScoreStatistic), len(hidden), dtype=model.dtype, device=hidden.device)
@@ -183,10 +185,10 @@ def linear_scores_backward_op(
     scratch_bytes: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of hidden states, head and bias, empty where not wanted."""
+    """Gradients of hidden states, head and bias; empty where not wanted."""
     model = Projection(hidden, OutputHead(weight, bias, scale, soft_cap))
     log_z, log_tail = rows[ScoreStatistic.LOG_Z], rows[ScoreStatistic.LOG_TAIL]
-    # The entropy is detached: nothing arrives at its row.
+    # The entropy is detached, so no gradient arrives at its row.
     trained = (ScoreStatistic.SAMPLED, ScoreStatistic.LOG_TAIL, ScoreStatistic.LOG_Z, ScoreStatistic.MEAN)
     arriving = arriving_gradients(ids.shape[1], log_z, log_tail, d_picked, *(d_rows[row] for row in trained))
     gradients, scratch = gradients_within(model, (wanted[0], wanted[1], wanted[2]), scratch_bytes)
@@ -199,7 +201,7 @@ def linear_scores_backward_op(
                 y = None if sampled_ids is None else sampled_ids[at]
                 gradient = score_rows_gradient(log_p, ids[at], y, log_tail[at], *(g[at] for g in arriving))
                 model.head.through_cap_(gradient, logits[block])
-                # Over the logits, which this block no longer needs: the tile becomes its own gradient.
+                # Into the logits, which this block no longer needs: the tile becomes its own gradient.
                 torch.mul(gradient, scale / temperature, out=logits[block])
             gradients.add(tile, logits)
     return gradients.tensors()

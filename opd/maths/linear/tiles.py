@@ -1,10 +1,10 @@
-"""The tiled divergence between hidden states times heads: projection, statistics and gradients per tile of tokens.
+"""The tiled divergence: projection, statistics and gradients of one tile of tokens after the other.
 
-A tile of n tokens is projected into two float32 buffers [n, V] that are reused for every tile, so scratch is fixed by
-`scratch_bytes` at any number of tokens. While the logits are there, the gradients of the weighted sum of the tile are
-taken at once: four matrix products in all (two projections, two gradients) where recomputing in the backward pass costs
-six. Statistics and gradient of a tile come from `opd.maths.rows` (torch) or `opd.maths.linear.kernels` (CUDA), which
-are tested against each other.
+A tile of n tokens is projected into two float32 buffers [n, V] (three with a reference) that every tile reuses, so the
+scratch memory is bounded by `scratch_bytes` for any number of tokens. While the logits are there, the gradients of the
+tile's weighted sum are taken at once. That makes four matrix products in all (two projections, two gradients);
+recomputing the logits in the backward pass would take six. Statistics and gradient of a tile come from `opd.maths.rows`
+(torch) or `opd.maths.linear.kernels` (CUDA), which are tested against each other.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ from opd.maths.rows import Statistic, fold_rows_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """What a run over all tiles yields.
+    """The result of a run over all tiles.
 
     Attributes:
         statistics: [5, N] in the order of `opd.maths.rows.Statistic`.
-        d_hidden: [N, H] gradient of the weighted sum of the divergences, dtype of the hidden states; empty when not
-            wanted.
-        d_head: [V, H] likewise, accumulator dtype.
-        d_bias: [V] likewise.
-        figures: [7, N] in the order of `opd.maths.diagnostics.TOPK_FIGURES`, [0, N] when not wanted.
+        d_hidden: [N, H] gradient of the weighted sum of the divergences, in the dtype of the hidden states; empty if
+            not wanted.
+        d_head: [V, H] gradient of the head's weight, in the accumulator's dtype; empty if not wanted.
+        d_bias: [V] gradient of the head's bias, likewise.
+        figures: [7, N] in the order of `opd.maths.diagnostics.TOPK_FIGURES`; [0, N] if not wanted.
     """
 
     statistics: Float[Tensor, "5 N"]
@@ -56,20 +56,20 @@ def run_tiles(
     backend: str = "torch",
     topk: int = 0,
 ) -> Tiles:
-    """Divergence per token and the gradients of its weighted sum.
+    """The divergence per token, and the gradients of its weighted sum.
 
     Args:
-        student: hidden states and head whose gradients are wanted; both sides of the same V.
-        teacher: the target.
+        student: hidden states and head that get the gradients; student and teacher have the same V.
+        teacher: hidden states and head of the target.
         spec: the divergence.
         temperature: divides the logits of both sides.
-        token_weights: [N], the weight of each token in the sum that is differentiated; accumulator dtype.
-        reference: with it the target is T^power R^(1 - power), normalised.
-        teacher_power: that power, lambda of G-OPD.
-        wanted: whether gradients of hidden states, head and bias are wanted.
-        scratch_bytes: bound on the logit buffers; None for the device's default.
+        token_weights: [N] weight of each token in the sum that is differentiated, in the accumulator's dtype.
+        reference: a reference model; the target is then T^teacher_power R^(1 - teacher_power), normalised.
+        teacher_power: lambda of G-OPD; used only with a reference.
+        wanted: whether the gradients of hidden states, head and bias are wanted.
+        scratch_bytes: bound on the logit buffers in bytes; None for the device's default.
         backend: "torch" or "triton".
-        topk: size of the top k whose figures are wanted, 0 for none.
+        topk: the k of the top-k figures; 0 for none.
     """
     fold_ = _kernel(backend)
     statistics = torch.empty(len(Statistic), len(student.hidden), dtype=student.dtype, device=student.hidden.device)
@@ -80,24 +80,24 @@ def run_tiles(
         teacher.write(tile, theirs)
         if reference is not None:
             reference.write(tile, spare[0])
-            # T^power R^(1 - power) need not be normalised here: folding subtracts the log-normaliser of what it is
-            # given.
+            # T^power R^(1 - power) need not be normalised here: `fold_` subtracts the log-normaliser of whatever it
+            # gets.
             theirs.mul_(teacher_power).add_(spare[0], alpha=1.0 - teacher_power)
-        # Before the fold, which works in place.
+        # Before `fold_`, which overwrites the logits.
         for block in row_blocks(ours) if topk else ():
             at = slice(tile.start + block.start, tile.start + block.stop)
             figures[:, at] = topk_rows(ours[block], theirs[block], topk, temperature)
-        # All that is constant in a row goes into one factor, which the fold applies in the sweep that it makes anyway.
+        # All that is constant in a row goes into one factor, applied in a sweep that `fold_` makes anyway.
         factor = token_weights[tile] * (spec.scale * student.head.scale / temperature) if any(wanted) else None
         statistics[:, tile] = fold_(ours, theirs, spec, temperature, soft_cap=student.head.soft_cap, factor=factor)
         if any(wanted):
-            # The fold has left the gradient in the buffer of the student's logits.
+            # `fold_` has left the gradient in the buffer of the student's logits.
             gradients.add(tile, ours)
     return Tiles(statistics, *gradients.tensors(), figures)
 
 
 def _kernel(backend: str) -> Callable[..., Tensor]:
-    """`opd.maths.rows.fold_rows_` for a whole tile, by the backend."""
+    """The backend's implementation of `opd.maths.rows.fold_rows_`, for a whole tile."""
     if backend == "triton":
         from opd.maths.linear import kernels
 
