@@ -1,1 +1,1 @@
-"""The gRPC surface: services, security and the flow of a call."""
+"""The gRPC layer of the server: services, authentication, and the path of a call from request to trailer."""

@@ -1,4 +1,4 @@
-"""The handlers of `AdminService`: which teachers are resident, and with which weights. Scope `admin` only."""
+"""The handlers of `AdminService`, which change the loaded teachers and their weights; they need the scope `admin`."""
 
 import logging
 import re
@@ -24,13 +24,13 @@ _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Answers operators; every change is logged with the name of the token."""
+    """Serves operators. Every call is logged with the name of the token that made it."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
 
     async def LoadTeacher(self, request: pb.LoadTeacherRequest, context: Context) -> pb.LoadTeacherResponse:
-        """Load and test."""
+        """Loads a teacher and tests it."""
         if not _NAME.fullmatch(request.teacher):
             raise InvalidRequestError("teacher must have 1 to 128 characters of [A-Za-z0-9._/-].")
         if not 1 <= len(request.model) <= MAX_PATH_CHARS:
@@ -43,7 +43,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.LoadTeacherResponse(teacher=teacher_info(teacher.info, teacher.bounds, teacher.state))
 
     async def UnloadTeacher(self, request: pb.UnloadTeacherRequest, context: Context) -> pb.UnloadTeacherResponse:
-        """Drain and free."""
+        """Drains a teacher and frees its memory."""
         if not 0 <= request.grace_seconds <= MAX_GRACE_SECONDS:
             raise InvalidRequestError(f"grace_seconds must be 0 to {MAX_GRACE_SECONDS:g}.")
         self._log("unload", request.teacher)
@@ -51,19 +51,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return pb.UnloadTeacherResponse()
 
     async def SleepTeacher(self, request: pb.SleepTeacherRequest, context: Context) -> pb.SleepTeacherResponse:
-        """Weights off the device."""
+        """Moves a teacher's weights off the device."""
         self._log("sleep", request.teacher)
         await self._shared.teachers.sleep(request.teacher)
         return pb.SleepTeacherResponse()
 
     async def WakeTeacher(self, request: pb.WakeTeacherRequest, context: Context) -> pb.WakeTeacherResponse:
-        """Weights back."""
+        """Moves a sleeping teacher's weights back to the device."""
         self._log("wake", request.teacher)
         await self._shared.teachers.wake(request.teacher)
         return pb.WakeTeacherResponse()
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
-        """Hot swap."""
+        """Replaces a teacher's weights between two batches, and returns their hash."""
         if not 1 <= len(request.folder) <= MAX_PATH_CHARS or "\0" in request.folder:
             raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters.")
         self._log("update weights", request.teacher, folder=request.folder)

@@ -1,4 +1,4 @@
-"""Limits on calls that are open at once: over all callers, and for each caller."""
+"""Limits on the number of calls that are open at once, over all callers and per caller."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ RETRY_SECONDS = 1.0
 
 
 class CallSlots:
-    """Places for open calls; a call without one is refused at once.
+    """Slots for open calls; a call that gets none is refused at once.
 
     Args:
-        total: over all callers.
-        per_caller: for one caller, so that places are left for others.
+        total: number of slots for all callers together.
+        per_caller: most slots that one caller may hold, so that some are left for others.
     """
 
     def __init__(self, total: int, per_caller: int) -> None:
@@ -25,21 +25,21 @@ class CallSlots:
 
     @property
     def used(self) -> int:
-        """Places taken now."""
+        """Slots in use."""
         return self._held.total()
 
     def missing(self, caller: str) -> str:
-        """Why the caller gets no place now: "caller_full", "server_full", or "" when it gets one."""
+        """Why the caller would get no slot: "caller_full" or "server_full"; "" if it would get one."""
         if self._held[caller] >= self.per_caller:
             return "caller_full"
         return "server_full" if self.used >= self.total else ""
 
     @contextlib.contextmanager
     def hold(self, caller: str) -> Iterator[None]:
-        """Hold a place.
+        """Holds a slot during the context.
 
         Raises:
-            OverloadedError: when all places, or all of this caller, are taken.
+            OverloadedError: if all slots, or all that this caller may hold, are in use.
         """
         reason = self.missing(caller)
         if reason == "caller_full":
@@ -59,9 +59,9 @@ class CallSlots:
 
 
 class WaitingSlots(CallSlots):
-    """The same with a queue: a call without a place waits, and the caller that holds the fewest goes first.
+    """Slots with a queue: a call that gets none waits, and the caller that holds the fewest slots goes first.
 
-    A free place goes to a new call at once even while others wait: those are callers at their own limit.
+    A free slot goes to a new call at once even while others wait: those that wait are then at their own limit.
     """
 
     def __init__(self, total: int, per_caller: int) -> None:
@@ -70,14 +70,14 @@ class WaitingSlots(CallSlots):
 
     @contextlib.asynccontextmanager
     async def wait_for(self, caller: str) -> AsyncIterator[None]:
-        """Hold a place, as soon as there is one."""
+        """Holds a slot during the context, after waiting for one if necessary."""
         if self.missing(caller):
             entry = (caller, asyncio.get_running_loop().create_future())
             self._waiting.append(entry)
             try:
                 await entry[1]
             except asyncio.CancelledError:
-                # Cancelled between `set_result` and its next turn on the loop: it holds a place that it never used.
+                # Cancelled after `set_result` but before its task ran again: it holds a slot that it never used.
                 if entry[1].done() and not entry[1].cancelled():
                     self._give_back(caller)
                 raise
@@ -99,5 +99,5 @@ class WaitingSlots(CallSlots):
         if able:
             entry = min(able, key=lambda waiting: self._held[waiting[0]])  # the first of equals
             self._waiting.remove(entry)
-            self._held[entry[0]] += 1  # here, not when it wakes up: a call that arrives before must not take the place
+            self._held[entry[0]] += 1  # here, not when its task wakes up, so that no call can take the slot in between
             entry[1].set_result(None)

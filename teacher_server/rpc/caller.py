@@ -1,4 +1,4 @@
-"""The identity of a caller, and the key by which its share of places, memory and engine time is counted."""
+"""The identity of a caller, and the key by which its share of call slots, memory and engine time is counted."""
 
 import ipaddress
 from contextvars import ContextVar
@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of one call.
+    """The caller of a call.
 
     Attributes:
-        name: of the token, for logs; "" without one.
-        key: what shares are counted by: the token's name, or the address where there are no tokens. Nothing that a
-            caller could choose anew for each call.
-        authorised: whether the caller may use the teachers; others may ask for health only.
+        name: name of its token, for logs; "" without a token.
+        key: the key by which shares are counted: the token's name, or the network address if there are no tokens. A
+            caller must not be able to choose it anew for each call.
+        authorised: whether the caller may use the teachers; others may only ask for health.
     """
 
     name: str
@@ -23,19 +23,19 @@ class Caller:
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
-"""Who makes the call that is being handled."""
+"""The caller of the call that is being handled."""
 
 
 def peer_address(peer: str) -> str:
-    """The address of a peer without its port; of an IPv6 peer its /64 network, since a host has all of that.
+    """A peer's address without the port; for IPv6 its /64 network, since a host usually has a whole one to itself.
 
     Args:
-        peer: as gRPC names it: "ipv4:10.0.0.1:5000", "ipv6:%5B::1%5D:5000", "unix:path"; "" once it has left.
+        peer: as gRPC names it: "ipv4:10.0.0.1:5000", "ipv6:%5B::1%5D:5000", "unix:path"; "" once the peer has left.
     """
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind
-    # Without port, brackets and the zone of a link-local address.
+    # Strip the port, the brackets and the zone of a link-local address.
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)

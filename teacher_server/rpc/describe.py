@@ -1,4 +1,4 @@
-"""Combines what an engine can do with what the server allows into what `Describe` announces."""
+"""What `Describe` announces: the abilities of a teacher's engine within the limits that the server sets."""
 
 from opd.wire.bounds import RequestBounds, kind_code
 from opd.wire.tensors import dtype_code
@@ -9,7 +9,7 @@ from teacher_server.settings import LimitSettings
 
 
 def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> RequestBounds:
-    """What a teacher accepts: the engine's abilities within the server's limits."""
+    """What a teacher accepts: the engine's abilities, within the server's limits."""
     payloads = info.payloads if limits.allow_full else info.payloads - {PayloadKind.FULL}
     longest = info.max_sequence_tokens
     if limits.max_sequence_tokens:
@@ -31,7 +31,7 @@ def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> Reques
 
 
 def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.TeacherInfo:
-    """The contract's description of one teacher."""
+    """The contract's description of a teacher."""
     message = pb.TeacherInfo(
         name=bounds.teacher,
         engine=info.engine,
@@ -47,7 +47,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.Teac
             bos_id=info.tokenizer.bos_id,
             pad_id=info.tokenizer.pad_id,
         ),
-        # The bounds', not the engine's: `full` is served only where the server allows it.
+        # Those of the bounds, not of the engine: `full` is served only if the server allows it.
         payloads=[kind_code(kind) for kind in PayloadKind if kind in bounds.payloads],
         supports_temperature=info.supports_temperature,
         limits=pb.Limits(

@@ -1,7 +1,7 @@
-"""The standard health service: "" for the server, and each teacher by name.
+"""The standard gRPC health service, with "" for the server and a service for each teacher, by name.
 
-Our own rather than grpcio-health-checking's asyncio class, whose `Watch` forgets the other watchers of a service as
-soon as one of them leaves.
+Written here because the asyncio class of grpcio-health-checking forgets the other watchers of a service as soon as one
+of them leaves.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Statuses and their watchers.
+    """The status of every service, and the calls that watch it.
 
     Args:
-        watch_seconds: after which a watch ends.
+        watch_seconds: seconds after which a watch ends.
     """
 
     def __init__(self, watch_seconds: float = 3600.0) -> None:
@@ -29,7 +29,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._draining = False
 
     def status(self, service: str) -> int | None:
-        """The status of a service now, None when it is not known."""
+        """The status of a service; None if it is unknown."""
         return self._statuses.get(service)
 
     @property
@@ -38,17 +38,17 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return self.status("") == Response.SERVING
 
     async def set(self, service: str, *, serving: bool) -> None:
-        """Set a service's status; while draining all stay NOT_SERVING."""
+        """Sets the status of a service. Once draining, every service stays NOT_SERVING."""
         self._statuses[service] = Response.SERVING if serving and not self._draining else Response.NOT_SERVING
         await self._notify()
 
     async def forget(self, service: str) -> None:
-        """Remove a service."""
+        """Removes a service."""
         self._statuses.pop(service, None)
         await self._notify()
 
     async def drain(self) -> None:
-        """Set all services to NOT_SERVING for good."""
+        """Sets all services to NOT_SERVING, permanently."""
         self._draining = True
         self._statuses = dict.fromkeys(self._statuses, Response.NOT_SERVING)
         await self._notify()
@@ -56,14 +56,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
-        """The status now."""
+        """Returns the current status; NOT_FOUND for an unknown service."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:128]!r} is not known here.")
         return Response(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The status now and at every change, until the caller leaves or the time for a watch is over."""
+        """Streams the status now and at every change, until the caller leaves or `watch_seconds` are over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._watch_seconds):
                 await self._watch(request, context)
@@ -74,11 +74,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             status = self._statuses.get(request.service, Response.SERVICE_UNKNOWN)
             if status != last:
                 last = status
-                # Then once more from the top: the status may have changed while this was on its way.
+                # Compare again before waiting: the status may have changed while this was being sent.
                 await context.write(Response(status=status))
                 continue
             async with self._changed:
-                # Under the lock again: a change between the check above and `wait` would go unnoticed.
+                # Compare again under the lock: a change between the check above and `wait` would go unnoticed.
                 if self._statuses.get(request.service, Response.SERVICE_UNKNOWN) == last:
                     await self._changed.wait()
 

@@ -1,9 +1,9 @@
-"""What every call passes: authentication, a call slot, its request, and the one place where exceptions become statuses.
+"""The interceptor that every call passes: authentication, a call slot, the request, and the mapping of exceptions.
 
-Cheap steps come first: the caller is known by the headers, before a byte of the request is read. By itself, gRPC
-answers bytes that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests arrive as bytes:
-size and parse errors are INVALID_ARGUMENT, known errors get their status and typed details, and an unexpected exception
-is logged with an id and answered by a sentence that quotes the id and nothing else.
+Cheap steps come first: the caller is identified by the headers, before any byte of the request is read. On its own,
+gRPC would answer requests that do not parse, and exceptions, with INTERNAL or UNKNOWN and a repr. Here requests arrive
+as bytes: errors of size and parsing become INVALID_ARGUMENT, an `OpdError` gets its status and typed details, and an
+unexpected exception is logged under a random id, which is all that the caller is told.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps every handler of a server.
 
     Args:
-        tokens: of the server.
-        metrics: counts failures.
+        tokens: the server's bearer tokens.
+        metrics: counts refused calls and failures.
         receiver: reads and parses requests.
         settings: how many calls may be open.
 
     Attributes:
-        authorised: places for calls of callers who may use the teachers.
-        unauthenticated: places for health checks of the others.
-        watches: places for their health watches.
+        authorised: slots for calls of callers that may use the teachers.
+        unauthenticated: slots for the health checks of all others.
+        watches: slots for their health watches.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._metrics = metrics
         self._receiver = receiver
         self.authorised = CallSlots(settings.max_calls, round(settings.max_caller_share * settings.max_calls) or 1)
-        # Health checks have slots of their own: a server at its limit of calls must not look dead to its load balancer.
+        # Health checks have slots of their own, so that a server at its limit of calls does not look dead to a load
+        # balancer.
         self.unauthenticated = CallSlots(
             settings.max_unauthenticated_calls, -(-settings.max_unauthenticated_calls // 4)
         )
@@ -72,14 +73,14 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> grpc.RpcMethodHandler:
         """The handler of a method, wrapped.
 
-        To gRPC every method takes a stream of requests: it calls such handlers as soon as the headers have arrived, and
-        reads a message only when they ask for it.
+        Every method is presented to gRPC as if it took a stream of requests: gRPC calls such handlers as soon as
+        the headers have arrived, and reads a message only when the handler asks for it.
         """
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
         method: str = handler_call_details.method
-        # A service that is missing in the table needs the strongest scope.
+        # A service that is missing from the table needs the strongest scope.
         scope = next((scope for prefix, scope in _SCOPES.items() if method.startswith(prefix)), "admin")
         parse = handler.request_deserializer
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
@@ -106,14 +107,15 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return make(call, request_deserializer=None, response_serializer=_to_bytes)
 
     def _identify(self, context: Context, scope: str) -> Caller:
-        """The caller, before anything of the request is read.
+        """The caller of a call, before anything of its request is read.
 
         Raises:
-            AuthError, ScopeError: when the call needs a token that is not there.
+            AuthError: if the call needs a token, and has none or an unknown one.
+            ScopeError: if its token lacks the scope that the call needs.
         """
         address = peer_address(context.peer())
         try:
-            # Health needs no scope; a probe with a good token still counts as its caller.
+            # Health needs no scope, but a probe with a valid token still counts as its caller.
             principal = self._tokens.authenticate(context.invocation_metadata(), scope or "score")
         except (AuthError, ScopeError) as error:
             if not scope:  # health: probes carry no token
@@ -129,7 +131,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         slots = self.watches if method.endswith("/Watch") else self.unauthenticated
         if caller.authorised:
             slots = self.authorised
-        # For the metric alone: `hold` refuses.
+        # For the metric only: `hold` is what refuses.
         reason = slots.missing(caller.key)
         if reason:
             self._metrics.refused_calls.labels(reason).inc()
@@ -145,7 +147,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _to_bytes(message: Message | bytes) -> bytes:
-    """Serialise a message; bytes are one already."""
+    """Serialises a message; bytes are a serialised message already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 

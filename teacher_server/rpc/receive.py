@@ -1,8 +1,8 @@
-"""Receiving a request: within a budget of bytes, within a time, and checked before it is parsed.
+"""Receiving a request: within a byte budget and a time limit, and checked before it is parsed.
 
-The interceptor presents every method to gRPC as a stream of requests, so that nothing of a message is read or unpacked
-before the caller is known: until `receive` reads it, the transport holds a stream's flow-control window at most. gRPC
-does not tell how long a message will be, so every call that is receiving counts as one of the largest.
+The interceptor presents every method to gRPC as a stream of requests, so nothing of a message is read before the caller
+is known: until `receive` reads it, the transport holds at most a flow-control window per stream. gRPC does not announce
+the size of a message, so every call that is receiving counts as one of the largest size.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ from teacher_server.settings import ServerSettings
 Parse = Callable[[bytes], Message]
 
 OVERSIZE_BYTES = 64 * 1024
-"""Requests too large by up to this much are read, so that the answer can name size and limit; gRPC's would not."""
+"""Requests that exceed the limit by up to this much are still read, so that the error can name both size and limit."""
 
 UNAUTHENTICATED_MESSAGES = 4
-"""Requests that are received at once from callers who are not authorised: those may ask for health only."""
+"""Requests that may be received at once from callers that are not authorised and may only ask for health."""
 
 UNAUTHENTICATED_SECONDS = 5.0
-"""How long such a request may take to arrive."""
+"""Seconds that such a request may take to arrive."""
 
 OTHER_FIELDS = 64
-"""Fields of a message beside its sequences: more than any message of the contract has."""
+"""Allowance for the fields of a message other than its sequences: more than any message of the contract has."""
 
 ON_LOOP_BYTES = 256 * 1024
-"""Up to this size a message is parsed on the event loop."""
+"""Messages up to this size are parsed on the event loop, larger ones on a thread."""
 
 
 class RequestReceiver:
-    """Receives the one request of a call.
+    """Receives the single request of a call.
 
     Args:
-        settings: of the server.
-        metrics: counts what is refused.
-        threads: parse large messages.
+        settings: the server's settings.
+        metrics: counts refused calls.
+        threads: the threads that parse large messages.
     """
 
     def __init__(self, settings: ServerSettings, metrics: ServerMetrics, threads: ThreadPoolExecutor) -> None:
@@ -53,24 +53,24 @@ class RequestReceiver:
         self._metrics = metrics
         self._threads = threads
         messages = max(1, settings.calls.receive_budget_bytes // (self._max_bytes + OVERSIZE_BYTES))
-        # One caller may hold a quarter of the slots, so that it cannot keep all others from being heard.
+        # A caller gets at most a quarter of the slots, so that it cannot lock out all others.
         self._authorised = WaitingSlots(messages, -(-messages // 4))
         self._unauthenticated = WaitingSlots(UNAUTHENTICATED_MESSAGES, UNAUTHENTICATED_MESSAGES // 2)
 
     @property
     def receiving(self) -> int:
-        """Requests that are being received or parsed now."""
+        """Requests that are being received or parsed."""
         return self._authorised.used + self._unauthenticated.used
 
     async def receive(
         self, context: "grpc.aio.ServicerContext[Any, Any]", caller: Caller, parse: Parse | None
     ) -> Message | bytes:
-        """The request of a call, parsed.
+        """Receives and parses the request of a call.
 
         Raises:
-            OverloadedError: when too many others are received at once.
-            DeadlineError: when it does not arrive in time.
-            InvalidRequestError: when there is none, it is too large, or it is not a message of the method.
+            OverloadedError: if too many other requests are being received.
+            DeadlineError: if the request does not arrive in time.
+            InvalidRequestError: if there is no request, it is too large, or it is not a message of this method.
         """
         slots = self._authorised if caller.authorised else self._unauthenticated
         seconds = self._seconds if caller.authorised else min(self._seconds, UNAUTHENTICATED_SECONDS)
@@ -89,7 +89,7 @@ class RequestReceiver:
             raise OverloadedError("too many requests are being received at once; retry.", RETRY_SECONDS) from None
 
     async def _parse(self, raw: Any, parse: Parse | None) -> Message | bytes:
-        if not isinstance(raw, bytes):  # the caller closed its side, or gRPC has refused the message by its size
+        if not isinstance(raw, bytes):  # the caller closed its side, or gRPC refused the message because of its size
             self._metrics.refused_calls.labels("no_request").inc()
             raise InvalidRequestError("the call ended without a request.")
         if len(raw) > self._max_bytes:
@@ -116,9 +116,9 @@ class RequestReceiver:
 def has_at_most(data: bytes, limit: int) -> bool:
     """Whether a serialised message has at most `limit` top-level fields, counted with their repetitions.
 
-    A field of two bytes becomes an object of eighty when it is parsed, so this reads the tags and skips the rest. It
-    stops at the first byte that is not valid in the wire format, and leaves the refusal to the parser; groups, which
-    the contract does not use and which could hide fields, count as too many.
+    A field of two bytes becomes an object of eighty when it is parsed, so this reads only the tags and skips the
+    contents. At the first byte that is not valid in the wire format it stops and returns True: the parser will refuse
+    the message. Groups, which the contract does not use and in which fields could hide, count as too many.
     """
     at = 0
     for _ in range(limit):
@@ -129,7 +129,7 @@ def has_at_most(data: bytes, limit: int) -> bool:
         if kind == 0:
             _, at = _varint(data, at)
         elif kind == 2:
-            # Not compared with the data: a length beyond it ends the loop, and the parser refuses it.
+            # Not compared with the data: a length beyond its end stops the loop, and the parser refuses the message.
             length, at = _varint(data, at)
             at += length
         elif kind in (1, 5):
@@ -140,7 +140,7 @@ def has_at_most(data: bytes, limit: int) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A base-128 number and where it ends; beyond the data where it does not end within ten bytes."""
+    """A base-128 number and the index after it; an index beyond the data if it does not end within ten bytes."""
     value = 0
     for index, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << (7 * index)

@@ -1,7 +1,7 @@
-"""One Score call from request to trailer: parse, admit, queue, then send each sequence as soon as it is scored.
+"""A Score call from request to trailer: parse, admit, queue, then send each sequence as soon as it is scored.
 
-Nothing is computed before its budget is reserved, and what was reserved is released exactly once, however the call
-ends: answered, refused, cancelled by the client, past its deadline, or cut off by a shutdown.
+Nothing is computed before its budget is reserved, and every reservation is released exactly once, however the call
+ends: answered, refused, cancelled by the client, past its deadline, or cut short by a shutdown.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from teacher_server.rpc.sender import Sender
 from teacher_server.settings import ServerSettings
 
 INLINE_BYTES = 32 * 1024
-"""Up to this size work is done on the event loop; a thread costs more than it saves."""
+"""Up to this size, work is done on the event loop; moving it to a thread would cost more than it saves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +40,9 @@ class Shared:
     """What all calls of a server share.
 
     Attributes:
-        scoring: Score calls in flight.
-        draining: whether the server is about to end, which clients that ask for its load learn.
-        refusing: whether it takes no new Score calls any more.
+        scoring: number of Score calls in flight.
+        draining: whether the server is about to end; clients see this as the teachers' state.
+        refusing: whether new Score calls are refused.
     """
 
     settings: ServerSettings
@@ -60,33 +60,33 @@ class Shared:
 
 
 class Stopwatch:
-    """Divides the time since a call's arrival among its stages, without gap or overlap."""
+    """Divides the time since a call's arrival among its stages, without gaps or overlaps."""
 
     def __init__(self, start: float) -> None:
         self.start = self.last = start
         self.parts = dict.fromkeys(("admission", "queue", "batch_wait", "engine", "encode", "send"), 0.0)
 
     def until(self, stage: str, moment: float) -> None:
-        """Count the time from the last mark to `moment` as `stage`; a moment already passed counts nothing."""
+        """Counts the time from the last mark to `moment` as `stage`; a moment before the last mark counts nothing."""
         if moment > self.last:
             self.parts[stage] += moment - self.last
             self.last = moment
 
     def timings(self) -> Timings:
-        """The parts and their sum."""
+        """The seconds of each stage, and their sum."""
         return Timings(**self.parts, total=self.last - self.start)
 
 
 class ScoreCall:
-    """One call.
+    """A Score call.
 
     Args:
-        shared: of the server.
+        shared: what the calls of this server share.
         message: the request, not yet validated.
-        write: sends a message, or the bytes of one, and waits for flow control.
-        principal: who calls: the key of its share.
-        seconds_left: until the client's deadline, None when it set none.
-        arrived: when the call came in, seconds, monotonic.
+        write: sends a message, or a serialised one, and waits for flow control.
+        principal: the key by which the caller's share is counted.
+        seconds_left: seconds until the client's deadline; None if it set none.
+        arrived: when the call came in, in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ScoreCall:
         self._message = message
         self._sender = Sender(write, shared.settings.limits.send_timeout_seconds, batches=message.accept_batches)
         self._principal = principal
-        # Every job has a deadline, by which the queue drops what is of no use any more.
+        # Every job gets a deadline, after which the queue drops it.
         limit = shared.settings.limits.max_request_seconds
         self.arrived = arrived
         self._deadline = arrived + min(seconds_left if seconds_left is not None else limit, limit)
@@ -116,19 +116,19 @@ class ScoreCall:
         self.scored_tokens = 0
 
     async def run(self) -> Timings:
-        """Answer the call; returns where its time went.
+        """Serves the call; returns where its time went.
 
         Raises:
-            OpdError: the refusal or failure, for the status.
+            OpdError: a refusal or failure, which becomes the status of the call.
         """
         try:
             await self._call_faults.at_start()
             return await self._run()
         except OpdError:
-            await self._sender.flush()  # what was scored before the failure is still an answer
+            await self._sender.flush()  # the client still gets what was scored before the failure
             raise
         finally:
-            # After `_run`, which by then has released teacher, budget and scores: a stuck reader can hold it up.
+            # After `_run`, which has released teacher, budget and scores by now: a stuck reader can block this.
             await self._sender.settle()
 
     async def _run(self) -> Timings:
@@ -137,13 +137,13 @@ class ScoreCall:
             bounds = teacher.bounds
             request = await self._parse(bounds)
             await self._shared.faults.reach("parsed")
-            # Early, so that a request for other weights costs no forward; `_check_hash` decides on the actual numbers.
+            # Early, so that a request for other weights costs no forward pass; `_check_hash` checks the actual scores.
             if request.expected_weights_hash not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
                     f"{request.expected_weights_hash}; load those, or ask for the ones in use."
                 )
-            # Nothing is awaited from here to the `try`, so no cancellation can lose the reservation.
+            # Nothing is awaited between here and the `try`, so a cancellation cannot lose the reservation.
             prices = _prices(request, bounds)
             reservation = self._admit(request, prices, worker)
             window = self._window(request, prices, worker)
@@ -154,7 +154,7 @@ class ScoreCall:
                 await self._shared.faults.reach("queued")
                 return await self._stream(teacher, request, bounds, window, reservation)
             finally:
-                # In this order: the budget is free for others only when this call's jobs no longer ask for it.
+                # In this order: the budget must not be free for others while this call's jobs can still use it.
                 window.close()
                 reservation.close()
 
@@ -189,14 +189,15 @@ class ScoreCall:
         for index in range(len(request.items)):
             scores, weights_hash = await self._result(window.first())
             await self._check_hash(request, weights_hash, len(request.items))
-            pending = window.drop_first()  # not before: `close` cancels by this list what is not computed yet
+            pending = window.drop_first()  # not earlier: `close` cancels what is in the window and not computed yet
             self.model_tokens += pending.price.tokens
             encoded = await self._encode(scores, request, bounds, index, pending.price.reply_bytes)
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
             self.scored_tokens += request.items[index].scored_length
-            # Only what the transport has taken, but for a batch, is released: a slow reader must not accumulate scores.
+            # Released once the transport has taken it (all but a held batch), so that a slow reader accumulates no
+            # scores.
             window.sent(pending.price)
             reservation.release(pending.price)
             await self._shared.faults.reach("sequence_sent")
@@ -218,7 +219,7 @@ class ScoreCall:
         try:
             scores, weights_hash = await pending.future
         finally:
-            # A job that failed or was cancelled lacks some of its times; now stands for those.
+            # A job that failed or was cancelled lacks some of its times; the present replaces them.
             job, now = pending.job, time.monotonic()
             if job.started_at:
                 self.jobs.append(job)
@@ -229,7 +230,7 @@ class ScoreCall:
         return scores, weights_hash
 
     async def _check_hash(self, request: ParsedRequest, weights_hash: str, count: int) -> None:
-        """Send the header before the first sequence; all sequences of a call come from the same weights."""
+        """Checks that all sequences come from the same, expected weights; sends the header before the first of them."""
         if self._header_hash == "":
             if request.expected_weights_hash not in ("", weights_hash):
                 raise IncompatibleTeacherError("the weights were replaced while the request waited; describe again.")
@@ -245,7 +246,8 @@ class ScoreCall:
     async def _encode(
         self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int, nbytes: int
     ) -> EncodedSequence:
-        # What replicas are checked against each other with has this form; the fault `mislead` must pass the check.
+        # Only `mislead` looks at this: the scores by which replicas are compared have this form, and the fault spares
+        # them.
         comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
         scores = self._call_faults.on_scores(scores, comparing=comparing)
         rows = request.items[index].scored_length
@@ -266,7 +268,7 @@ class ScoreCall:
 
     async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
         shared = self._shared
-        # With the checksum of the ids that were scored, which the client compares with those that it sent.
+        # With the checksum of the ids that were scored, so that the client can compare it with what it sent.
         await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
         shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
         wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
@@ -281,7 +283,7 @@ class ScoreCall:
 
 
 def _prices(request: ParsedRequest, bounds: RequestBounds) -> list[Price]:
-    """What each sequence of a request takes of the budget."""
+    """What each sequence of a request costs."""
     return [
         Price(
             len(item.token_ids),

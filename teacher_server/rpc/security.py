@@ -1,7 +1,7 @@
-"""Where a server may listen and who may call what: TLS files and bearer tokens with scopes, both read again on change.
+"""Where a server may listen and who may call what: TLS files, and bearer tokens with scopes; both reload on change.
 
-Token file, YAML: a list of `{name, token | sha256, scopes: [score, admin]}`. When a changed file cannot be read, what
-was valid before stays valid, so that a bad deployment does not lock everybody out.
+The token file is a YAML list of `{name, token | sha256, scopes: [score, admin]}`. If a changed file cannot be read, the
+previous contents stay valid, so that a bad deployment does not lock everyone out.
 """
 
 import hashlib
@@ -31,21 +31,21 @@ MAX_TOKEN_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller: a name for fairness and logs, and its scopes."""
+    """An authenticated caller: a name, for shares and logs, and its scopes."""
 
     name: str
     scopes: frozenset[str]
 
 
 ANONYMOUS = Principal("", frozenset({"score"}))
-"""The caller of a server without tokens: may score, never administer."""
+"""The caller on a server without tokens, which may score but not administer."""
 
 
 def check_listen(host: str, security: SecuritySettings) -> None:
-    """Refuse to listen in the clear beyond loopback.
+    """Refuses to listen without TLS on an address that other machines can reach.
 
     Raises:
-        ConfigError: unless TLS is on, the address is loopback, or `allow_insecure` says that it is meant.
+        ConfigError: unless TLS is on, the address is loopback, or `allow_insecure` is set.
     """
     if security.tls_cert is not None or security.allow_insecure or is_loopback(host):
         return
@@ -62,7 +62,7 @@ class Tokens:
         path: the token file; None means no authentication.
 
     Raises:
-        ConfigError: when the file is missing or malformed at the start.
+        ConfigError: if the file is missing or malformed at the start.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -70,7 +70,7 @@ class Tokens:
         self._entries: list[tuple[bytes, Principal]] = []
         self._stamp: tuple[int, ...] = ()
         if path is not None:
-            # In this order, as in `reload`: a file that is replaced in between is read again.
+            # In this order, as in `reload`: if the file is replaced in between, it is read again later.
             self._stamp = _stamp(path)
             self._entries = _read_tokens(path)
 
@@ -82,8 +82,8 @@ class Tokens:
             scope: "score" or "admin".
 
         Raises:
-            AuthError: the token is missing or unknown.
-            ScopeError: a known token without the scope, or an admin call on a server without tokens.
+            AuthError: if the token is missing or unknown.
+            ScopeError: if the token lacks the scope, or for an admin call on a server without tokens.
         """
         if self._path is None:
             if scope not in ANONYMOUS.scopes:
@@ -99,7 +99,7 @@ class Tokens:
     def _find(self, token: str) -> Principal:
         digest = hashlib.sha256(token.encode()).digest()
         found: Principal | None = None
-        # Every entry is compared, in constant time each, so that timing does not tell which one matched.
+        # Every entry is compared, each in constant time, so that timing does not reveal which one matched.
         for known, principal in self._entries:
             if hmac.compare_digest(digest, known):
                 found = principal
@@ -108,10 +108,10 @@ class Tokens:
         return found
 
     def reload(self) -> None:
-        """Read the file again if it has changed, which may take seconds: call it on a thread."""
+        """Reads the file again if it has changed. This may take seconds: call it on a thread."""
         if self._path is None or (stamp := _stamp(self._path)) == self._stamp:
             return
-        self._stamp = stamp  # before it is read: a file that is refused is refused once
+        self._stamp = stamp  # before the file is read, so that a bad file is refused and logged only once
         try:
             self._entries = _read_tokens(self._path)
             _log.info("tokens reloaded", extra={"count": len(self._entries)})
@@ -134,7 +134,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
         info = path.stat()
     except OSError:
         return ()
-    # The inode: a rename may bring a file with the same time. The size: a file may be read when it is half written.
+    # The inode, because a rename may bring a file with the same time; the size, because a file may be read half
+    # written.
     return info.st_mtime_ns, info.st_ino, info.st_size
 
 
@@ -151,8 +152,9 @@ def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
     except OSError as error:
         raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
-        # YAML raises a dozen classes for damaged files (dates that do not exist, nesting, lone surrogates), and their
-        # texts quote the file, secrets included.
+        # YAML raises a dozen exception classes for damaged files (impossible dates, nesting, lone surrogates), and
+        # their
+        # messages quote the file, including its secrets.
         raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
 
 
@@ -161,7 +163,7 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise ConfigError(f"{where} must be a mapping with a name of 1 to {MAX_NAME_CHARS} printable characters.")
-    # Here and below keys and places are named, never values: those may be secrets.
+    # Here and below, messages name keys and places but never values, which may be secrets.
     unknown = set(entry) - {"name", "token", "sha256", "scopes"}
     if unknown:
         raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")
@@ -185,10 +187,10 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
 
 
 class Certificates:
-    """Server credentials that follow their files: certificate, key and client authorities.
+    """Server credentials that follow changes of their files: certificate, key, and certificate authorities of clients.
 
     Raises:
-        ConfigError: when a file cannot be read at the start.
+        ConfigError: if a file cannot be read at the start.
     """
 
     def __init__(self, security: SecuritySettings) -> None:
@@ -198,14 +200,14 @@ class Certificates:
         self._checked = time.monotonic()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials whose files gRPC has checked again at every handshake; open connections stay open."""
+        """Credentials whose files gRPC has checked at every handshake; connections that are open stay open."""
         return grpc.dynamic_ssl_server_credentials(
             self._read(), self._fetch, require_client_authentication=self._security.client_ca is not None
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new configuration, or None to keep the present one."""
-        # At most once a second: gRPC asks at every handshake.
+        """The new configuration, or None to keep the current one."""
+        # gRPC asks at every handshake; the files are looked at once a second at most.
         if time.monotonic() - self._checked < RELOAD_SECONDS:
             return None
         self._checked = time.monotonic()

@@ -1,7 +1,7 @@
-"""The sequences of one call on their way through the engine, never far ahead of the call's reader.
+"""The sequences of a call on their way through the engine, never far ahead of the call's reader.
 
-A sequence is handed to the worker only while the scores that the reader has not taken yet stay within a window: a
-slow reader holds back its own work, not the server's memory.
+A sequence goes to the worker only while the scores that the reader has not taken yet fit into a window, so a slow
+reader holds back its own work instead of filling the server's memory.
 """
 
 import asyncio
@@ -19,20 +19,21 @@ from teacher_server.engines.base import EngineItem
 
 
 class PendingScores:
-    """A sequence whose scores a call waits for: ties its job on the worker's thread to a future on the event loop."""
+    """A sequence whose scores a call waits for: links its job on the worker's thread to a future on the event loop."""
 
     def __init__(self, request: ParsedRequest, index: int, client: Client, deadline: float, price: Price) -> None:
         self.price = price
         self.future: asyncio.Future[tuple[Scores, str]] = asyncio.get_running_loop().create_future()
-        # A call that fails on an earlier sequence never looks at the later ones.
-        # Reading the exception here keeps asyncio from logging that it was "never retrieved".
+        # A call that fails on an earlier sequence never awaits the later ones. Reading the exception here keeps asyncio
+        # from logging that it was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
         engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)
         self.job = job = SequenceJob(engine_item, price.tokens, deadline, client, self._deliver)
 
     def _deliver(self, job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
-        # The call keeps its jobs for their times until it ends; through this bound method they would keep the scores.
+        # The call keeps its jobs, for their times, until it ends; through this bound method they would keep the scores
+        # too.
         job.deliver = _delivered
         if self.future.done():
             return
@@ -45,16 +46,17 @@ class PendingScores:
 
 
 def _delivered(job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
-    """Takes the place of `deliver` once it was called."""
+    """Replaces a job's `deliver` after it was called."""
 
 
 class SendWindow:
-    """The sequences of one call that are computed or wait, in the order of the answer.
+    """The sequences of a call that are waiting or being computed, in the order of the response.
 
     Args:
-        worker: of the teacher.
-        sequences: all of the call.
-        window_bytes: of scores that are computed or queued and not yet taken by the reader; one sequence always fits.
+        worker: the teacher's worker.
+        sequences: all sequences of the call.
+        window_bytes: bound on the scores that are queued or computed but not yet taken by the reader; one sequence
+            always fits.
     """
 
     def __init__(self, worker: EngineWorker, sequences: Sequence[PendingScores], window_bytes: int) -> None:
@@ -65,10 +67,10 @@ class SendWindow:
         self._ahead = 0
 
     def advance(self) -> None:
-        """Hand over what fits into the window.
+        """Submits the sequences that fit into the window.
 
         Raises:
-            UnavailableError: when the worker takes no more.
+            UnavailableError: if the worker takes no more jobs.
         """
         jobs = []
         while self._waiting:
@@ -82,22 +84,22 @@ class SendWindow:
             self._worker.submit(jobs)
 
     def first(self) -> PendingScores:
-        """The sequence whose scores are sent next."""
+        """The sequence whose scores are to be sent next."""
         return self._computing[0]
 
     def drop_first(self) -> PendingScores:
-        """Remove the first sequence: it holds its scores, which must not outlive their sending."""
+        """Removes and returns the first sequence; it holds its scores, which must not be kept once they are sent."""
         return self._computing.popleft()
 
     def sent(self, price: Price) -> None:
-        """The reader took a sequence: move the window on."""
+        """Moves the window on after the reader has taken a sequence of this price."""
         self._ahead -= price.reply_bytes
         self.advance()
 
     def close(self) -> None:
-        """Cancel what has not been computed."""
+        """Cancels what has not been computed."""
         self._waiting.clear()
         left = [pending.job for pending in self._computing if not pending.job.ended_at]
-        if left:  # the worker looks through its whole queue for them: nothing that an answered call should wait for
+        if left:  # cancelling makes the worker search its whole queue, which a call that is done need not wait for
             self._worker.cancel(left)
         self._computing.clear()

@@ -1,10 +1,11 @@
-"""Sending to a reader that may be slow: flow control with a time limit.
+"""Sending messages to a reader that may be slow: flow control with a time limit, and batching of small messages.
 
-Each message costs both sides more than the bytes of a short answer do. So small ones wait for each other and travel
-together, where the reader accepts that, until there is something to wait for.
+A message costs both sides more than the bytes of a short response, so if the reader accepts batches, small messages are
+held back and sent together, at the latest when the call has to wait for something.
 
 gRPC cannot withdraw a message that waits for flow control, and refuses to send a status while one waits. So when a
-reader takes too long, its call first releases everything it holds, and the status follows when the message has left.
+reader takes too long, its call first releases everything that it holds, and the status follows once the message has
+left.
 """
 
 import asyncio
@@ -16,16 +17,16 @@ from opd.errors import DeadlineError
 from opd.wire.encoder import batch_response
 
 BATCH_BYTES = 64 * 1024
-"""Messages travel together up to this size; larger ones go by themselves."""
+"""Largest size of a batch; larger messages are sent by themselves."""
 
 
 class Sender:
-    """Writes the messages of one call.
+    """Writes the messages of a call.
 
     Args:
-        write: sends a message and returns when flow control let it pass.
-        limit: seconds that one message may wait.
-        batches: whether the reader accepts several score messages in one.
+        write: sends a message and returns once flow control has let it pass.
+        limit: seconds that a message may wait.
+        batches: whether the reader accepts batches of score messages.
     """
 
     def __init__(self, write: Callable[[Any], Any], limit: float, *, batches: bool = False) -> None:
@@ -37,10 +38,10 @@ class Sender:
         self._stuck: asyncio.Task[Any] | None = None
 
     async def send(self, message: Any) -> None:
-        """Send one message, or hold it until it is worth sending.
+        """Sends a message, or holds it to be sent with others.
 
         Raises:
-            DeadlineError: when the reader did not take it, or what was held before it, in time.
+            DeadlineError: if the reader did not take it, or what was held before it, in time.
         """
         if not self._batches:
             await self._send(message)
@@ -55,17 +56,17 @@ class Sender:
         self._held_bytes += len(data)
 
     async def flush(self) -> None:
-        """Send what is held; nothing where a message is stuck, behind which it would never go out.
+        """Sends what is held; nothing if a message is stuck, because gRPC would not send anything behind it.
 
         Raises:
-            DeadlineError: see `send`.
+            DeadlineError: as for `send`.
         """
         held, self._held, self._held_bytes = self._held, [], 0
         if held and self._stuck is None:
             await self._send(held[0] if len(held) == 1 else batch_response(held))
 
     async def _send(self, message: Any) -> None:
-        # `wait` and not `wait_for`: on a timeout the latter cancels the write, which gRPC cannot do.
+        # `wait`, not `wait_for`, which on a timeout would cancel the write; gRPC cannot do that.
         task = asyncio.ensure_future(self._write(message))
         try:
             done, _ = await asyncio.wait((task,), timeout=self._limit)
@@ -78,7 +79,7 @@ class Sender:
         task.result()
 
     async def settle(self) -> None:
-        """Wait until the message that was stuck has left, so that a status can follow."""
+        """Waits until a message that was stuck has left, so that a status can follow."""
         if self._stuck is not None:
             with contextlib.suppress(Exception):
                 await self._stuck

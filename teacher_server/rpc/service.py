@@ -1,4 +1,8 @@
-"""The handlers of `TeacherService`; what a Score call does is in `teacher_server.rpc.score_call`."""
+"""The handlers of `TeacherService`. Score calls are implemented in `teacher_server.rpc.score_call`.
+
+A request comes here from `teacher_server.rpc.interceptor`, which has authenticated its caller, given it a slot and
+parsed it. Errors that the handlers raise become gRPC statuses there.
+"""
 
 import asyncio
 import logging
@@ -28,18 +32,18 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
-    """Answers Describe, Score, GetHead and GetLoad."""
+    """Serves Describe, Score, GetHead and GetLoad."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._heads: weakref.WeakValueDictionary[str, asyncio.Future[Head]] = weakref.WeakValueDictionary()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        """One teacher, or all that are loaded."""
+        """Describes one teacher, or all that are loaded."""
         served = self._shared.teachers
         asked = [served.get(request.teacher)] if request.teacher else list(served)
         if request.teacher:
-            asked[0].running()  # raises why it cannot be described; a list leaves such a teacher out
+            asked[0].running()  # raises the reason if it cannot be described; a list leaves such a teacher out
         return pb.DescribeResponse(
             teachers=[teacher_info(t.info, t.bounds, self._state(t)) for t in asked if t.worker is not None],
             server_version=__version__,
@@ -47,7 +51,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         )
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
-        """Streams the scores of the request's sequences in their order."""
+        """Streams the scores of the request's sequences, in their order."""
         if self._shared.refusing:
             raise UnavailableError("the server is about to end and takes no new calls; ask another replica.")
         call = ScoreCall(
@@ -73,7 +77,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             self._account(request, call, timings, failure, context.invocation_metadata())
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
-        """Streams the output head's tensors."""
+        """Streams the tensors of a teacher's output head."""
         chunk = request.chunk_bytes or self._shared.settings.transport.chunk_bytes
         if not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
             raise InvalidRequestError(
@@ -94,29 +98,30 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
                 )
-            copying = self._copy_of_head(teacher, identity.hash)  # shared for as long as a call holds it
-            # Shielded: a caller that hangs up must not cancel the copy for the others.
+            copying = self._copy_of_head(teacher, identity.hash)  # the copy is shared while a call holds a reference
+            # Shielded: a caller that hangs up must not cancel the copy for the other calls.
             messages = encode_head(await asyncio.shield(copying), chunk)
-            # Each message on a thread: checksums and copies of a gigabyte would block the loop for seconds.
+            # Each message is made on a thread: checksums and copies of a gigabyte would block the event loop for
+            # seconds.
             while (message := await asyncio.to_thread(next, messages, None)) is not None:
                 await sender.send(message)
 
     def _copy_of_head(self, teacher: Teacher, content_hash: str) -> "asyncio.Future[Head]":
-        """A copy of the head on the host, shared by the calls that are open at the same time.
+        """A copy of the head on the host, shared by all calls that are open at the same time.
 
-        It is large, copying it blocks the engine, and all ranks of a student ask for it at once. The dictionary holds
-        it weakly: it is freed with the last call.
+        The head is large, copying it blocks the engine, and all ranks of a student ask for it at once. The dictionary
+        holds the copy weakly, so it is freed with the last call.
         """
         copying = self._heads.get(content_hash)
         if copying is None or (copying.done() and (copying.cancelled() or copying.exception())):
             copying = asyncio.wrap_future(teacher.running().call(lambda engine: engine.head()))
-            # All callers may be gone when it fails: reading the exception keeps asyncio from logging it as lost.
+            # If all callers have gone when it fails, reading the exception keeps asyncio from logging it.
             copying.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._heads[content_hash] = copying
         return copying
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        """Queue, rate and budget now."""
+        """Returns queue lengths, throughput and free budget."""
         shared = self._shared
         return pb.GetLoadResponse(
             teachers=[_load(teacher, self._state(teacher)) for teacher in shared.teachers],
@@ -125,7 +130,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         )
 
     def _state(self, teacher: Teacher) -> int:
-        """What clients are told: a teacher that serves stays READY to the end for the calls in flight."""
+        """The state as clients see it. Internally, a draining server's teachers stay READY for the calls in flight."""
         return pb.TEACHER_STATE_DRAINING if self._shared.draining and teacher.serving else teacher.state
 
     def _account(
@@ -136,9 +141,9 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         failure: BaseException | None,
         metadata: Any,
     ) -> None:
-        """Metrics, log and spans of a call that ended."""
+        """Records metrics, log line and spans of a call that has ended."""
         shared, metrics = self._shared, self._shared.metrics
-        # Names that are not served would be labels without bound.
+        # Names that are not served would make the number of label values unbounded.
         known = any(request.teacher == teacher.name for teacher in shared.teachers)
         teacher = request.teacher if known else ""
         code = _code(failure)
@@ -183,7 +188,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
 
 def _code(failure: BaseException | None) -> str:
-    """The status that a call ends with."""
+    """The name of the status that a call ends with."""
     if failure is None:
         return "OK"
     if isinstance(failure, OpdError):
