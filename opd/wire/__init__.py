@@ -1,9 +1,10 @@
-"""The wire: contract stubs, tensor codecs, request and stream codecs, fingerprints, the error table, channels.
+"""The wire: stubs of the contract, codecs of tensors, requests and streams, fingerprints, error mapping, channels.
 
-Client side, in order (nothing here imports torch):
+A client uses it in this order (nothing here imports torch before a half-precision tensor is converted):
 
     from opd.wire import bounds, channel, decoder, head, request, status
-    security = channel.ClientSecurity(ca_file="ca.pem", token_file="token")        # or ClientSecurity() in the clear
+    security = channel.ClientSecurity(ca_file="ca.pem", token_file="token")        # ClientSecurity() for no TLS, no
+    token
     async with channel.open_channel("host:9000", security) as ch:                  # keepalive, backoff, no retries
         stub = teacher_pb2_grpc.TeacherServiceStub(ch)
         info = (await stub.Describe(pb.DescribeRequest(teacher="t"), metadata=security.metadata())).teachers[0]
@@ -20,6 +21,6 @@ Client side, in order (nothing here imports torch):
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
 
-Server side: `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
-`status.status_of`, `fingerprint.*`.
+A server uses `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
+`status.status_of` and `fingerprint`.
 """

@@ -1,6 +1,7 @@
-"""What one teacher accepts, and the checks of a request that client and server share.
+"""What a teacher accepts, and the checks of a request that client and server share.
 
-The client runs `check_items` before it sends, the server before it computes: the same bounds, the same sentences.
+The client runs `check_items` before it sends a request, the server before it computes: the same bounds give the same
+error messages on both sides.
 """
 
 from collections.abc import Sequence
@@ -32,26 +33,26 @@ _KIND_NAMES: dict[int, PayloadKind] = {code: kind for kind, code in _KINDS.items
 
 
 def kind_code(kind: PayloadKind) -> pb.PayloadKind:
-    """The contract's code of a payload kind."""
+    """The contract's code for a payload kind."""
     return _KINDS[kind]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBounds:
-    """What one teacher accepts; `Describe` tells the client, the server knows.
+    """What a teacher accepts. The server knows these bounds; a client learns them from `Describe`.
 
     Attributes:
-        teacher: name, for messages.
-        vocab_size: every token id is below.
-        payloads: kinds it serves.
-        supports_temperature: whether temperatures other than 1 are applied.
-        max_sequence_tokens: prompt plus response.
-        max_k: of topk and gather.
-        max_sequences: of one request.
-        max_request_tokens: over the sequences of one request.
-        max_request_bytes: of one request message.
-        hidden_size: width of hidden states, 0 when they are not served.
-        spans: whether some positions of a response can be asked for alone.
+        teacher: its name, for error messages.
+        vocab_size: number of ids in its vocabulary; every token id is below.
+        payloads: the kinds of payload that it serves.
+        supports_temperature: whether it applies temperatures other than 1.
+        max_sequence_tokens: most tokens in a sequence, prompt and response together.
+        max_k: largest k of topk and gather.
+        max_sequences: most sequences in a request.
+        max_request_tokens: most tokens in a request, over all its sequences.
+        max_request_bytes: largest size of a request message.
+        hidden_size: width of the hidden states; 0 if they are not served.
+        spans: whether some positions of a response can be scored alone (`ScoreItem.spans`).
     """
 
     teacher: str
@@ -68,7 +69,7 @@ class RequestBounds:
 
     @classmethod
     def from_info(cls, info: pb.TeacherInfo) -> "RequestBounds":
-        """The bounds that a server's `Describe` announces; kinds this client does not know are left out."""
+        """The bounds that a server announces in `Describe`; kinds that this client does not know are left out."""
         return cls(
             teacher=info.name,
             vocab_size=info.vocab_size,
@@ -85,11 +86,11 @@ class RequestBounds:
 
 
 def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) -> None:
-    """Check payload and temperature.
+    """Check the payload and the temperature of a request.
 
     Raises:
-        InvalidRequestError: k or temperature out of range.
-        IncompatibleTeacherError: the teacher does not serve the payload or the temperature.
+        InvalidRequestError: if k or the temperature is out of range.
+        IncompatibleTeacherError: if the teacher does not serve the payload or the temperature.
     """
     if spec.kind not in bounds.payloads:
         served = ", ".join(sorted(bounds.payloads)) or "nothing"
@@ -98,12 +99,12 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
         )
     if spec.k > bounds.max_k:
         raise InvalidRequestError(f"k is {spec.k}, but teacher {bounds.teacher!r} allows at most {bounds.max_k}.")
-    # The wire carries f32: 0.01 arrives a little below 0.01.
+    # The wire carries float32, in which 0.01 is a little below 0.01.
     if not MIN_TEMPERATURE * 0.9999 <= temperature <= MAX_TEMPERATURE * 1.0001:
         raise InvalidRequestError(
             f"temperature is {temperature}, but it must lie between {MIN_TEMPERATURE} and {MAX_TEMPERATURE:g}."
         )
-    # Hidden states come before the logits, which the client divides itself.
+    # Temperature acts on logits, which the client computes from hidden states itself.
     if temperature != 1.0 and not bounds.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
         raise IncompatibleTeacherError(
             f"teacher {bounds.teacher!r} scores at temperature 1 only, but {temperature:g} was asked; use 1."
@@ -111,11 +112,11 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
 
 
 def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: float, bounds: RequestBounds) -> None:
-    """Check a whole request against a teacher's bounds before it is sent.
+    """Check a whole request against a teacher's bounds, before it is sent.
 
     Raises:
-        InvalidRequestError: anything that can never succeed; the sentence names sequence, value and limit.
-        IncompatibleTeacherError: the teacher does not serve the payload or the temperature.
+        InvalidRequestError: if the request can never succeed; the message names the sequence, the value and the limit.
+        IncompatibleTeacherError: if the teacher does not serve the payload or the temperature.
     """
     check_payload(spec, temperature, bounds)
     check_count(len(items), bounds)
@@ -129,7 +130,7 @@ def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: floa
 
 
 def item_bytes(item: ScoreItem) -> int:
-    """Bytes of a sequence's arrays in a request; its other fields take up to 64 more."""
+    """Bytes that a sequence's arrays take in a request; its other fields take at most 64 more."""
     size = 4 * len(item.token_ids) + 8 * len(item.spans)
     if item.gather_ids is not None:
         size += byte_length(gather_dtype(item.gather_ids), *item.gather_ids.shape)
@@ -137,7 +138,7 @@ def item_bytes(item: ScoreItem) -> int:
 
 
 def check_count(count: int, bounds: RequestBounds) -> None:
-    """Refuse too few or too many sequences with InvalidRequestError."""
+    """Raise InvalidRequestError if a request has too few or too many sequences."""
     if not 1 <= count <= bounds.max_sequences:
         raise InvalidRequestError(
             f"the request has {count} sequences, but teacher {bounds.teacher!r} takes 1 to {bounds.max_sequences}."
@@ -145,7 +146,7 @@ def check_count(count: int, bounds: RequestBounds) -> None:
 
 
 def check_totals(tokens: int, size: int, bounds: RequestBounds) -> None:
-    """Refuse a request with too many tokens or bytes with InvalidRequestError."""
+    """Raise InvalidRequestError if a request has too many tokens or bytes."""
     if tokens > bounds.max_request_tokens:
         raise InvalidRequestError(
             f"the request has {tokens} tokens, but teacher {bounds.teacher!r} takes at most "
@@ -159,7 +160,7 @@ def check_totals(tokens: int, size: int, bounds: RequestBounds) -> None:
 
 
 def check_lengths(index: int, tokens: int, prompt: int, bounds: RequestBounds) -> None:
-    """Refuse a sequence that is too long, or whose prompt or response is empty, with InvalidRequestError."""
+    """Raise InvalidRequestError if a sequence is too long, or its prompt or response is empty."""
     if tokens > bounds.max_sequence_tokens:
         raise InvalidRequestError(
             f"sequence {index} has {tokens} tokens, but teacher {bounds.teacher!r} takes at most "
@@ -173,14 +174,14 @@ def check_lengths(index: int, tokens: int, prompt: int, bounds: RequestBounds) -
 
 
 def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBounds) -> None:
-    """Refuse ids outside the vocabulary, or gather ids of the wrong shape or repeated, with InvalidRequestError."""
+    """Raise InvalidRequestError for ids outside the vocabulary, and for gather ids of a wrong shape or with repeats."""
     if item.token_ids.ndim != 1 or item.token_ids.dtype.kind not in "iu":
         raise InvalidRequestError(
             f"sequence {index}: token_ids must be one row of whole numbers, but they are {item.token_ids.dtype} of "
             f"shape {item.token_ids.shape}."
         )
-    # Before the engine sees them: an id out of range fails the forward of the whole batch, and on a GPU the assertion
-    # that it trips ends every later call of the process.
+    # Checked before the engine sees them: an id out of range fails the forward pass of the whole batch, and on a GPU it
+    # trips an assertion after which every further call of the process fails.
     largest, smallest = int(item.token_ids.max()), int(item.token_ids.min())
     if largest >= bounds.vocab_size or smallest < 0:
         wrong = largest if largest >= bounds.vocab_size else smallest
@@ -203,18 +204,18 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
     if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
         wrong = int(gather.max()) if int(gather.max()) >= bounds.vocab_size else int(gather.min())
         raise InvalidRequestError(f"sequence {index}: gather_ids holds {wrong}, but must be below {bounds.vocab_size}.")
-    # An id named twice would be counted twice in the head's mass, and the tail would be too small by as much.
+    # A repeated id would be counted twice in the mass of the head, and the tail would be too small by as much.
     if not rows_are_distinct(gather):
         raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
 
 
 def gather_dtype(gather_ids: NDArray[np.integer]) -> pb.Dtype:
-    """How the ids to gather travel: packed into 18 bits where all of them fit, which is half of what u32 takes."""
+    """The dtype in which ids to gather travel: 18 bits if all of them fit, a little over half of what u32 takes."""
     return pb.DTYPE_U18 if gather_ids.size == 0 or int(gather_ids.max()) < U18_LIMIT else pb.DTYPE_U32
 
 
 def rows_are_distinct(ids: NDArray[np.integer]) -> bool:
-    """Whether no row of [T, K] ids holds an id twice."""
+    """Whether no row of the [T, K] ids contains an id twice."""
     ordered = np.sort(ids, axis=1)
     return not bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
@@ -228,5 +229,5 @@ def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int)
     if spec.kind is PayloadKind.FULL:
         return 4 * rows * vocab_size
     width = 4 if spec.value_dtype == "f32" else 2
-    per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)  # the ids of gather are the caller's: not sent back
+    per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)  # gather: the caller has the ids, they are not sent
     return rows * (spec.k * per_id + 16)  # 16: the sampled log-prob, the log tail, offset and step of u16

@@ -1,9 +1,9 @@
-"""The channel preset and the client's credentials.
+"""Channels to teacher servers: gRPC options and the client's credentials.
 
-gRPC's defaults notice a frozen server after more than a minute, if ever, and wait up to two minutes before they
-reconnect to a server that is back; service-config retry stops at 256 KiB and never covers a stream that has begun. The
-preset below fixes the first two and switches the third off: one attempt per call, and the fleet client decides on the
-next.
+With gRPC's defaults a client notices a frozen server after more than a minute, if ever, and waits up to two minutes
+before it reconnects to a server that is back; retries by service config stop at 256 KiB and never cover a stream that
+has begun. The options below fix the first two and switch the retries off: each call is attempted once, and the fleet's
+client decides about the next attempt.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ from opd.tls_files import fault_of
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message to send and to accept; chunks are far below, requests may be large."""
 CONNECT_SECONDS = 5
-"""How long one attempt to connect may take."""
+"""Seconds that an attempt to connect may take."""
 
 
 class ClientSecurity(Settings):
@@ -59,14 +59,15 @@ class ClientSecurity(Settings):
     _cache: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def token(self) -> str:
-        """The bearer token now, "" when none is configured.
+        """The current bearer token; "" if none is configured.
 
         Raises:
-            AuthError: when the token file cannot be read or the variable is not set, or neither holds a token.
+            AuthError: if the token file cannot be read, the variable is not set, or either holds no valid token.
         """
         if self.token_file is not None:
             try:
-                # The time before the bytes: what replaces the file in between is read at the next call.
+                # The time is taken before the contents: a file that is replaced in between is read again at the next
+                # call.
                 stamp = self.token_file.stat().st_mtime_ns
                 if self._cache.get("stamp") != stamp:
                     data = self.token_file.read_bytes()
@@ -80,15 +81,15 @@ class ClientSecurity(Settings):
         return ""
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata to pass with every call."""
+        """The metadata to pass with every call."""
         token = self.token()
         return (("authorization", f"Bearer {token}"),) if token else ()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """TLS credentials from the files.
+        """TLS credentials from the configured files.
 
         Raises:
-            AuthError: when a file cannot be read or is not PEM, or the key is another certificate's.
+            AuthError: if a file cannot be read or is not PEM, or the key does not belong to the certificate.
         """
         roots, key, chain = _read(self.ca_file), _read(self.key_file), _read(self.cert_file)
         if fault := fault_of(self.cert_file, self.key_file, self.ca_file, other="server"):
@@ -101,16 +102,16 @@ def channel_options() -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
-        # Without this the keepalive timeout is ignored in favour of 60 s.
+        # Without this, 60 s apply instead of the keepalive timeout.
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        # Despite its name this is not a backoff, but the time that an attempt to connect may take, handshakes included.
+        # Despite its name this is not a backoff but the limit on an attempt to connect, handshakes included.
         ("grpc.min_reconnect_backoff_ms", CONNECT_SECONDS * 1000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),
-        # Channels to one address share a connection otherwise, and a stuck one would stop them all.
+        # Otherwise all channels to an address share one connection, and if it is stuck so are they.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -121,8 +122,8 @@ def open_channel(endpoint: str, security: ClientSecurity | None = None) -> grpc.
     """An asyncio channel to "host:port" or "unix:path" with the preset; nothing is connected yet.
 
     Raises:
-        ConfigError: when a token would leave this host in the clear.
-        AuthError: when a certificate cannot be read.
+        ConfigError: if a token would leave this host unencrypted.
+        AuthError: if a certificate cannot be read.
     """
     credentials, options = _credentials_and_options(endpoint, security or ClientSecurity())
     if credentials is None:
@@ -131,11 +132,11 @@ def open_channel(endpoint: str, security: ClientSecurity | None = None) -> grpc.
 
 
 def open_blocking_channel(endpoint: str, security: ClientSecurity | None = None) -> grpc.Channel:
-    """As `open_channel`, for callers without an event loop.
+    """Like `open_channel`, for callers without an event loop.
 
     Raises:
-        ConfigError: when a token would leave this host in the clear.
-        AuthError: when a certificate cannot be read.
+        ConfigError: if a token would leave this host unencrypted.
+        AuthError: if a certificate cannot be read.
     """
     credentials, options = _credentials_and_options(endpoint, security or ClientSecurity())
     if credentials is None:
@@ -146,11 +147,11 @@ def open_blocking_channel(endpoint: str, security: ClientSecurity | None = None)
 def _credentials_and_options(
     endpoint: str, security: ClientSecurity
 ) -> tuple[grpc.ChannelCredentials | None, list[tuple[str, Any]]]:
-    """Credentials, None for none, and options of a channel.
+    """Credentials (None without TLS) and options of a channel.
 
     Raises:
-        ConfigError: when a token would leave this host in the clear.
-        AuthError: when a certificate cannot be read.
+        ConfigError: if a token would leave this host unencrypted.
+        AuthError: if a certificate cannot be read.
     """
     options = channel_options()
     if security.uses_tls:
@@ -164,7 +165,7 @@ def _credentials_and_options(
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether a host, "host:port" or "unix:path" stays on this host, judged by its spelling alone."""
+    """Whether a host, "host:port" or "unix:path" stays on this host, judged by its spelling: no name is resolved."""
     if endpoint.startswith("unix:"):
         return True
     host = endpoint.partition("]")[0].removeprefix("[") if endpoint.startswith("[") else endpoint
@@ -175,11 +176,11 @@ def is_loopback(endpoint: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name, which may lead anywhere by the time of the connection
+        return False  # a name, which may resolve to anything by the time of the connection
 
 
 def _token(data: bytes, where: str) -> str:
-    """The token in a file or variable; any other content would fail inside gRPC, with an error that names neither."""
+    """The token in a file or variable. Other contents are refused: gRPC would fail on them without naming either."""
     token = data.strip()
     if not token or not all(0x21 <= byte <= 0x7E for byte in token):
         raise AuthError(f"{where} holds no token; give one line of printable ASCII without spaces.")

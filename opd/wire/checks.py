@@ -1,8 +1,9 @@
-"""What must hold for a teacher's numbers before they reach a loss.
+"""Plausibility checks of a teacher's numbers, before they reach a loss.
 
-Impossible numbers, from a faulty server or a flipped bit, fail the call. Possible ones of another model pass; those are
-looked for by comparing replicas (`opd.fleet.membership.agreement`, `opd.fleet.cross_score`). All checks are vectorised
-and cost below half a microsecond per token at K = 64.
+Impossible numbers, from a faulty server or a flipped bit, fail the call. Numbers that are possible but come from
+another model pass; those are found by comparing replicas (`opd.fleet.membership.agreement`, `opd.fleet.cross_score`).
+All checks are vectorised and cost less than half a microsecond per token at K = 64. Every check raises
+CorruptPayloadError.
 """
 
 from typing import Any
@@ -16,33 +17,33 @@ from opd.wire.tensors import to_single
 from opd.wire.types import F32, U32
 
 BLOCK = 1 << 16
-"""Numbers at a time: temporaries stay in the cache, and their pages are reused instead of mapped anew."""
+"""Numbers checked at a time, so that temporaries stay in the cache and their pages are reused."""
 
 MASS_TOLERANCE: dict[str, float] = {"f32": 2e-3, "f16": 1e-2, "u16": 1e-2}
-"""How far the probabilities of one position may be from 1 in sum: rounding of f16 is at most 2^-11 of the entropy."""
+"""How far a position's probabilities may be from 1 in sum; rounding to f16 changes it by at most 2^-11 x entropy."""
 
 LOG_PROB_TOLERANCE = 1e-2
-"""Nats a log-prob may lie above zero by rounding."""
+"""Nats by which rounding may put a log-prob above zero."""
 
 MATCH_TOLERANCE = 5e-2
-"""Nats between a response token's own log-prob and the same token among the ids, plus 2^-10 of its size."""
+"""Nats, besides 2^-10 of its size, by which a response token's log-prob may differ from that of the same id."""
 
 
 def check_log_probs(name: str, values: NDArray[Any]) -> None:
-    """Refuse NaN, +inf and log-probs above zero; -inf is probability zero and allowed."""
-    # The maximum of anything with NaN is NaN, which compares false: the test is written as what must be true.
+    """Refuse NaN, +inf and log-probs above zero; -inf, probability zero, is allowed."""
+    # The maximum of anything with NaN is NaN, which compares false, so the test says what must be true.
     if not values.max() <= LOG_PROB_TOLERANCE:
         raise CorruptPayloadError(f"{name} holds NaN or a log-prob above zero.")
 
 
 def check_logits(logits: F32) -> None:
-    """Refuse [T, V] logits with NaN or +inf, or a row without any finite value."""
+    """Refuse [T, V] logits with NaN or +inf, or with a row without any finite value."""
     if not (logits < np.inf).all() or not np.isfinite(logits.max(axis=1)).all():
         raise CorruptPayloadError("logits hold NaN or +inf, or a row has no finite value.")
 
 
 def check_hidden(hidden: NDArray[Any]) -> None:
-    """Refuse [T, H] hidden states that are not finite; uint16 means bfloat16 bits."""
+    """Refuse [T, H] hidden states that are not finite; uint16 holds the bits of bfloat16."""
     fine = finite_bf16(hidden) if hidden.dtype == np.uint16 else hidden.max() < np.inf and hidden.min() > -np.inf
     if not fine:
         raise CorruptPayloadError("hidden states hold NaN or infinity.")
@@ -50,12 +51,12 @@ def check_hidden(hidden: NDArray[Any]) -> None:
 
 def finite_bf16(bits: NDArray[np.uint16]) -> bool:
     """Whether bfloat16 bits hold neither NaN nor infinity; without temporaries, which would cost more than the test."""
-    # Seen as signed, the largest positive numbers are on top, seen as unsigned, the largest negative ones.
+    # As signed numbers the largest positive values are on top; as unsigned numbers the largest negative ones.
     return bool(bits.view(np.int16).max() < 0x7F80 and bits.max() < 0xFF80)
 
 
 def check_top_ids(ids: U32, values: NDArray[Any], vocab_size: int) -> None:
-    """Refuse [T, K] top-k ids outside the vocabulary or repeated, and values that are not in descending order."""
+    """Refuse [T, K] top-k ids that are outside the vocabulary or repeat, and values not in descending order."""
     if int(ids.max()) >= vocab_size:
         raise CorruptPayloadError(f"top-k id {int(ids.max())} is outside the vocabulary of {vocab_size}.")
     if not rows_are_distinct(ids):
@@ -74,16 +75,16 @@ def check_positions(
     vocab_size: int | None,
     tolerance: float,
 ) -> None:
-    """All checks of one sequence's log-probs at K ids per position; see the single ones.
+    """All checks of a sequence's log-probs at K ids per position.
 
     Args:
-        sampled: [T], of the response tokens.
-        response: [T], the response tokens.
+        sampled: [T] log-probs of the response tokens.
+        response: [T] the response tokens.
         ids: [T, K].
-        values: [T, K], at the ids, f16 or f32.
-        log_tail: [T], of the mass outside the ids.
-        vocab_size: of the teacher, for top-k; None for gathered values, whose ids the caller chose.
-        tolerance: of `check_mass`.
+        values: [T, K] log-probs at the ids, f16 or f32.
+        log_tail: [T] log mass outside the ids.
+        vocab_size: the teacher's, for top-k; None for gathered values, whose ids the caller chose.
+        tolerance: how far the mass of a position may be from 1; see `check_mass`.
     """
     check_log_probs("sampled", sampled)
     check_log_probs("log_tail", log_tail)
@@ -100,7 +101,7 @@ def check_positions(
 
 
 def check_mass(values: F32, log_tail: F32, tolerance: float, first: int = 0) -> None:
-    """Refuse positions whose probabilities, tail included, do not add up to 1; `first` is the index of the first."""
+    """Refuse positions whose probabilities, tail included, do not sum to 1; `first` is the index of the first row."""
     mass = np.exp(values).sum(axis=1) + np.exp(log_tail)
     worst = float(np.abs(mass - 1).max())
     if not worst <= tolerance:
@@ -114,20 +115,20 @@ def check_mass(values: F32, log_tail: F32, tolerance: float, first: int = 0) -> 
 def check_sampled(
     sampled: F32, response: U32, ids: U32, values: F32, log_tail: F32, *, topk: bool, first: int = 0
 ) -> None:
-    """Refuse a response token's log-prob that contradicts the K ids and the tail of its position.
+    """Refuse a response token's log-prob that contradicts the K ids and the tail at its position.
 
-    Where the token is among the ids both numbers must agree; elsewhere its probability is part of the tail, and for
-    top-k it is no larger than the smallest of the k. `first` is the index of the first position.
+    If the token is among the ids, both numbers must agree. Otherwise its probability is part of the tail and, for
+    top-k, no larger than the smallest of the k. `first` is the index of the first row.
     """
     same = ids == response[:, None]
-    place = same.argmax(axis=1)  # 0 where the token is not among the ids; `inside` tells
+    place = same.argmax(axis=1)  # 0 also if the token is not among the ids, which `inside` tells apart
     lines = np.arange(len(same))
     inside, at = same[lines, place], values[lines, place]
     ceiling = np.minimum(log_tail, values[:, -1]) if topk else log_tail
-    # f16 has 11 bits, so its rounding grows with the size of a log-prob.
+    # f16 has a precision of 11 bits, so its rounding error grows with the size of a log-prob.
     slack = MATCH_TOLERANCE + np.abs(np.where(np.isfinite(sampled), sampled, 0)) * 2.0**-10
-    # f16 ends at -65,504: what it turned into -inf counts as that. Where the token is not among the ids, `at` and
-    # `near` mean nothing and are not used.
+    # f16 ends at -65,504, so a log-prob that became -inf counts as that. If the token is not among the ids, `at` and
+    # `near` have no meaning and are not used.
     near = np.abs(np.maximum(at, -65504) - np.maximum(sampled, -65504)) <= slack
     below = sampled <= np.maximum(ceiling, -65504) + slack
     good = np.where(inside, near, below)

@@ -1,4 +1,4 @@
-"""CRC32C of tensor bytes, and bounded zstd: the length after decompression is known before it starts."""
+"""CRC32C checksums, and zstd with a size limit: the decompressed size is checked before decompression."""
 
 from typing import TypeAlias
 
@@ -12,16 +12,16 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 """Contiguous bytes."""
 
 ZSTD_LEVEL = 1
-"""The fastest level: log-probs and ids compress little more at higher ones."""
+"""The fastest level; higher ones compress log-probs and ids hardly any better."""
 
 
 def crc32c(data: Buffer, start: int = 0) -> int:
-    """CRC32C (Castagnoli) of `data`, continuing from `start`, the checksum of the bytes before."""
+    """CRC32C (Castagnoli) of `data`, continuing from `start`, the checksum of the bytes before it."""
     return int(_crc32c.crc32c(data, start))
 
 
 def compress(data: Buffer) -> bytes:
-    """One zstd frame that names its content size."""
+    """One zstd frame with its content size in the header."""
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
 
 
@@ -29,27 +29,27 @@ def decompress(data: Buffer, expected: int) -> bytes:
     """Decompress one zstd frame to exactly `expected` bytes.
 
     Raises:
-        CorruptPayloadError: when the frame is damaged or names another size; nothing is allocated in that case.
+        CorruptPayloadError: if the frame is damaged or announces another size, in which case nothing is decompressed.
     """
     try:
-        # Before anything is unpacked: a frame of kilobytes may claim gigabytes.
+        # Checked before decompression: a frame of kilobytes may announce gigabytes.
         size = zstandard.get_frame_parameters(data).content_size
         if size != expected:
             raise CorruptPayloadError(f"a compressed tensor unpacks to {size} bytes, but {expected} were announced.")
         content = zstandard.ZstdDecompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptPayloadError(f"a compressed tensor is damaged: {error}.") from error
-    # What the frame claims and what it holds are two things.
+    # The frame may hold less than it announces.
     if len(content) != expected:
         raise CorruptPayloadError(f"a compressed tensor holds {len(content)} bytes, but {expected} were announced.")
     return content
 
 
 def unpack(data: Buffer, compression: int, expected: int) -> Buffer:
-    """Undo `compression` (of the contract) of a tensor with `expected` bytes.
+    """Undo the `compression` (a code of the contract) of a tensor with `expected` bytes.
 
     Raises:
-        CorruptPayloadError: for an unknown compression or a damaged frame.
+        CorruptPayloadError: if the compression is unknown or the frame is damaged.
     """
     if compression == pb.COMPRESSION_NONE:
         return data

@@ -1,4 +1,4 @@
-"""The client's half of a score stream: messages in, validated `Scores` out, as soon as each sequence is complete."""
+"""The client's half of a score stream: takes messages, returns validated `Scores` as each sequence is complete."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,21 +19,21 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 
 class ScoreStreamDecoder:
-    """Assembles one score stream and refuses whatever breaks the contract.
+    """Assembles a score stream and refuses whatever violates the contract.
 
-    Memory is bounded by what was asked for: a tensor whose announced size does not follow from the request is
-    refused before a byte of it is stored.
+    Memory is bounded by what was asked for: a tensor whose announced size does not follow from the request is refused
+    before any of its bytes are stored.
 
     Args:
         items: the request's sequences.
         spec: the request's payload.
-        bounds: the teacher's, from `Describe`.
-        request_id: the stream must echo it; "" skips the check.
-        expected_weights_hash: the header must carry it; "" for any.
+        bounds: the teacher's bounds, from `Describe`.
+        request_id: the id that the stream must echo; "" skips the check.
+        expected_weights_hash: the hash that the header must carry; "" accepts any.
 
     Attributes:
-        weights_hash: from the header, "" before it.
-        trailer: the last message, None before it.
+        weights_hash: from the header; "" until it has arrived.
+        trailer: the last message; None until it has arrived.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class ScoreStreamDecoder:
         self._results: dict[int, Scores] = {}
 
     def feed(self, message: pb.ScoreResponse) -> list[tuple[int, Scores]]:
-        """Take one message; returns (index, scores) of the sequences it completed, without timings yet.
+        """Take a message; returns (index, scores) of the sequences that it completed, whose timings are not set yet.
 
         Raises:
-            CorruptPayloadError: on any violation; the decoder must not be used again.
+            CorruptPayloadError: on any violation. The decoder must not be used after that.
         """
         kind = message.WhichOneof("message")
         if kind == "batch":
@@ -86,10 +86,10 @@ class ScoreStreamDecoder:
         return []
 
     def finish(self) -> list[Scores]:
-        """All scores, with the server's timings.
+        """All scores in the order of the items, with the server's timings.
 
         Raises:
-            CorruptPayloadError: when the stream ended before its trailer.
+            CorruptPayloadError: if the stream ended before its trailer.
         """
         if self.trailer is None:
             raise CorruptPayloadError("the score stream ended before its trailer; ask again.")
@@ -97,7 +97,7 @@ class ScoreStreamDecoder:
         return [replace(self._results[i], timings=timings) for i in range(len(self._items))]
 
     def _on_batch(self, batch: pb.ScoreBatch) -> list[tuple[int, Scores]]:
-        # An empty one is refused as an empty chunk is, and one within another as nothing the contract knows.
+        # An empty batch is refused like an empty chunk; a nested one is not part of the contract.
         if not batch.messages or any(one.WhichOneof("message") == "batch" for one in batch.messages):
             raise CorruptPayloadError("a batch of the score stream is empty, or holds another batch.")
         return [found for one in batch.messages for found in self.feed(one)]
@@ -111,7 +111,7 @@ class ScoreStreamDecoder:
         wanted = len(self._items)
         if header.sequence_count != wanted:
             raise CorruptPayloadError(f"the answer has {header.sequence_count} sequences, but {wanted} were asked.")
-        # A replica may have been given other weights between its description and this answer.
+        # A replica may have got other weights between its description and this response.
         if self._expected_hash and header.weights_hash != self._expected_hash:
             raise CorruptPayloadError(
                 f"the numbers come from weights {header.weights_hash!r}, but {self._expected_hash!r} were asked."
@@ -123,7 +123,7 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError(f"sequence {self._next} is cut off by the next one.")
         if header.sequence != self._next or self._next >= len(self._items):
             raise CorruptPayloadError(f"sequence {header.sequence} arrived where {self._next} was due.")
-        # The request may have been damaged on its way: right numbers for other ids would pass every later check.
+        # The request may have been damaged on its way: scores of other ids would pass all later checks.
         if header.ids_crc32c != crc32c(token_bytes(self._items[self._next].token_ids)):
             raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
         self._check_specs(header)
@@ -146,7 +146,7 @@ class ScoreStreamDecoder:
                 )
             plain = byte_length(tensor.dtype, rows, layout.cols)
             fits = tensor.byte_length == plain
-            # The encoder compresses only where that saves bytes, so the plain size bounds what is allocated here.
+            # The encoder compresses only if that saves bytes, so the plain size bounds what is allocated here.
             if tensor.compression == pb.COMPRESSION_ZSTD:
                 fits = 0 < tensor.byte_length < plain
             if not fits:
@@ -156,8 +156,9 @@ class ScoreStreamDecoder:
         if self._header is None:
             raise CorruptPayloadError("a chunk arrived outside a sequence.")
         data = chunk.data
-        # An empty chunk too is refused: a stream of them would go on forever, and no time limit between messages would
-        # end it.
+        # Empty chunks are refused too: a stream of them could go on forever, and no time limit between messages would
+        # end
+        # it.
         if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
             raise CorruptPayloadError(
                 f"a chunk of {len(data)} bytes at {chunk.offset} does not continue the {self._filled} of "
@@ -181,7 +182,7 @@ class ScoreStreamDecoder:
                 raise CorruptPayloadError(f"the checksum of {_role_name(tensor.role)} does not match; ask again.")
             plain = unpack(data, tensor.compression, byte_length(tensor.dtype, tensor.rows, tensor.cols))
             array = decode_tensor(plain, tensor.dtype, tensor.rows, tensor.cols)
-            # Tensors of one buffer begin at any byte; torch and many kernels of numpy want them aligned.
+            # In a shared buffer a tensor may begin at any byte; torch and many of numpy's loops need alignment.
             arrays[int(tensor.role)] = np.require(array, requirements=["A"])
         scores = self._scores(arrays, sum(len(data) for data in parts))
         index = self._next
@@ -205,7 +206,8 @@ class ScoreStreamDecoder:
         item = self._items[self._next]
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
         topk = self._spec.kind is PayloadKind.TOPK
-        # Listed ids are the server's and are checked against the vocabulary; gathered ones are the caller's own, and do
+        # Top-k ids are the server's, so they are checked against the vocabulary. Gathered ids are the caller's own and
+        # do
         # not travel back.
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
@@ -228,7 +230,7 @@ class ScoreStreamDecoder:
 
 
 def timings_of(message: pb.Timings) -> Timings:
-    """The Python form of the contract's timings."""
+    """`Timings` from the contract's message."""
     return Timings(
         admission=message.admission_seconds,
         queue=message.queue_seconds,

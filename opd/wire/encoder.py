@@ -1,4 +1,4 @@
-"""The server's half of a score stream: scores to tensors, tensors to chunk messages."""
+"""The server's half of a score stream: scores become tensors, tensors become chunk messages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from opd.wire.types import PayloadSpec, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 
 MAX_AFFINE_SPAN = 64.0
-"""Nats between the largest and smallest value of a row above which 16-bit quantisation gives way to f32.
+"""Range of a row, in nats, above which its tensor is sent as f32 instead of being quantised to 16 bits.
 
-At this span the error of a value, half a step, is 64 / 131,068 = 0.0005 nats.
+At this range the error of a value, half a step, is 64 / 131,068 = 0.0005 nats.
 """
 
 MIN_GAIN = 0.95
-"""A compressed tensor is sent only when it has at most this share of the plain bytes."""
+"""A tensor is sent compressed only if that takes at most this share of its plain size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedSequence:
-    """One sequence ready to send: descriptions of its tensors and their bytes, in the same order."""
+    """A sequence that is ready to be sent: the specs of its tensors and their bytes, in the same order."""
 
     tensors: list[pb.TensorSpec]
     buffers: list[memoryview]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors on the wire."""
+        """Size of all tensors on the wire, in bytes."""
         return sum(len(buffer) for buffer in self.buffers)
 
     def header(self, index: int, ids_crc32c: int) -> pb.ScoreResponse:
@@ -52,20 +52,20 @@ def encode_scores(
     zstd: bool = False,
     pack_ids: bool = True,
 ) -> EncodedSequence:
-    """Encode one sequence's scores.
+    """Encode the scores of one sequence.
 
     Args:
-        scores: what the engine returned; sizes as in `Scores`.
+        scores: what the engine returned; shapes as in `Scores`.
         spec: the payload that was asked for.
-        rows: T, the response length.
+        rows: number of scored positions.
         vocab_size: V of the teacher.
         hidden_size: H of the teacher, for hidden payloads.
-        zstd: compress tensors that gain by it.
-        pack_ids: send top-k ids in 18 bits where the vocabulary allows, else in 32, which costs both sides less time.
+        zstd: compress the tensors that become smaller by it.
+        pack_ids: send top-k ids in 18 bits if the vocabulary allows. Else in 32, which costs both sides less time.
 
     Raises:
         NonFiniteError: for NaN or +inf.
-        ValueError: when the engine returned another shape than was asked.
+        ValueError: if the engine returned another shape than was asked for.
     """
     tensors: list[pb.TensorSpec] = []
     buffers: list[memoryview] = []
@@ -76,7 +76,7 @@ def encode_scores(
         data = encode_tensor(array, dtype).data
         compression = pb.COMPRESSION_NONE
         if zstd:
-            # Compressed only where it pays: the receiver takes the plain size for the most that it must hold.
+            # Only if it saves bytes: the receiver allocates at most the plain size.
             packed = compress(data)
             if len(packed) <= MIN_GAIN * len(data):
                 data, compression = memoryview(packed), pb.COMPRESSION_ZSTD
@@ -96,12 +96,12 @@ def encode_scores(
 
 
 def cut(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[tuple[int, list[memoryview]]]:
-    """Cut the concatenation of `buffers` into (offset, views) of at most `chunk_bytes`, without copying."""
+    """Cut the concatenation of `buffers` into (offset, views) of at most `chunk_bytes` each, without copying."""
     offset = 0
     pending: list[memoryview] = []
     room = chunk_bytes
     for whole in buffers:
-        # Views all the way: bytes are copied once, when a message is made.
+        # Only views: the bytes are copied once, when a message is built.
         buffer = whole
         while len(buffer):
             pending.append(buffer[:room])
@@ -115,26 +115,26 @@ def cut(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[tuple[int, 
 
 
 def chunk_messages(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[pb.Chunk]:
-    """The chunks of `buffers` as messages; one exists at a time."""
+    """The chunks of `buffers` as messages, built one at a time."""
     for offset, views in cut(buffers, chunk_bytes):
         yield pb.Chunk(offset=offset, data=b"".join(views))
 
 
 def chunk_responses(buffers: Sequence[memoryview], chunk_bytes: int) -> Iterator[bytes]:
-    """The chunks of `buffers` as serialised `ScoreResponse` messages, each made by a single copy.
+    """The chunks of `buffers` as serialised `ScoreResponse` messages, each built by a single copy.
 
-    The same bytes as `ScoreResponse(chunk=...)` gives; protobuf's own way copies a chunk three times.
+    The bytes equal those of `ScoreResponse(chunk=...)`, for which protobuf copies a chunk three times.
     """
     for offset, views in cut(buffers, chunk_bytes):
         size = sum(len(view) for view in views)
-        # Chunk: field 1 is the offset, left out when 0, field 2 the data. ScoreResponse: field 3 is the chunk.
+        # In Chunk, field 1 is the offset (left out if 0) and field 2 the data. In ScoreResponse, field 3 is the chunk.
         inner = (b"\x08" + _varint(offset) if offset else b"") + b"\x12" + _varint(size)
         yield b"".join([b"\x1a", _varint(len(inner) + size), inner, *views])
 
 
 def batch_response(parts: Sequence[bytes]) -> bytes:
-    """Serialised `ScoreResponse` messages as a single one with all of them in a batch."""
-    # ScoreBatch: field 1, once for each message. ScoreResponse: field 5 is the batch.
+    """One serialised `ScoreResponse` that holds the given serialised ones as a batch."""
+    # In ScoreBatch, field 1 is repeated once per message. In ScoreResponse, field 5 is the batch.
     batch = b"".join(piece for part in parts for piece in (b"\x0a", _varint(len(part)), part))
     return b"".join([b"\x2a", _varint(len(batch)), batch])
 
@@ -149,7 +149,7 @@ def _varint(number: int) -> bytes:
 
 
 def timings_message(timings: Timings) -> pb.Timings:
-    """The contract's form of `Timings`."""
+    """The contract's message for `Timings`."""
     return pb.Timings(
         admission_seconds=timings.admission,
         queue_seconds=timings.queue,
@@ -183,10 +183,10 @@ def _array(scores: Scores, layout: TensorLayout, rows: int) -> NDArray[Any]:
 
 
 def _refuse_non_finite(array: NDArray[Any], layout: TensorLayout) -> None:
-    """NaN and +inf never; -inf only for log-probs, where it means probability zero."""
+    """Raise NonFiniteError for NaN and +inf; -inf means probability zero in log-probs and logits, and is allowed."""
     if layout.role == pb.TENSOR_ROLE_IDS or _is_fine(array, layout):
         return
-    rows = [not _is_fine(row, layout) for row in array]  # slow, and only on the way to an error
+    rows = [not _is_fine(row, layout) for row in array]  # slow, but only on the way to an error
     raise NonFiniteError(
         f"the model produced NaN or infinity in {_FIELDS[layout.role]} at response token {rows.index(True)}; "
         "check its weights and compute dtype."
@@ -194,7 +194,7 @@ def _refuse_non_finite(array: NDArray[Any], layout: TensorLayout) -> None:
 
 
 def _is_fine(array: NDArray[Any], layout: TensorLayout) -> bool:
-    # Written as what must be true: comparisons with NaN are false.
+    # Phrased as what must be true, because comparisons with NaN are false.
     if array.dtype == np.uint16:
         return finite_bf16(array)
     highest = bool(array.max() < np.inf)
@@ -206,7 +206,7 @@ def _dtype_for(array: NDArray[Any], layout: TensorLayout, pack_ids: bool) -> pb.
         return pb.DTYPE_U32
     if layout.dtype != pb.DTYPE_U16_AFFINE:
         return layout.dtype
-    # A wider row loses too much in 16 bits; readers take f32 in its place, see `layout_of`.
+    # A wider row would lose too much in 16 bits; readers accept f32 in its place, see `layout_of`.
     finite = np.isfinite(array)
     high = np.where(finite, array, -np.inf).max(axis=1)
     low = np.where(finite, array, np.inf).min(axis=1)

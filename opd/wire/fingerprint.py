@@ -1,8 +1,7 @@
-"""Content hashes: of a tokenizer, a chat template, a model's weights and an output head.
+"""Content hashes of a tokenizer, a chat template, a model's weights and an output head.
 
-Two processes that print the same hash hold the same thing; a student refuses a teacher whose tokenizer hash is
-another, and a replica with other weights is not re-admitted to its pool. Everything is SHA-256 in hex. torch is
-imported only where tensors come in.
+Equal hashes mean equal contents: a student refuses a teacher whose tokenizer has another hash, and a replica with other
+weights is not re-admitted to its pool. All hashes are SHA-256 in hex. torch is imported only where tensors are hashed.
 """
 
 import hashlib
@@ -23,11 +22,11 @@ _BYTE_FALLBACK = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """SHA-256 over the map from token id to the bytes of its text, added tokens included.
+    """SHA-256 of the map from token id to the bytes of its text, added tokens included.
 
-    Byte-level pieces are mapped back to bytes, SentencePiece's "▁" to a space and its `<0xAB>` pieces to bytes, so
-    that the hash depends on text and not on one library's spelling of it. Special tokens are marked as such: typing the
-    text of an end-of-turn token does not give that token.
+    Byte-level pieces are mapped back to bytes, SentencePiece's "▁" to a space and its `<0xAB>` pieces to bytes, so that
+    the hash depends on the text and not on how a library spells it. Special tokens are marked as such, because typing
+    the text of an end-of-turn token does not produce that token.
 
     Args:
         tokenizer: a `transformers` tokenizer or a `tokenizers.Tokenizer`.
@@ -38,17 +37,17 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     added = _added_ids(tokenizer, backend)
     to_bytes = _piece_decoder(backend)
     digest = hashlib.sha256(b"opd-tokenizer-1")
-    # By id and piece, because the order of a vocabulary is that of its library.
+    # Sorted by id and piece: the order of a vocabulary differs between libraries.
     for piece, token_id in sorted(vocab.items(), key=lambda entry: (entry[1], entry[0])):
         data = piece.encode("utf-8") if token_id in added else to_bytes(piece)
-        # With its length, so that no two vocabularies share a byte stream.
+        # Hashed with the length, so that no two vocabularies give the same byte stream.
         digest.update(struct.pack("<IBI", token_id, token_id in special, len(data)))
         digest.update(data)
     return digest.hexdigest()
 
 
 def chat_template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the chat template, "" when the tokenizer has none; several named templates count together."""
+    """SHA-256 of the chat template, of all named ones if there are several; "" if the tokenizer has none."""
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return ""
@@ -57,17 +56,17 @@ def chat_template_hash(tokenizer: Any) -> str:
 
 
 def weights_hash(source: str | Path | Mapping[str, Any], adapter: str | Path | None = None) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of a model's tensors, in the order of their names.
+    """SHA-256 of the names, dtypes, shapes and bytes of a model's tensors, in the order of their names.
 
-    How the tensors are cut into files does not matter. A folder and the state dict of the model that was loaded from
-    it may hash differently, because a state dict repeats tied tensors and may have another dtype.
+    How tensors are split over files does not matter. A folder and the state dict of the model that was loaded from it
+    may have different hashes, because a state dict repeats tied tensors and may have another dtype.
 
     Args:
         source: a folder with `*.safetensors`, one such file, or a state dict of torch tensors.
-        adapter: folder of a PEFT adapter on top of it; its tensors and the settings that scale them count too.
+        adapter: folder of a PEFT adapter on top of it. Its tensors, and the settings that scale them, are hashed too.
 
     Raises:
-        ConfigError: when a folder holds no safetensors file, or a file is damaged.
+        ConfigError: if the folder holds no safetensors file, or a file is damaged.
     """
     parts = _state_dict_tensors(source) if isinstance(source, Mapping) else _folder_tensors(Path(source))
     digest = hashlib.sha256(b"opd-weights-1")
@@ -80,12 +79,12 @@ def weights_hash(source: str | Path | Mapping[str, Any], adapter: str | Path | N
     return digest.hexdigest()
 
 
-# Of an adapter's settings, those that change the product that is added to the weights.
+# The settings of an adapter that change the product which is added to the weights.
 _SCALES = ("r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def head_hash(head: Head) -> str:
-    """SHA-256 over weight, bias, dtype, logit scale and soft-cap of an output head; `head.hash` is not read."""
+    """SHA-256 of an output head's weight, bias, dtype, logit scale and soft-cap; `head.hash` is ignored."""
     digest = hashlib.sha256(b"opd-head-1")
     bias_shape = None if head.bias is None else head.bias.shape
     digest.update(json.dumps([head.dtype, head.weight.shape, bias_shape]).encode())
@@ -105,7 +104,7 @@ def _special_ids(tokenizer: Any, backend: Any) -> set[int]:
 
 
 def _added_ids(tokenizer: Any, backend: Any) -> set[int]:
-    """Ids whose piece is literal text, whatever the spelling of ordinary pieces."""
+    """Ids whose piece is literal text, however ordinary pieces are spelled."""
     decoder = getattr(backend, "get_added_tokens_decoder", None)
     if decoder is not None:
         return {int(i) for i in decoder()}
@@ -113,15 +112,15 @@ def _added_ids(tokenizer: Any, backend: Any) -> set[int]:
 
 
 def _piece_decoder(backend: Any) -> Any:
-    """A function from a piece as the vocabulary spells it to the bytes it stands for."""
+    """A function from a piece, as the vocabulary spells it, to the bytes that it stands for."""
     try:
         spec = json.loads(backend.to_str()).get("decoder")
     except AttributeError:
         return lambda piece: piece.encode("utf-8")
     steps = list(_decoder_steps(spec))
     if any(step.get("type") == "ByteLevel" for step in steps):
-        # The same tokenizer may be saved with its pieces spelt in either way; the fingerprint is of the bytes they
-        # stand for.
+        # A tokenizer may be saved with its pieces in either spelling; the fingerprint is of the bytes that they stand
+        # for.
         table = {char: byte for byte, char in _byte_level_alphabet().items()}
 
         def byte_level(piece: str) -> bytes:
@@ -130,7 +129,7 @@ def _piece_decoder(backend: Any) -> Any:
             return piece.encode("utf-8")
 
         return byte_level
-    # Llama 2 and its kin have no Metaspace step; another step replaces its sign by a space.
+    # Llama 2 and its relatives have no Metaspace step; another step replaces its sign by a space.
     if any(step.get("type") in ("Metaspace", "ByteFallback") for step in steps) or any("▁" in str(s) for s in steps):
 
         def sentencepiece(piece: str) -> bytes:
@@ -152,12 +151,12 @@ def _decoder_steps(spec: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_level_alphabet() -> dict[int, str]:
-    """GPT-2's map from a byte to the printable character that stands for it in a byte-level vocabulary."""
+    """GPT-2's map from each byte to the printable character that stands for it in a byte-level vocabulary."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {byte: chr(byte) for byte in printable}
     for byte in range(256):
         if byte not in table:
-            # The bytes without a printable character are numbered from 256 on, in their order, as GPT-2 did.
+            # As in GPT-2, bytes without a printable character get the code points from 256 on, in their order.
             table[byte] = chr(256 + len(table) - len(printable))
     return table
 
@@ -174,11 +173,11 @@ def _folder_tensors(path: Path) -> Iterator[_Tensor]:
 
 
 def _file_tensors(file: Path) -> Iterator[_Tensor]:
-    """Tensors of one safetensors file, read range by range through a memory map."""
+    """Tensors of a safetensors file, with their contents hashed through a memory map, one tensor at a time."""
     try:
         mapped = np.memmap(file, dtype=np.uint8, mode="r")
         header_size = int(struct.unpack("<Q", bytes(mapped[:8]))[0])
-        # A slice beyond the end is shorter without a word.
+        # A slice beyond the end is silently shorter.
         if header_size > len(mapped) - 8:
             raise ValueError("the header is cut off")
         header = json.loads(bytes(mapped[8 : 8 + header_size]))
@@ -189,7 +188,7 @@ def _file_tensors(file: Path) -> Iterator[_Tensor]:
             start, end = entry["data_offsets"]
             if not 0 <= start <= end <= len(mapped) - base:
                 raise ValueError(f"tensor {name!r} lies outside the file")
-            # Hashed from the map itself: a copy of a tensor could be larger than what memory is left.
+            # Hashed through the map: a copy of a tensor might not fit into the memory that is left.
             content = hashlib.sha256(mapped[base + start : base + end].data).hexdigest()
             yield name, entry["dtype"], list(entry["shape"]), content
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:

@@ -15,7 +15,7 @@ from opd.wire.types import Head
 from opd.wire.v1 import teacher_pb2 as pb
 
 MAX_HEAD_BYTES = 64 << 30
-"""A head beyond this is refused: 1,048,576 rows of 16,384 f32 columns."""
+"""Largest head that is accepted: 1,048,576 rows of 16,384 columns in f32."""
 
 _HEAD_DTYPES = (pb.DTYPE_F32, pb.DTYPE_F16, pb.DTYPE_BF16)
 
@@ -33,14 +33,14 @@ def head_info(head: Head) -> pb.HeadInfo:
 
 
 def encode_head(head: Head, chunk_bytes: int) -> Iterator[pb.GetHeadResponse]:
-    """The messages of a head stream: the header, then chunks of weight and bias; one chunk exists at a time."""
+    """The messages of a head stream: a header, then chunks of weight and bias, built one at a time."""
     dtype = dtype_code(head.dtype)
     arrays: list[tuple[pb.TensorRole, NDArray[Any]]] = [(pb.TENSOR_ROLE_HEAD_WEIGHT, head.weight)]
     if head.bias is not None:
         arrays.append((pb.TENSOR_ROLE_HEAD_BIAS, head.bias.reshape(-1, 1)))
     tensors, buffers = [], []
     for role, array in arrays:
-        # Whole, because the header, which goes first, has the checksum of all bytes.
+        # Encoded as a whole, because the header, which is sent first, contains the checksum of all bytes.
         data = encode_tensor(array, dtype).data
         buffers.append(data)
         tensors.append(
@@ -73,7 +73,7 @@ class HeadStreamDecoder:
         self._filled = 0
 
     def feed(self, message: pb.GetHeadResponse) -> None:
-        """Take one message.
+        """Take a message of the stream.
 
         Raises:
             CorruptPayloadError: on any violation of the contract.
@@ -82,7 +82,7 @@ class HeadStreamDecoder:
         if kind == "header" and self._header is None:
             self._check_header(message.header)
             self._header = message.header
-            # One allocation of the announced size, which the check has bounded: chunks are copied once, never joined.
+            # One allocation of the announced size, which is bounded by the check, so that chunks are copied only once.
             self._buffer = np.empty(sum(t.byte_length for t in message.header.tensors), np.uint8).data
         elif kind == "chunk" and self._header is not None:
             data = message.chunk.data
@@ -94,10 +94,10 @@ class HeadStreamDecoder:
             raise CorruptPayloadError(f"the head stream holds {kind or 'an empty message'} out of place.")
 
     def finish(self) -> Head:
-        """The head, its hash recomputed from what arrived.
+        """The head, after its hash is recomputed from what arrived.
 
         Raises:
-            CorruptPayloadError: when bytes are missing, a checksum or the content hash does not match.
+            CorruptPayloadError: if bytes are missing, or a checksum or the content hash does not match.
         """
         if self._header is None or self._filled < len(self._buffer):
             raise CorruptPayloadError(f"the head stream ended after {self._filled} of {len(self._buffer)} bytes.")
@@ -111,7 +111,7 @@ class HeadStreamDecoder:
             arrays.append(decode_tensor(data, tensor.dtype, tensor.rows, tensor.cols))
         bias = arrays[1][:, 0] if info.has_bias else None
         head = Head(arrays[0], bias, dtype_name(info.dtype), info.logit_scale, info.soft_cap, info.hash)
-        # Checksums cover the transport; this covers a server that sends another head than it describes.
+        # The checksums protect the transport; this finds a server that sends another head than it describes.
         if head_hash(head) != info.hash:
             raise CorruptPayloadError("the head does not have the content hash it announces.")
         return head
@@ -128,8 +128,9 @@ class HeadStreamDecoder:
         rows = header.tensors[0].rows
         for tensor, cols in zip(header.tensors, (info.hidden_size, 1), strict=False):
             size = byte_length(info.dtype, tensor.rows, tensor.cols)
-            # The sizes follow from the head's own figures; a tensor of size 0 would end the stream before its first
-            # chunk.
+            # The sizes must follow from the head's own figures. A tensor of size 0 would make the stream complete
+            # before
+            # its first chunk.
             plain = tensor.compression == pb.COMPRESSION_NONE and tensor.dtype == info.dtype
             if not plain or tensor.rows != rows or tensor.cols != cols or tensor.byte_length != size or not size:
                 raise CorruptPayloadError("a tensor of the head has another shape, type or size than its header says.")

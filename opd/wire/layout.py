@@ -1,4 +1,4 @@
-"""Which tensors carry which payload, in which order, of which shape: the one table of encoder and decoder."""
+"""Which tensors carry a payload, in which order and shape: the table that encoder and decoder share."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor of a sequence: its role, its columns, the element type sent, and the ones a reader accepts."""
+    """A tensor of a sequence: its role and columns, the dtype it is sent in, and the dtypes that a reader accepts."""
 
     role: pb.TensorRole
     cols: int
@@ -18,10 +18,10 @@ class TensorLayout:
 
 
 def layout_of(spec: PayloadSpec, vocab_size: int, hidden_size: int) -> list[TensorLayout]:
-    """The tensors of one sequence in the order of the wire.
+    """The tensors of one sequence, in the order of the wire.
 
-    A server may widen values to f32 where the asked element type would lose too much, so readers accept both. Ids
-    travel as u18 when the vocabulary allows, else as u32.
+    A server may send values as f32 if the dtype that was asked for would lose too much, so readers accept both. Ids
+    travel as u18 if the vocabulary allows, else as u32; readers accept either.
     """
     f32 = pb.DTYPE_F32
     if spec.kind is PayloadKind.HIDDEN:

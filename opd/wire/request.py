@@ -1,6 +1,6 @@
-"""Score requests: the client's builder and the server's parser.
+"""Score requests: the builder for clients and the parser for servers.
 
-Nothing in a message is trusted: every length is compared with its limit before bytes are turned into arrays.
+The parser trusts nothing in a message: every length is compared with its limit before bytes become arrays.
 """
 
 import re
@@ -37,15 +37,15 @@ class ParsedRequest:
     """A validated `ScoreRequest`.
 
     Attributes:
-        request_id, teacher, client: as given.
-        items: the sequences; arrays are read-only views of the message's bytes.
+        request_id, teacher, client: as in the message.
+        items: the sequences; their arrays are read-only views of the message's bytes where possible.
         ids_crc32c: CRC32C of each sequence's token ids.
         spec: the payload.
-        temperature: 1.0 when not given.
-        chunk_bytes: 0 for the server's choice.
-        accept_zstd: whether compressed tensors are understood.
-        expected_weights_hash: "" for any.
-        tokens: prompt plus response tokens of all sequences.
+        temperature: 1.0 if the message gives none.
+        chunk_bytes: preferred size of chunks; 0 leaves it to the server.
+        accept_zstd: whether the client reads compressed tensors.
+        expected_weights_hash: hash of the weights that the client expects; "" for any.
+        tokens: number of prompt and response tokens in all sequences.
     """
 
     request_id: str
@@ -74,24 +74,24 @@ def build_score_request(
     chunk_bytes: int = 0,
     client: str = "",
 ) -> pb.ScoreRequest:
-    """The message for `items`; run `check_items` first.
+    """The request message for `items`, which should have passed `check_items`.
 
     Args:
         items: the sequences, with gather ids for payload gather.
-        spec: the payload, the same for all.
-        teacher: its name.
+        spec: the payload, the same for all sequences.
+        teacher: name of the teacher.
         request_id: 1 to 128 characters, unique per attempt.
         temperature: divides the logits before normalisation.
-        expected_weights_hash: refuse other weights; "" for any.
+        expected_weights_hash: hash that the teacher's weights must have; "" for any.
         accept_zstd: whether tensors may come compressed.
-        accept_batches: whether small messages may come several at once.
-        chunk_bytes: wanted chunk size, 0 for the server's choice.
-        client: name for fair queueing.
+        accept_batches: whether small messages may come in batches.
+        chunk_bytes: preferred size of chunks; 0 leaves it to the server.
+        client: name of the client, for fair queueing and metrics.
     """
     message = pb.ScoreRequest(
         request_id=request_id,
         teacher=teacher,
-        temperature=0.0 if temperature == 1.0 else temperature,  # 0 is unset in proto3, and stands for 1
+        temperature=0.0 if temperature == 1.0 else temperature,  # 0 is unset in proto3 and means 1
         expected_weights_hash=expected_weights_hash,
         accept_zstd=accept_zstd,
         accept_batches=accept_batches,
@@ -105,7 +105,7 @@ def build_score_request(
 
 
 def token_bytes(token_ids: NDArray[np.integer]) -> bytes:
-    """Token ids as u32 little-endian bytes, the form whose CRC32C the server echoes."""
+    """Token ids as little-endian u32: the bytes whose CRC32C the server echoes."""
     return np.ascontiguousarray(token_ids, dtype="<u4").tobytes()
 
 
@@ -121,13 +121,13 @@ def _sequence(item: ScoreItem) -> pb.Sequence:
     spans = spans_to_bytes(item.spans)
     if spans:
         sequence.spans = spans
-    # Over all three, in the order of the parser; 0 stands for a client that sent none.
+    # Over all three, in the order that the parser uses. 0 would mean that no checksum was sent.
     sequence.crc32c = crc32c(spans, crc32c(gather, crc32c(tokens)))
     return sequence
 
 
 def _set_payload(message: pb.ScoreRequest, spec: PayloadSpec) -> None:
-    # An empty message of a oneof counts as absent until it is set explicitly.
+    # An empty message in a oneof counts as absent until it is set explicitly.
     if spec.kind is PayloadKind.SAMPLED:
         message.sampled.SetInParent()
     elif spec.kind is PayloadKind.TOPK:
@@ -141,12 +141,12 @@ def _set_payload(message: pb.ScoreRequest, spec: PayloadSpec) -> None:
 
 
 def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> ParsedRequest:
-    """Validate everything a client sent; nothing is trusted.
+    """Validate a client's message and turn it into arrays.
 
     Raises:
-        InvalidRequestError: a request that can never succeed.
-        IncompatibleTeacherError: the teacher does not serve the payload or the temperature.
-        CorruptPayloadError: a sequence whose checksum does not match.
+        InvalidRequestError: if the request can never succeed.
+        IncompatibleTeacherError: if the teacher does not serve the payload, the temperature or spans.
+        CorruptPayloadError: if the checksum of a sequence does not match.
     """
     _check_text("request_id", message.request_id, least=1)
     _check_text("teacher", message.teacher, least=1)
@@ -161,7 +161,7 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
     temperature = message.temperature if message.temperature != 0.0 else 1.0
     check_payload(spec, temperature, bounds)
     check_count(len(message.sequences), bounds)
-    # Sums of lengths before any sequence is decoded: a request that is too large costs no arrays.
+    # Lengths are summed before any sequence is decoded, so that a request that is too large costs no arrays.
     total = sum(len(sequence.token_ids) // 4 for sequence in message.sequences)
     check_totals(total, message.ByteSize(), bounds)
     items = [_parse_sequence(i, sequence, spec, bounds) for i, sequence in enumerate(message.sequences)]
@@ -181,10 +181,10 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
 
 
 def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
-    """The payload of a request, defaults filled in.
+    """The payload of a request, with defaults filled in.
 
     Raises:
-        InvalidRequestError: none is set, k is 0, or the element type does not go with the payload.
+        InvalidRequestError: if no payload is set, k is 0, or the payload cannot have this dtype.
     """
     which = message.WhichOneof("payload")
     if which is None:
@@ -195,7 +195,7 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
     default = "bf16" if which == "hidden" else "f16"
     name = default if body.value_dtype == pb.DTYPE_UNSPECIFIED else dtype_name(body.value_dtype)
     k = 0 if which == "hidden" else body.k
-    # A code that is not known here becomes a name that `PayloadSpec` refuses.
+    # An unknown code becomes a name that `PayloadSpec` refuses.
     return PayloadSpec(PayloadKind(which), k, name or f"dtype {body.value_dtype}")
 
 

@@ -1,7 +1,7 @@
-"""Scores of some response positions alone: what an episode's student wrote, and not what its environment answered.
+"""Scores of some response positions only: in an episode, what the student wrote and not what the environment answered.
 
-A request names spans of the response (`ScoreItem.spans`); what comes back has a row for each position in them. Code
-that needs a row for every response position puts the others back.
+A request names spans of the response (`ScoreItem.spans`), and the scores have one row per position in them. Code that
+needs a row for every response position fills in the others with `put_back`.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ _BY_POSITION = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
 
 
 def spans_of(mask: NDArray[np.bool_]) -> Spans:
-    """The runs of True in [T]; empty where all are True. Where none is, the first position: none cannot be asked."""
+    """The runs of True in a [T] mask; empty if all are True. If none is, the first position, as a request needs one."""
     if mask.all():
         return ()
-    # With a False on either side every run has a rise and a fall, in pairs.
+    # With a False at either end, every run has a rising and a falling edge, so edges come in pairs.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return tuple((int(start), int(end)) for start, end in edges.reshape(-1, 2)) or ((0, 1),)
 
 
 def check_spans(index: int, item: ScoreItem) -> None:
-    """Refuse spans that are empty, overlap, are out of order or reach beyond the response, with InvalidRequestError."""
+    """Raise InvalidRequestError for spans that are empty, overlap, are out of order or end beyond the response."""
     last = 0
     for start, end in item.spans:
         if not last <= start < end <= item.response_length:
@@ -40,15 +40,15 @@ def check_spans(index: int, item: ScoreItem) -> None:
 
 
 def spans_to_bytes(spans: Spans) -> bytes:
-    """Pairs of u32 little-endian, as they travel."""
+    """Spans as they travel: pairs of little-endian u32."""
     return np.array(spans, "<u4").tobytes()
 
 
 def spans_from_bytes(index: int, data: bytes) -> Spans:
-    """What `spans_to_bytes` wrote, not yet compared with a response.
+    """The inverse of `spans_to_bytes`; the spans are not compared with a response yet.
 
     Raises:
-        InvalidRequestError: for half a pair.
+        InvalidRequestError: if the bytes end within a pair.
     """
     if len(data) % 8:
         raise InvalidRequestError(f"sequence {index}: spans has {len(data)} bytes, which is not a multiple of 8.")
@@ -56,7 +56,7 @@ def spans_from_bytes(index: int, data: bytes) -> Spans:
 
 
 def whole(item: ScoreItem) -> ScoreItem:
-    """The item without spans: all positions are asked for, those that are not wanted at the ids 0 to K - 1."""
+    """The item without spans, so that all positions are scored; those not asked for gather the ids 0 to K - 1."""
     if not item.spans:
         return item
     ids = item.gather_ids
@@ -64,7 +64,7 @@ def whole(item: ScoreItem) -> ScoreItem:
 
 
 def cut(scores: Scores, item: ScoreItem) -> Scores:
-    """Scores of all response positions [T, ...], as those of the wanted ones alone [N, ...]."""
+    """The scores [N, ...] of the wanted positions, from those of all response positions [T, ...]."""
     if not item.spans:
         return scores
     found = {name: getattr(scores, name) for name in _BY_POSITION}
@@ -73,29 +73,31 @@ def cut(scores: Scores, item: ScoreItem) -> Scores:
 
 
 def put_back(parts: Sequence[tuple[Scores, ScoreItem, int]], length: int, gather_ids: U32 | None = None) -> Scores:
-    """Scores of some positions of a response, from one request or several, as those of all its positions [T, ...].
+    """Scores of all response positions [T, ...], from those of some, which one or several requests returned.
 
-    The positions that none asked for hold placeholders that are finite and belong to no model: equal log-probs of the K
-    ids and the tail, and hidden states and logits of zero. Who reads them reads a position that nothing is learnt from.
+    Positions that no request asked for get finite placeholders that belong to no model: equal log-probs for the K ids
+    and the tail, zeros for hidden states and logits. Nothing may be learned from these positions.
 
     Args:
-        parts: (what was answered, what was asked, the position of the whole response at which that item's begins).
+        parts: for each item that was scored: its scores, the item, and the position in the whole response at which the
+            item's response begins.
         length: T.
-        gather_ids: [T, K], for payload gather, the ids of all positions; None for 0 to K - 1 at those not asked for.
+        gather_ids: [T, K] the ids of all positions, for payload gather; None takes 0 to K - 1 at positions that were
+            not asked for.
     """
     first = parts[0][0]
     places = [offset + item.pick(np.arange(item.response_length)) for _, item, offset in parts]
-    # One request for all positions: nothing to put back, so nothing is copied.
+    # A single request for all positions: there is nothing to fill in, so nothing is copied.
     if len(parts) == 1 and len(places[0]) == length:
         return first
     fields: dict[str, Any] = {}
-    # K ids and the tail share the mass equally, so placeholders too add up to 1.
+    # K ids and the tail share the mass equally, so that placeholders add up to 1 as well.
     even = -np.log(1.0 + (first.values.shape[1] if first.values is not None else 1))
     for name in _BY_POSITION:
         arrays = [getattr(scores, name) for scores, _, _ in parts]
         if arrays[0] is None:
             continue
-        # A server widens to f32 where it must (`layout_of`), so the parts may be of two types.
+        # A server may send some parts as f32 (`layout_of`), so the dtypes of parts may differ.
         out = np.empty((length, *arrays[0].shape[1:]), np.result_type(*arrays))
         out[...] = _first_ids(arrays[0]) if name == "ids" else 0 if name in ("hidden", "logits") else even
         for place, array in zip(places, arrays, strict=True):
@@ -113,7 +115,7 @@ def _first_ids(ids: U32) -> U32:
 
 
 def _spread(item: ScoreItem, rows: U32) -> U32:
-    """[T, K] ids with `rows` at the wanted positions, and 0 to K - 1 elsewhere."""
+    """[T, K] ids: `rows` at the wanted positions, 0 to K - 1 elsewhere."""
     out = np.empty((item.response_length, *rows.shape[1:]), rows.dtype)
     out[...] = _first_ids(rows)
     out[item.pick(np.arange(item.response_length))] = rows

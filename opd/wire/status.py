@@ -1,8 +1,8 @@
-"""Errors across the wire: an `OpdError` becomes a gRPC status with typed details, and comes back as the same class.
+"""Errors across the wire: an `OpdError` becomes a gRPC status with typed details, and the same class at the client.
 
-The server adds `google.rpc.ErrorInfo` with the class name, and for overload an `OverloadDetail` and the
-`grpc-retry-pushback-ms` trailer that stock gRPC clients obey. Statuses that gRPC itself raises (connection lost,
-deadline, oversize) are mapped too.
+The server attaches a `google.rpc.ErrorInfo` with the name of the class. For overload it adds an `OverloadDetail` and
+the trailer `grpc-retry-pushback-ms`, which stock gRPC clients obey. Statuses that gRPC itself raises (connection lost,
+deadline, message too large) are mapped too.
 """
 
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ ERROR_DOMAIN = "opd"
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 MAX_MESSAGE_CHARS = 1000
-# gRPC has one status for oversize in both directions; only the text, with the side that noticed, tells them apart.
+# gRPC uses one status for messages that are too large in either direction; only the text tells which side refused.
 _OVERSIZE_ANSWER = "CLIENT: Received message larger than max"
 
 
 class WireStatus(NamedTuple):
-    """What a server sends for an error: status code, sentence, trailing metadata."""
+    """What a server sends for an error: status code, message and trailing metadata."""
 
     code: grpc.StatusCode
     message: str
@@ -40,7 +40,7 @@ class WireStatus(NamedTuple):
 
 
 def status_of(error: OpdError) -> WireStatus:
-    """The gRPC status of an error; UNKNOWN for errors that by the table never cross the wire."""
+    """The gRPC status of an error; UNKNOWN for classes of `opd.errors` that have no status."""
     code = grpc.StatusCode[error.status] if error.status else grpc.StatusCode.UNKNOWN
     message = str(error)[:MAX_MESSAGE_CHARS]
     details = [error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=ERROR_DOMAIN)]
@@ -58,11 +58,11 @@ def status_of(error: OpdError) -> WireStatus:
 
 
 def error_from_rpc(error: grpc.RpcError) -> OpdError:
-    """The `opd.errors` class of a failed call, synchronous or asyncio.
+    """The error of `opd.errors` for a failed call, synchronous or asyncio.
 
-    RESOURCE_EXHAUSTED without an overload detail is gRPC's own oversize: of our request, which becomes
-    `InvalidRequestError`, or of the server's answer, which breaks the contract and becomes `CorruptPayloadError`.
-    INTERNAL, UNKNOWN and anything not in the table become `UnavailableError`, because another replica may do better.
+    RESOURCE_EXHAUSTED without an overload detail may be gRPC's own refusal of a message as too large: our request
+    becomes `InvalidRequestError`; a message of the server violates the contract and becomes `CorruptPayloadError`.
+    INTERNAL, UNKNOWN and codes without a class become `UnavailableError`, because another replica may succeed.
     """
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     message = (error.details() if hasattr(error, "details") else None) or code.name.lower()
@@ -73,7 +73,7 @@ def error_from_rpc(error: grpc.RpcError) -> OpdError:
 def error_from_status(
     code: grpc.StatusCode, message: str, trailers: Iterable[tuple[str, str | bytes]] = ()
 ) -> OpdError:
-    """The error for a status code, its sentence and the trailing metadata; see `error_from_rpc`."""
+    """The error for a status code, its message and the trailing metadata; see `error_from_rpc`."""
     info, overload = _details(trailers)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if overload is None and _OVERSIZE_ANSWER in message:
@@ -81,9 +81,9 @@ def error_from_status(
         if overload is None and ("larger than max" in message or "too large" in message):
             return InvalidRequestError(f"a message is larger than the transport allows: {message}")
         return _overloaded(message, overload)
-    # Only of our own servers: a proxy in between has reasons of its own.
+    # Only from our own servers: a proxy in between has reasons of its own.
     if info is not None and info.domain == ERROR_DOMAIN:
-        # Several classes share a status (FAILED_PRECONDITION): the reason picks one, the status keeps it plausible.
+        # Several classes share a status (FAILED_PRECONDITION): the reason picks the class, the status cross-checks it.
         for cls in all_errors():
             if cls.__name__ == info.reason and cls.status == code.name:
                 return cls(message)
@@ -100,7 +100,7 @@ def _overloaded(message: str, detail: pb.OverloadDetail | None) -> OverloadedErr
 def _details(
     trailers: Iterable[tuple[str, str | bytes]],
 ) -> tuple[error_details_pb2.ErrorInfo | None, pb.OverloadDetail | None]:
-    """Typed details in the trailers; damaged ones count as absent."""
+    """The typed details in the trailers; damaged ones count as absent."""
     info: error_details_pb2.ErrorInfo | None = None
     overload: pb.OverloadDetail | None = None
     for key, value in trailers:

@@ -1,7 +1,7 @@
-"""Tensors as contiguous little-endian bytes: one encoder and one decoder for every element type of the contract.
+"""Tensors as contiguous little-endian bytes: the encoder and decoder for every dtype of the contract.
 
-Everything is vectorised numpy: at K = 64 a token costs well below a microsecond each way. Lengths are checked
-before anything is allocated; a wrong length is a `CorruptPayloadError`.
+Everything is vectorised in numpy: at K = 64 a token costs well below a microsecond each way. The number of bytes is
+checked before anything is allocated; a wrong one raises `CorruptPayloadError`.
 
 | dtype      | bytes per row of n     | array on the Python side                    |
 |------------|------------------------|---------------------------------------------|
@@ -24,15 +24,15 @@ from opd.wire.checksum import Buffer
 from opd.wire.v1 import teacher_pb2 as pb
 
 U18_LIMIT = 1 << 18
-"""First id that does not fit into 18 bits."""
+"""The first id that does not fit into 18 bits."""
 
 AFFINE_MINUS_INF = 65535
-"""Code of -inf in a u16 affine row; finite values use 0 to 65534."""
+"""The code of -inf in a u16 affine row; finite values use 0 to 65534."""
 
-# Four packed ids in 9 bytes; numpy reads and writes the unaligned 64 bits in one move.
+# Four packed ids in nine bytes; numpy reads and writes the unaligned 64 bits at once.
 _FOUR_IDS = np.dtype([("low", "<u8"), ("high", "u1")])
 _GROUPS = 1 << 14
-"""Groups of four ids at a time: temporaries stay in the cache."""
+"""Groups of four ids that are converted at a time, so that temporaries stay in the cache."""
 _U64 = np.uint64
 _FIRST_ID, _SECOND_ID, _PAIR = _U64(0x3FFFF), _U64(0x3FFFF << 18), _U64((1 << 36) - 1)
 
@@ -54,9 +54,9 @@ _NAMES = {code: name for name, code in _CODES.items()}
 
 
 def to_half(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Round float32 to float16, to nearest even; beyond 65,504 becomes infinite, NaN stays NaN."""
-    # numpy converts halves one at a time and is 200 times slower than torch, whose import takes a second and a half:
-    # clients that move no halves do not wait for it.
+    """Round float32 to float16, to nearest even. Values beyond 65,504 become infinite; NaN stays NaN."""
+    # numpy converts float16 one value at a time, 200 times slower than torch. Importing torch takes 1.6 s, so clients
+    # that move no float16 should not have to.
     import torch
 
     half: NDArray[np.float16] = torch.from_numpy(np.require(values, np.float32, ["C", "W"])).half().numpy()
@@ -64,7 +64,7 @@ def to_half(values: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 def to_single(values: NDArray[Any]) -> NDArray[np.float32]:
-    """float16 to float32, exactly; other types are cast by numpy, float32 stays what it is."""
+    """float16 to float32, exactly. Other dtypes are cast by numpy; float32 is returned as it is."""
     if values.dtype != np.float16:
         return values.astype(np.float32, copy=False)
     import torch
@@ -74,10 +74,10 @@ def to_single(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def dtype_code(name: str) -> pb.Dtype:
-    """The contract's code of "f32", "f16", "bf16", "u32", "u18" or "u16" (affine).
+    """The contract's code for "f32", "f16", "bf16", "u32", "u18" or "u16" (affine).
 
     Raises:
-        ValueError: for another name.
+        ValueError: for any other name.
     """
     if name not in _CODES:
         raise ValueError(f"dtype must be one of {', '.join(_CODES)}, but it is {name!r}.")
@@ -90,7 +90,7 @@ def dtype_name(code: int) -> str:
 
 
 def byte_length(dtype: int, rows: int, cols: int) -> int:
-    """Bytes of a [rows, cols] tensor before compression.
+    """Bytes of a [rows, cols] tensor, before compression.
 
     Raises:
         CorruptPayloadError: for an unknown dtype.
@@ -106,12 +106,13 @@ def byte_length(dtype: int, rows: int, cols: int) -> int:
 
 
 def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
-    """The bytes of an array of one or two dimensions, as a flat uint8 array (a view where that is possible).
+    """The bytes of an array with one or two dimensions, as a flat uint8 array (a view if possible).
 
-    bf16 takes the bits as uint16, or float32 which is rounded to nearest even. f16 below -65,504 becomes -inf.
+    bf16 takes either its bits as uint16, or float32, which is rounded to nearest even. In f16, values below -65,504
+    become -inf.
 
     Raises:
-        ValueError: when the array's type does not go with `dtype`, or an id needs more than 18 bits.
+        ValueError: if the array's dtype does not go with `dtype`, or an id does not fit into 18 bits.
     """
     if dtype == pb.DTYPE_U18:
         return pack_u18(array)
@@ -122,7 +123,7 @@ def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
         raise ValueError(f"dtype must be a known element type, but it is {dtype}.")
     if dtype == pb.DTYPE_BF16 and array.dtype == np.float32:
         array = bf16_bits(array)
-    # numpy would cast ids to numbers and back without a word.
+    # numpy would silently cast ids to floats or floats to ids.
     if (array.dtype.kind == "f") != (plain.kind == "f"):
         raise ValueError(f"array of {array.dtype} cannot travel as {dtype_name(dtype)}.")
     if dtype == pb.DTYPE_F16 and array.dtype == np.float32:
@@ -133,10 +134,10 @@ def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
 
 
 def decode_tensor(data: Buffer, dtype: int, rows: int, cols: int) -> NDArray[Any]:
-    """The [rows, cols] array in `data`; types as in the module's table, read-only where it is a view.
+    """The [rows, cols] array in `data`, with dtypes as in the module's table; read-only if it is a view.
 
     Raises:
-        CorruptPayloadError: when the number of bytes does not match the shape.
+        CorruptPayloadError: if the number of bytes does not match the shape.
     """
     raw = np.frombuffer(data, dtype=np.uint8)
     expected = byte_length(dtype, rows, cols)
@@ -157,7 +158,7 @@ def pack_u18(ids: NDArray[Any]) -> NDArray[np.uint8]:
     """Pack ids below 262,144 into 18 bits each, least significant bit first: four ids in nine bytes.
 
     Raises:
-        ValueError: when an id does not fit.
+        ValueError: if an id does not fit.
     """
     flat = np.ascontiguousarray(ids, dtype="<u4").reshape(-1)
     if len(flat) and int(flat.max()) >= U18_LIMIT:
@@ -168,7 +169,7 @@ def pack_u18(ids: NDArray[Any]) -> NDArray[np.uint8]:
     pairs = flat.view("<u8")
     packed = np.empty(len(pairs) // 2, _FOUR_IDS)
     for at in range(0, len(packed), _GROUPS):
-        # Two ids side by side in 64 bits move together to 36, then two such pairs to 72.
+        # Two ids, side by side in 64 bits, move together into 36 bits; then two such pairs into 72.
         two = pairs[2 * at : 2 * (at + _GROUPS)]
         close = two >> _U64(14)
         close &= _SECOND_ID
@@ -180,16 +181,16 @@ def pack_u18(ids: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def unpack_u18(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
-    """The inverse of `pack_u18` for `count` ids; `data` has ceil(18 count / 8) bytes."""
+    """The inverse of `pack_u18` for `count` ids from ceil(18 * count / 8) bytes."""
     groups = -(-count // 4)
     if len(data) < groups * 9:
         data = np.concatenate([data, np.zeros(groups * 9 - len(data), np.uint8)])
     packed = data.view(_FOUR_IDS)
     pairs = np.empty((groups, 2), "<u8")
     for at in range(0, groups, _GROUPS):
-        # In pieces that stay in the cache.
+        # In pieces, so that temporaries stay in the cache.
         part = packed[at : at + _GROUPS]
-        # One aligned copy, since it is read twice: in place, consecutive values lie nine bytes apart.
+        # One aligned copy, as it is read twice: in the packed data, consecutive values are nine bytes apart.
         low = np.ascontiguousarray(part["low"])
         close = pairs[at : at + _GROUPS]
         close[:, 0] = low & _PAIR
@@ -199,30 +200,31 @@ def unpack_u18(data: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
 
 
 def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Quantise [rows, cols] to 16 bits per row: f32 offset, f32 step, then codes; value = offset + step * code.
+    """Quantise [rows, cols] to 16 bits with a scale per row.
 
-    The error is at most half a step, (max - min) / 131,068 of the row's finite values, plus f32 rounding. -inf is
-    kept as such.
+    A row is its offset (f32), its step (f32), then its codes (u16); value = offset + step * code. The
+    error is at most half a step, (max - min) / 131,068 of the row's finite values, plus the rounding of f32. -inf is
+    preserved.
 
     Raises:
         ValueError: for NaN or +inf.
     """
     table = np.ascontiguousarray(values, dtype=np.float32)
     rows, cols = table.shape
-    # The extremes are finite when all values are, which is nearly always: then the table is not read again.
+    # The extremes are finite if all values are, which is nearly always; the table need not be read again then.
     low, high = table.min(axis=1, initial=np.inf), table.max(axis=1, initial=-np.inf)
     impossible = None
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         impossible = table == -np.inf
         if not (np.isfinite(table) | impossible).all():
             raise ValueError("values must be finite or -inf to be quantised, but there is a NaN or +inf.")
-        # -inf has a code of its own and must not stretch the scale of the others.
+        # -inf has a code of its own and must not widen the range of the others.
         low = np.where(impossible, np.inf, table).min(axis=1, initial=np.inf)
         table = np.where(impossible, 0, table)
     offset = np.where(np.isfinite(low), low, 0).astype(np.float32)
     step = (np.where(np.isfinite(high), high, 0) - offset).astype(np.float32) / np.float32(AFFINE_MINUS_INF - 1)
     codes = table - offset[:, None]
-    # The step of a constant row is 0.
+    # A constant row has step 0.
     codes /= np.where(step > 0, step, 1)[:, None]
     np.rint(codes, out=codes)
     np.clip(codes, 0, AFFINE_MINUS_INF - 1, out=codes)
@@ -236,17 +238,17 @@ def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def decode_affine(data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.float32]:
-    """The inverse of `encode_affine`, float32.
+    """The inverse of `encode_affine`: [rows, cols] float32.
 
     Raises:
-        CorruptPayloadError: when an offset or step is not finite, or a step is negative.
+        CorruptPayloadError: if an offset or step is not finite, or a step is negative.
     """
     table = data.reshape(rows, 8 + 2 * cols)
     scale = np.ascontiguousarray(table[:, :8]).view("<f4")
     if not np.isfinite(scale).all() or (scale[:, 1] < 0).any():
         raise CorruptPayloadError("a quantised tensor has an offset or step that is not finite or negative.")
     codes = np.ascontiguousarray(table[:, 8:]).view("<u2")
-    # The code of -inf lies beyond the row's range, so its value may overflow; it is replaced below.
+    # The code of -inf is beyond the row's range, so its value may overflow; it is replaced below.
     with np.errstate(over="ignore"):
         values = scale[:, :1] + scale[:, 1:] * codes
     values[codes == AFFINE_MINUS_INF] = -np.inf
@@ -254,13 +256,13 @@ def decode_affine(data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.f
 
 
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round float32 to bfloat16 (nearest, ties to even) and return the bits; NaN stays NaN."""
+    """The bits of float32 values rounded to bfloat16 (to nearest, ties to even); NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    # Adding just under half of the last kept bit, or half where that bit is odd, carries exactly when it must round up.
+    # Adding just under half of the last kept bit, or exactly half if that bit is odd, carries if it must round up.
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
 def bf16_to_f32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Float32 values of bfloat16 bits; exact."""
+    """The float32 values of bfloat16 bits, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
