@@ -1,8 +1,8 @@
-"""Admission control: what a request costs, whether the budget has room, and when to retry if it has none.
+"""Admission control: what a request costs, whether the budget has room for it, and when to retry if it has not.
 
-Tokens bound the wait for the engine, reply bytes bound the memory: a request holds its share of both from before
-anything is allocated until its last sequence is handed to the transport. Used from the event loop only, so it needs no
-lock.
+Tokens bound the wait for the engine, reply bytes bound the memory. A request holds its share of both from before
+anything is allocated until its last sequence is handed to the transport. Used on the event loop only, so there is
+nothing to lock.
 """
 
 import math
@@ -17,14 +17,14 @@ MAX_RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Cost of a request or a part of it: tokens through the model, bytes of scores until they are sent."""
+    """The cost of a request or of a part of it: tokens through the model, and bytes of scores until they are sent."""
 
     tokens: int
     reply_bytes: int
 
 
 class Reservation:
-    """A share of the budget; released part by part as sequences are sent, the rest by `close`, which is called once."""
+    """A share of the budget, released part by part as sequences are sent; `close`, called once, releases the rest."""
 
     def __init__(self, budget: "Budget", client: Client, price: Price) -> None:
         self._budget = budget
@@ -33,17 +33,17 @@ class Reservation:
         self._closed = False
 
     def release(self, part: Price) -> None:
-        """Give back a part, at most what is left."""
-        # At most what is left: a sequence and `close` must not give the same share back twice.
+        """Release a part."""
+        # At most what is left, so that a sequence and `close` cannot release the same share twice.
         part = Price(min(part.tokens, self._left.tokens), min(part.reply_bytes, self._left.reply_bytes))
         self._left = Price(self._left.tokens - part.tokens, self._left.reply_bytes - part.reply_bytes)
         self._budget._give_back(self._client, part)
 
     def close(self) -> None:
-        """Give back all that is left.
+        """Release what is left.
 
         Raises:
-            RuntimeError: when it was closed before; a double release would let in too much.
+            RuntimeError: if it was closed before; a double release would let in too much.
         """
         if self._closed:
             raise RuntimeError("a reservation was closed twice.")
@@ -53,17 +53,17 @@ class Reservation:
 
 
 class Budget:
-    """Tokens and reply bytes of everything in flight on one server.
+    """The tokens and reply bytes of everything in flight on a server.
 
     Args:
-        tokens: that may wait and run at once.
-        reply_bytes: that may be promised or held at once.
-        client_share: of both budgets, for one principal that already holds some; of that share, for one of its names
-            that does.
+        tokens: tokens that may be queued and running at once.
+        reply_bytes: bytes of scores that may be promised or held at once.
+        client_share: share of both budgets that one principal may hold while it already holds some, and share of that
+            share that one of the principal's names may hold likewise.
 
     Attributes:
-        used: what is reserved now.
-        opened, closed: reservations made and closed since the start.
+        used: what is reserved.
+        opened, closed: number of reservations made and closed since the start.
     """
 
     def __init__(self, tokens: int, reply_bytes: int, client_share: float = 1.0) -> None:
@@ -76,28 +76,29 @@ class Budget:
         self._held: dict[str | Client, tuple[int, Price]] = {}
 
     def reserve(self, client: Client, price: Price, *, tokens_per_second: float) -> Reservation:
-        """Reserve a request's price.
+        """Reserve the price of a request.
 
         Args:
-            client: by whom it is asked for.
-            price: of the whole request.
-            tokens_per_second: of the engine lately, 0.0 when unknown; decides when to come back.
+            client: who sent the request.
+            price: the cost of the whole request.
+            tokens_per_second: the engine's recent throughput, 0.0 if unknown; used to say when to retry.
 
         Raises:
-            InvalidRequestError: when the request would not fit into an idle server.
-            OverloadedError: when there is no room now.
+            InvalidRequestError: if the request would not even fit into an idle server.
+            OverloadedError: if there is not enough room at present.
         """
         if price.tokens > self.tokens or price.reply_bytes > self.reply_bytes:
             raise InvalidRequestError(
                 f"the request costs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
                 f"holds at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
             )
-        # All checks before anything is written down: a refusal leaves nothing to take back.
+        # All checks come before any change, so that a refusal has nothing to undo.
         total = Price(self.tokens, self.reply_bytes)
         self._check_room(self.used, total, price, "", tokens_per_second)
         for key, share in ((client.principal, self._share), (client, self._share**2)):
             calls, held = self._held.get(key, (0, Price(0, 0)))
-            # The first request of a client may exceed its share: one larger than the share could never be served.
+            # The first request of a client may exceed its share; a request larger than the share could never be served
+            # else.
             if calls:
                 part = Price(int(share * total.tokens), int(share * total.reply_bytes))
                 self._check_room(held, part, price, " for this client", tokens_per_second)
@@ -112,8 +113,9 @@ class Budget:
         over = max(used.tokens + price.tokens - total.tokens, 0)
         if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
             return
-        # At least as long as the request itself takes: room comes a batch at a time, and others wait for it too, so a
-        # caller who came back when just enough may be free would be refused again. When all is done there is room.
+        # At least as long as the request itself would take: room appears a batch at a time and others wait for it too,
+        # so a
+        # caller that returned when just enough might be free would be refused again. All room is free once all is done.
         tokens = min(max(over, price.tokens), used.tokens)
         wait = tokens / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
@@ -149,19 +151,20 @@ class Budget:
 
 
 def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int, tokens_per_second: float) -> None:
-    """Refuse a request that would miss its deadline in the queue, rather than compute what is no longer waited for.
+    """Refuse a request that would miss its deadline in the queue, rather than compute scores that come too late.
 
-    An idle teacher takes everything: its rate may stem from small batches, and an attempt delays no other request.
+    An idle teacher accepts everything: its measured throughput may stem from small batches, and an attempt delays no
+    other request.
 
     Args:
-        deadline: of the request, seconds of the same clock as `now`.
-        now: seconds.
-        queued_tokens: running, or taken from the queue before it.
-        tokens: of the request.
-        tokens_per_second: of the engine lately, 0 when unknown.
+        deadline: the request's deadline, in seconds of the same clock as `now`.
+        now: the current time in seconds.
+        queued_tokens: tokens that are running or come before the request in the queue.
+        tokens: tokens of the request.
+        tokens_per_second: the engine's recent throughput; 0 if unknown.
 
     Raises:
-        OverloadedError: when the estimate exceeds the deadline twice over; estimates are coarse.
+        OverloadedError: if the estimated wait is more than twice the time left; the factor allows for coarse estimates.
     """
     if tokens_per_second <= 0 or queued_tokens == 0 or not math.isfinite(deadline):
         return

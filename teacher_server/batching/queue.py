@@ -1,10 +1,9 @@
-"""The queue in front of one engine: fair between principals, then between their names, earliest deadline first in each.
+"""The queue in front of an engine: fair between principals, then between their names, earliest deadline first in each.
 
-A pure data structure with an injected clock and no lock of its own; `teacher_server.batching.worker` guards it.
-Principals share the engine by tokens: each has a virtual time that grows with the tokens it was served, and the one
-with the smallest goes first (start-time fair queueing; Goyal, Vin and Cheng 1996), so a principal with a thousand
-sequences waiting delays another's first sequence by at most a batch. The names within a principal share its turns in
-the same way.
+A pure data structure with an injected clock and without a lock; `teacher_server.batching.worker` guards it. Principals
+share the engine by tokens: each has a virtual time that grows by the tokens it was served, and the smallest goes first
+(start-time fair queueing; Goyal, Vin and Cheng 1996). A principal with a thousand sequences in the queue therefore
+delays another's first sequence by at most a batch. The names of a principal share its turns in the same way.
 """
 
 import heapq
@@ -20,22 +19,22 @@ from teacher_server.engines.base import EngineItem
 T = TypeVar("T")
 
 MAX_REMEMBERED = 1024
-"""Idle members whose virtual time is remembered: clients choose names freely, so there may be any number of them."""
+"""Idle members whose virtual times are remembered; there must be a limit, since clients choose names freely."""
 
 
 @dataclass(slots=True, eq=False)
 class SequenceJob:
-    """One sequence on its way through the engine. Times are seconds of the queue's clock, 0.0 until reached.
+    """One sequence on its way through the engine. Times are seconds of the queue's clock; 0.0 if not reached yet.
 
     Attributes:
-        item: what the engine gets.
-        tokens: prompt plus response.
-        deadline: after which the answer is of no use.
+        item: what the engine scores.
+        tokens: number of prompt and response tokens.
+        deadline: time after which the scores are of no use.
         client: who asked for it.
         deliver: called once, where the worker posts it, with the job, its scores or an exception, and the weights hash.
-        queued_at, picked_at, started_at, ended_at: when it was queued, put into a batch, and when the forward
-            started and ended.
-        cancelled: set when the answer is no longer wanted.
+        queued_at, picked_at, started_at, ended_at: when it was queued, put into a batch, and when its batch started and
+            ended on the engine.
+        cancelled: set when the scores are no longer wanted.
     """
 
     item: EngineItem
@@ -51,7 +50,7 @@ class SequenceJob:
 
 
 class _Turns(Generic[T]):
-    """Members that share by tokens (start-time fair queueing): the one served the least is next."""
+    """Members that share by tokens (start-time fair queueing); the one with the smallest virtual time is next."""
 
     def __init__(self) -> None:
         self.members: dict[str, T] = {}
@@ -60,10 +59,10 @@ class _Turns(Generic[T]):
         self._now = 0.0
 
     def join(self, name: str, member: T) -> T:
-        """The member of that name, `member` when it is new.
+        """The member of that name, which is `member` if the name is new.
 
-        A member that was idle starts at the present virtual time, without credit for its absence; a member that left
-        after it was served more than its share is still ahead when it comes back, or leaving would pay.
+        A member that was idle starts at the current virtual time, without credit for its absence. A member that left
+        after it was served more than its share is still ahead when it returns, or leaving would pay.
         """
         if name not in self.members:
             self.members[name] = member
@@ -71,7 +70,7 @@ class _Turns(Generic[T]):
         return self.members[name]
 
     def next(self) -> str:
-        """Whose turn it is."""
+        """The name of the member whose turn it is."""
         return min(self._served, key=self._served.__getitem__)
 
     def charge(self, name: str, tokens: int) -> None:
@@ -80,9 +79,9 @@ class _Turns(Generic[T]):
         self._served[name] += tokens
 
     def leave(self, name: str) -> None:
-        """Remove an idle member; its virtual time is remembered while it is ahead of the present."""
+        """Remove an idle member; its virtual time is remembered while it is ahead of the current one."""
         del self.members[name]
-        # Those that the present has caught up with would start at the present anyway.
+        # A member that the current virtual time has overtaken would start at the current one anyway.
         self._ahead = {n: served for n, served in self._ahead.items() if served > self._now}
         if len(self._ahead) >= MAX_REMEMBERED:
             del self._ahead[next(iter(self._ahead))]
@@ -93,10 +92,10 @@ _Heap = list[tuple[float, int, SequenceJob]]
 
 
 class FairQueue:
-    """Sequences waiting for an engine.
+    """The sequences that wait for an engine.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -109,18 +108,19 @@ class FairQueue:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that have jobs waiting."""
+        """The clients that have jobs in the queue."""
         return [Client(p, name) for p, names in self._principals.members.items() for name in names.members]
 
     @property
     def tokens(self) -> int:
-        """Tokens that wait."""
+        """Tokens in the queue."""
         return self._waiting.total()
 
     def before(self, client: Client, tokens: int) -> int:
-        """Tokens that are taken before the last of `tokens` more of a client, were they queued now.
+        """Tokens that would be taken from the queue before the last of `tokens` more of a client, were they queued now.
 
-        By fair shares, of principals and of a principal's names: of each other's tokens at most as many as its own.
+        By fair sharing, that is at most as many tokens of each other principal, or of each other name of the same
+        principal, as of the client's own.
         """
         name = self._waiting[client] + tokens
         principal, others = name, Counter[str]()
@@ -135,16 +135,16 @@ class FairQueue:
         """Queue a job."""
         heap = self._names_of(job.client.principal).join(job.client.name, [])
         job.queued_at = self._clock()
-        # Among equal deadlines the first come goes first; the number also keeps heapq from comparing jobs.
+        # Among equal deadlines, first come, first served; the number also keeps heapq from comparing jobs.
         heapq.heappush(heap, (job.deadline, next(self._order), job))
         self.sequences += 1
         self._waiting[job.client] += job.tokens
 
     def take(self, max_tokens: int, max_sequences: int) -> tuple[list[SequenceJob], list[SequenceJob]]:
-        """The next batch and the jobs that were found expired.
+        """The next batch, and the jobs that were found expired.
 
-        Cancelled jobs are dropped. A job that would exceed the token budget ends the batch rather than being overtaken,
-        so that long sequences do not starve; a job that exceeds it by itself is a batch of its own.
+        Cancelled jobs are dropped. A job that would exceed the token budget ends the batch instead of being overtaken,
+        so that long sequences do not starve; a job that exceeds the budget by itself becomes a batch of its own.
         """
         batch: list[SequenceJob] = []
         expired: list[SequenceJob] = []
@@ -161,7 +161,7 @@ class FairQueue:
                 continue
             if batch and job.tokens > room:
                 break
-            # Charged before it is popped: a member that becomes idle by that leaves with its new virtual time.
+            # Charged before it is popped: if popping makes a member idle, it must leave with its new virtual time.
             self._principals.charge(principal, job.tokens)
             names.charge(client.name, job.tokens)
             self._pop(client)
@@ -171,7 +171,7 @@ class FairQueue:
         return batch, expired
 
     def drain(self) -> list[SequenceJob]:
-        """Remove and return everything that waits and is not cancelled."""
+        """Remove and return all jobs that are not cancelled."""
         waiting = [entry[2] for client in self.clients for entry in self._heap(client)]
         self._principals, self._idle = _Turns(), {}
         self._waiting.clear()
@@ -179,13 +179,13 @@ class FairQueue:
         return [job for job in waiting if not job.cancelled]
 
     def purge(self) -> None:
-        """Forget cancelled jobs now instead of when their turn comes, so that they neither count nor stay alive."""
+        """Drop cancelled jobs now instead of when their turn comes, so that they neither count nor stay in memory."""
         for client in self.clients:
             heap = self._heap(client)
             kept = [entry for entry in heap if not entry[2].cancelled]
             self.sequences -= len(heap) - len(kept)
             self._waiting[client] = sum(entry[2].tokens for entry in kept)
-            # In place: the list is the member's own.
+            # In place, because the list belongs to the member.
             heap[:] = kept
             heapq.heapify(heap)
             self._leave_if_idle(client)
@@ -200,7 +200,7 @@ class FairQueue:
         self._leave_if_idle(client)
 
     def _names_of(self, principal: str) -> _Turns[_Heap]:
-        """The names of a principal; when it comes back, those it left with, since their virtual times still count."""
+        """The names of a principal. When it returns, those it left with, since their virtual times still count."""
         if principal in self._principals.members:
             return self._principals.members[principal]
         names = self._idle.pop(principal) if principal in self._idle else _Turns()

@@ -1,11 +1,11 @@
-"""The thread that owns one engine: it takes batches from the queue, runs them, and does what must not overlap them.
+"""The thread that owns an engine: it takes batches from the queue, runs them, and runs tasks between them.
 
 Only this thread calls the engine, so weights change between batches and never during one. A batch that fails is
 repeated in parts, so that a bad request fails alone. Failures that no request has caused are counted; after a few in a
-row, or when the thread itself dies, the engine is reported dead. A sequence too long for the device's memory does not
-count: clients could end the server with it.
+row, or if the thread itself dies, the engine is reported dead. A sequence too long for the device's memory does not
+count, or clients could bring the server down with it.
 
-`_condition` guards the queue, the tasks and `dead`; callbacks (`post`, `on_batch`) are always called without it.
+`_condition` guards the queue, the tasks and `dead`; callbacks (`post`, `on_batch`) are called without holding it.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ _log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_FAILURES = 3
 
 AWAY_SECONDS = 30.0
-"""An engine that has reported nothing but UnavailableError for so long is dead."""
+"""Seconds of nothing but UnavailableError after which an engine counts as dead."""
 
 RATE_DECAY = 0.8
 R = TypeVar("R")
 
 
 class DeviceTurn:
-    """A first-come-first-served lock, by which teachers on one device take turns.
+    """A first-come-first-served lock, by which the teachers on a device take turns.
 
-    `threading.Lock` makes no promise about order: a busy teacher that releases and takes it again could starve others.
+    `threading.Lock` guarantees no order: a busy teacher that releases it and takes it again could starve the others.
     """
 
     def __init__(self) -> None:
@@ -61,22 +61,22 @@ class DeviceTurn:
 
 
 class EngineWorker:
-    """Runs one engine on a thread of its own.
+    """Runs an engine on a thread of its own.
 
     Args:
-        name: of the teacher, for messages and the thread's name.
-        engine: used by this thread alone from now on.
-        turn: shared by the workers of one device.
-        max_batch_tokens: tokens of a batch.
-        max_batch_sequences: sequences of a batch.
-        faults: named fault points of tests.
-        post: runs a function where the callers are; so `deliver` of all jobs of a batch and `on_dead` are called.
-        on_dead: called once, with the sentence that says why.
-        on_batch: called on this thread after each batch with sequences and tokens scored, and seconds in the engine.
+        name: the teacher's name, for messages and the name of the thread.
+        engine: the engine, which only this thread may use from now on.
+        turn: the lock that the workers of a device share.
+        max_batch_tokens: most tokens in a batch.
+        max_batch_sequences: most sequences in a batch.
+        faults: named fault points, for tests.
+        post: runs a function on the callers' side; it is used for `on_dead` and the `deliver` of a batch's jobs.
+        on_dead: called once with the reason, if the engine is dead.
+        on_batch: called on this thread after each batch, with the sequences and tokens scored and the engine's seconds.
 
     Attributes:
-        tokens_per_second: of the engine lately, 0.0 before the first batch.
-        admission_rate: tokens per second by which calls may be refused; the most that may be hoped for until a batch
+        tokens_per_second: the engine's recent throughput; 0.0 before the first batch.
+        admission_rate: throughput in tokens per second by which calls may be refused; an upper estimate until a batch
             was at least half full.
     """
 
@@ -122,7 +122,7 @@ class EngineWorker:
         """Queue jobs.
 
         Raises:
-            UnavailableError: when the engine is dead or closing.
+            UnavailableError: if the engine is dead or closing.
         """
         with self._condition:
             if self.dead or self._closing:
@@ -132,15 +132,15 @@ class EngineWorker:
             self._condition.notify()
 
     def cancel(self, jobs: Sequence[SequenceJob]) -> None:
-        """Drop jobs that wait; a running job is skipped where the engine polls `EngineItem.cancelled`."""
+        """Drop jobs that wait; a job that runs is skipped if the engine polls `EngineItem.cancelled`."""
         with self._condition:
             for job in jobs:
                 job.cancelled = True
-            # Now, not when their turn comes: they hold ids, and the load that clients see counts them.
+            # Now instead of when their turn comes: they hold their ids, and count in the load that clients see.
             self._queue.purge()
 
     def call(self, function: Callable[[Engine], R]) -> "Future[R]":
-        """Run `function(engine)` between batches, before any that waits."""
+        """Run `function(engine)` after the current batch, before any that waits."""
         future: Future[R] = Future()
         with self._condition:
             if self.dead or self._closing:
@@ -151,22 +151,22 @@ class EngineWorker:
         return future
 
     def load(self) -> tuple[int, int, int]:
-        """Sequences waiting, tokens waiting, tokens in the engine."""
+        """Sequences in the queue, tokens in the queue, tokens in the engine."""
         with self._condition:
             return self._queue.sequences, self._queue.tokens, self.running_tokens
 
     def before(self, client: Client, tokens: int) -> int:
-        """Tokens that the engine has or takes before the last of `tokens` more of a client, were they queued now."""
+        """Tokens that the engine has, or takes before the last of `tokens` more of a client, were they queued now."""
         with self._condition:
             return self.running_tokens + self._queue.before(client, tokens)
 
     def stalled(self, limit: float) -> bool:
         """Whether a batch or task has run longer than `limit` seconds."""
-        since = self.busy_since  # read once: the worker's thread may set it to 0 between two reads
+        since = self.busy_since  # read once: the worker's thread may set it to 0 in between
         return since > 0 and time.monotonic() - since > limit
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Stop after the current batch; what waits is cancelled. Returns whether the thread ended in time."""
+        """Stop after the current batch and cancel what waits; returns whether the thread ended in `timeout` seconds."""
         with self._condition:
             self._closing = True
             waiting = self._queue.drain()
@@ -187,9 +187,9 @@ class EngineWorker:
             self._die(f"its thread died of {type(error).__name__}: {error}")
 
     def _work(self) -> bool:
-        """Do what is due next; False when the thread should end.
+        """Do what is due next; False if the thread should end.
 
-        In a frame of its own, so that while the thread waits for work no local variable keeps the last scores alive.
+        In a function of its own, so that no local variable keeps the last scores alive while the thread waits for work.
         """
         task, batch, expired = self._next()
         self._refuse(expired, DeadlineError("the deadline passed while the request was queued."))
@@ -206,7 +206,7 @@ class EngineWorker:
                 if self._closing or self.dead:
                     self._refuse_tasks()
                     return None, [], []
-                # Tasks first: a swap or an unload waits for the batch in hand, and not for the queue.
+                # Tasks first: a swap or an unload waits for the batch that is running, not for the queue.
                 if self._tasks:
                     self.busy_since = time.monotonic()
                     return self._tasks.popleft(), [], []
@@ -231,7 +231,7 @@ class EngineWorker:
                 result = function(self.engine)
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else self._gone())
-            if not isinstance(error, Exception):  # SystemExit and its like end the thread, after the caller was told
+            if not isinstance(error, Exception):  # SystemExit and the like end the thread, once the caller knows
                 raise
         else:
             future.set_result(result)
@@ -241,29 +241,29 @@ class EngineWorker:
 
     def _run_batch(self, batch: list[SequenceJob]) -> None:
         with self._turn:
-            # Waiting for the device is not running: only a batch that holds it can stall.
+            # Waiting for the device is not running: only a batch that holds the device can stall.
             self.busy_since = time.monotonic()
             started = time.monotonic()
             for job in batch:
                 job.started_at = started
             try:
                 results = self._score(batch)
-            except BaseException:  # a library ends the thread: every job has a caller that waits, so answer first
+            except BaseException:  # a library ends the thread: every job has a caller that waits, so tell them first
                 self._refuse(batch, self._gone())
                 raise
             ended = time.monotonic()
         seconds = ended - started
-        # What failed or was cancelled was not computed to its end: its tokens would pass for an engine of any speed.
+        # What failed or was cancelled was not computed to its end, and would make the engine look faster than it is.
         scored = [job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores)]
         if scored:
             self._learn_rate(len(scored), sum(scored), seconds)
         self.running_tokens = 0
-        # Not of a later swap: those run on this thread too, between batches.
+        # Read before delivery: this thread also performs swaps, between batches.
         weights_hash = self.engine.info.weights_hash
-        for job in batch:  # before any is delivered: a call sends what it has only when there is something to wait for
+        for job in batch:  # all before any is delivered: a call holds back what it has while its next job has ended
             job.ended_at = ended
         answers = deque(zip(batch, results, strict=True))
-        del results  # no frame of this thread keeps scores that a call has sent
+        del results  # this thread must not keep scores alive that a call has sent
         self._deliver(answers, weights_hash)
         self._on_batch(len(scored), sum(scored), seconds)
 
@@ -272,7 +272,7 @@ class EngineWorker:
             self._deliver(deque((job, error) for job in jobs), "")
 
     def _deliver(self, answers: deque[tuple[SequenceJob, Scores | Exception]], weights_hash: str) -> None:
-        """In one piece: each wake-up of an event loop is a system call, and takes the interpreter from this thread."""
+        """Deliver all results in one callback: waking the event loop is a system call and takes the GIL away."""
 
         def deliver() -> None:
             while answers:
@@ -282,9 +282,10 @@ class EngineWorker:
         self._post(deliver)
 
     def _learn_rate(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Average the rate over batches at least half full, of either; a smaller one counts only when it was faster.
+        """Average the throughput over batches at least half full, in tokens or sequences; others count only if faster.
 
-        Small batches leave the device idle: their rate would make admission refuse what a full batch does in time.
+        Small batches leave the device partly idle: by their throughput, admission would refuse what a full batch does
+        in time.
         """
         rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
         full = 2 * tokens >= self._max_tokens or 2 * sequences >= self._max_sequences
@@ -293,14 +294,14 @@ class EngineWorker:
         else:
             self.tokens_per_second = rate if full else max(rate, known)
         self._seen_full = self._seen_full or full
-        # Before any was nearly full, the largest may take no longer than this one, for all that is known.
+        # Until a batch was nearly full, a full one might, for all that is known, take no longer than this one did.
         most = max(self.admission_rate, self._max_tokens / max(seconds, 1e-6))
         self.admission_rate = self.tokens_per_second if self._seen_full else most
 
     def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
-        """Results of a batch. If it fails as a whole it is repeated in parts, so that only the rows that cause it fail.
+        """The results of a batch. If it fails as a whole it is repeated in parts, so that only the rows at fault fail.
 
-        Halves when the device had no memory, since smaller batches may well do; else row by row.
+        It is repeated in halves if the device ran out of memory, since smaller batches may fit; otherwise row by row.
         """
         outcome = self._attempt(batch)
         if isinstance(outcome, list):
@@ -330,14 +331,14 @@ class EngineWorker:
             if len(results) != len(batch):
                 raise RuntimeError(f"the engine returned {len(results)} results for {len(batch)} sequences.")
         except Exception as error:
-            # The traceback's frames hold the tensors of the failed attempt, whose memory the next one needs.
+            # The frames of the traceback hold tensors of the failed attempt, whose memory the next attempt needs.
             return error.with_traceback(None)
         self._failures, self._away_since = 0, 0.0
         gone = CancelledError("the request was cancelled while it ran.")
         return [gone if scores is None else scores for scores in results]
 
     def _blame(self, error: Exception, job: SequenceJob) -> Exception:
-        """An error of a request is its own; any other counts against the engine."""
+        """What to report for a job that failed alone; an error that is not an `OpdError` counts against the engine."""
         if isinstance(error, UnavailableError):
             self._away(error)
             return error
@@ -356,20 +357,20 @@ class EngineWorker:
         _log.error(
             "engine error", extra={"teacher": self.name, "error": type(error).__name__, "text": str(error)[:500]}
         )
-        # After a CUDA error the context is lost: every later call in this process fails.
+        # A CUDA error destroys the context, so every later call in this process would fail.
         if "CUDA error" in str(error) or self._failures >= MAX_CONSECUTIVE_FAILURES:
             self._die(f"the engine failed with {type(error).__name__}: {error}")
         return error
 
     def _away(self, error: UnavailableError) -> None:
-        """Count an UnavailableError: an engine in another process may come back; if it stays away it is dead."""
+        """Count an UnavailableError: an engine in another process may come back; if it stays away, it is dead."""
         now = time.monotonic()
         self._away_since = self._away_since or now
         if now - self._away_since >= AWAY_SECONDS:
             self._die(f"the engine was away for {now - self._away_since:.0f} s: {error}")
 
     def _scores_something(self) -> bool:
-        """Whether the engine still scores the shortest sequence: then the other was too long for the device."""
+        """Whether the engine still scores the shortest sequence; if so, the other was too long for the device."""
         kinds = self.engine.info.payloads
         spec = PayloadSpec.sampled() if PayloadKind.SAMPLED in kinds else PayloadSpec.hidden()
         try:
@@ -379,7 +380,7 @@ class EngineWorker:
             return False
 
     def _die(self, reason: str) -> None:
-        """Fail what waits and tell the owner, once: the owner may have a new worker by the time of a second report."""
+        """Fail what waits and tell the owner, once: by a second report the owner might have a new worker already."""
         with self._condition:
             if self.dead:
                 return
@@ -391,7 +392,7 @@ class EngineWorker:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an engine ran out of memory, by the texts of torch, CUDA and cuBLAS: they share no exception class."""
+    """Whether an engine ran out of memory, judged by the messages of torch, CUDA and cuBLAS, which share no class."""
     text = str(error)
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
