@@ -1,1 +1,1 @@
-"""Which teachers are loaded, and the memory they may take."""
+"""Which teachers are loaded, in which state, and how much memory they may take."""

@@ -1,4 +1,4 @@
-"""Work that must not stop half-way, whatever happens to the call that asked for it."""
+"""Running work to its end even if the call that asked for it is cancelled."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ R = TypeVar("R")
 
 
 async def run_to_completion(work: Awaitable[R]) -> R:
-    """The result of `work`; a caller that is cancelled waits for its end too, and is cancelled then.
+    """The result of `work`. A caller that is cancelled waits for its end too, and is cancelled only then.
 
-    A client may leave at any `await`. Weights that are half swapped, or a teacher whose engine sleeps while its state
-    says otherwise, would be left behind; and what runs on a thread cannot be stopped anyway.
+    A client may leave at any `await`. Without this it could leave weights half swapped behind, or a teacher whose
+    engine sleeps while its state says otherwise; and what runs on a thread cannot be stopped anyway.
     """
     task = asyncio.ensure_future(work)
     try:

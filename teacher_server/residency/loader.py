@@ -1,7 +1,7 @@
 """Reading models: one at a time, on a thread, within a time limit.
 
-Libraries that read models set process-wide defaults (dtype, device) while they do, so two models must not be read at
-once. A thread cannot be interrupted: if it takes too long it is given up, and holds the turn until it ends.
+Libraries set process-wide defaults (dtype, device) while they read a model, so two models must not be read at once. A
+thread cannot be interrupted: if it takes too long it is given up, but it keeps the turn until it ends.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ R = TypeVar("R")
 
 
 class Loader:
-    """Gives turns at reading models.
+    """Gives out turns for reading models.
 
     Args:
-        seconds: that one turn, and the wait for it, may take.
-        closing: whether the process is about to end, so that nothing is waited for any more.
+        seconds: limit on a turn, and on the wait for it.
+        closing: whether the process is about to end, so that threads are no longer waited for.
     """
 
     def __init__(self, seconds: float, closing: Callable[[], bool] = lambda: False) -> None:
@@ -38,10 +38,10 @@ class Loader:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator["Turn"]:
-        """Hold the turn.
+        """Hold the turn during the context.
 
         Raises:
-            UnavailableError: when a thread that was given up holds it, or another model takes too long.
+            UnavailableError: if a thread that was given up holds the turn, or another model takes too long.
         """
         if self._given_up:
             raise UnavailableError(
@@ -57,7 +57,7 @@ class Loader:
         try:
             yield turn
         finally:
-            if turn.running is None:  # else a thread still reads: `Turn._leave` releases the lock when it ends
+            if turn.running is None:  # otherwise a thread is still reading, and `_leave` releases the lock when it ends
                 self._lock.release()
 
 
@@ -69,20 +69,20 @@ class Turn:
         self.running: asyncio.Future[Any] | None = None
 
     async def read(self, what: str, work: Callable[[], R], discard: Callable[[R], object] = lambda result: None) -> R:
-        """The result of `work()` on a thread. A caller that is cancelled waits for its end, unless the process ends.
+        """The result of `work()` on a thread. A cancelled caller waits for its end, unless the process is about to end.
 
         Args:
-            what: for messages, for example "model models/math".
+            what: what is read, for messages; for example "model models/math".
             work: reads a model.
-            discard: called with a result that came too late, or for a caller that was cancelled.
+            discard: called with a result that came too late or that a cancelled caller does not take.
 
         Raises:
-            DeadlineError: when it takes longer than the loader's limit.
+            DeadlineError: if it takes longer than the loader's limit.
         """
         loader = self._loader
         task = asyncio.ensure_future(asyncio.to_thread(work))
         try:
-            # `wait`, which leaves the task alone on a timeout: a thread cannot be cancelled.
+            # `wait` leaves the task alone on a timeout, which is needed as a thread cannot be cancelled.
             done, _ = await asyncio.wait((task,), timeout=loader._seconds)
         except asyncio.CancelledError:
             try:
@@ -99,7 +99,7 @@ class Turn:
         return task.result()
 
     def _leave(self, what: str, task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
-        """Drop the task's result whenever it comes, and keep the turn until then."""
+        """Discard the task's result whenever it arrives, and keep the turn until then."""
         if task.done():
             _discard(task, discard)
             return

@@ -1,4 +1,4 @@
-"""How much of the memory budget each teacher holds: idle ones sleep so that others have room."""
+"""The memory budget, and how much of it each teacher holds. Idle teachers are put to sleep to make room for others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,13 +14,13 @@ from teacher_server.residency.teacher import Teacher
 class MemoryBudget:
     """The memory budget of a server.
 
-    Its lock is held while teachers are put to sleep, but not while one is loaded or woken, which may take minutes:
+    Its lock is held while teachers are put to sleep, but not while one is loaded or woken, which may take minutes;
     those hold a reservation of bytes instead.
 
     Args:
-        budget: bytes of weights that may be awake at once; 0 means no limit.
-        teachers: all of the server, now.
-        set_state: changes a teacher's state and tells health and metrics.
+        budget: bytes of weights that may be awake at once; 0 for no limit.
+        teachers: returns the server's current teachers.
+        set_state: changes a teacher's state and updates health and metrics.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class MemoryBudget:
         self._lock = asyncio.Lock()
 
     async def reserve(self, teacher: Teacher, needed: int) -> None:
-        """Reserve `needed` bytes for a teacher; idle ones are put to sleep for it, least recently used first.
+        """Reserve `needed` bytes for a teacher, putting idle teachers to sleep if necessary, least recently used first.
 
         Raises:
-            ConfigError: when the budget is smaller than that.
-            OverloadedError: when busy teachers hold the memory.
+            ConfigError: if the budget is smaller than `needed`.
+            OverloadedError: if busy teachers hold the memory.
         """
         if self.budget and needed > self.budget:
             raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {self.budget}.")
         async with self._lock:
-            # Checked anew each time: while one falls asleep, requests may wake another or a load may fail.
+            # Checked again after each: while one falls asleep, requests may wake another, or a load may fail.
             while self.budget and self._held_by_others(teacher) + needed > self.budget:
                 others = (t for t in self._teachers() if t is not teacher)
                 idle = [t for t in others if t.state == pb.TEACHER_STATE_READY and not t.in_flight]
@@ -56,11 +56,11 @@ class MemoryBudget:
             teacher.held_bytes = needed
 
     async def put_to_sleep(self, teacher: Teacher) -> None:
-        """Move a teacher's weights off the device, unless they are already.
+        """Move a teacher's weights off the device, unless it sleeps already.
 
         Raises:
-            UnavailableError: when it is not ready, or its engine fails.
-            OverloadedError: when calls are in flight.
+            UnavailableError: if it is not ready, or its engine fails.
+            OverloadedError: if calls are in flight.
         """
         async with self._lock:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
@@ -73,24 +73,24 @@ class MemoryBudget:
             await self._put_to_sleep(teacher)
 
     async def begin_asleep(self, teacher: Teacher) -> None:
-        """Move the weights of a teacher off the device that was just loaded.
+        """Put a teacher to sleep that was just loaded.
 
-        Calls in flight are those that its last engine answered, and need not hold this one awake.
+        Calls in flight were left by its previous engine, and do not need this one awake.
 
         Raises:
-            UnavailableError: when its engine fails.
+            UnavailableError: if its engine fails.
         """
         async with self._lock:
             await self._put_to_sleep(teacher)
 
     async def wake(self, teacher: Teacher) -> None:
-        """Bring a sleeping teacher's weights back.
+        """Move a sleeping teacher's weights back to the device.
 
         Raises:
-            OverloadedError: when busy teachers hold the memory.
-            UnavailableError: when its engine fails.
+            OverloadedError: if busy teachers hold the memory.
+            UnavailableError: if its engine fails.
         """
-        # Reserved outside `_wake`: waking may take minutes, and must not hold the lock meanwhile.
+        # Reserved outside `_wake`, because waking may take minutes and must not hold the lock meanwhile.
         await self.reserve(teacher, teacher.weight_bytes)
         await run_to_completion(self._wake(teacher))
 
@@ -108,14 +108,15 @@ class MemoryBudget:
 
     async def _put_to_sleep(self, teacher: Teacher) -> None:
         before = teacher.state
-        # The state changes first: a request that arrives meanwhile waits for the lock and wakes the teacher again.
+        # The state changes first, so that a request that arrives meanwhile waits for the lock and wakes the teacher
+        # again.
         await self._set_state(teacher, pb.TEACHER_STATE_ASLEEP)
 
         async def fall_asleep() -> None:
             try:
                 await _call(teacher, lambda engine: engine.sleep())
             except Exception as error:
-                # Else it is being unloaded, or its engine has died of something else.
+                # Otherwise it is being unloaded, or its engine has died of something else.
                 if teacher.worker is not None and teacher.state == pb.TEACHER_STATE_ASLEEP:
                     await self._set_state(teacher, before)
                 raise UnavailableError(

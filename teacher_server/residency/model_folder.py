@@ -1,6 +1,6 @@
-"""What a model's folder tells before the model is built: where it is, how large, and whether its config is plausible.
+"""What can be known of a model before it is built: where its folder is, how large it is, and whether it is plausible.
 
-A config that claims a billion layers would occupy a thread that nothing can interrupt, so it is first compared with the
+A config that claims a billion layers would occupy a thread that cannot be interrupted, so it is first compared with the
 tensors beside it, of which only the headers are read.
 """
 
@@ -15,10 +15,10 @@ from teacher_server.observe.logs import describe_error
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
-"""Of one safetensors file; the format's own limit."""
+"""Limit on the header of a safetensors file, set by the format itself."""
 
 LEAST_BYTES_PER_NUMBER = 0.25
-"""The densest quantisation in use has 2 bits per weight."""
+"""Bytes per weight of the densest quantisation in use, 2 bits."""
 
 _LAYERS = re.compile(r"n_layers?|num_layers|num_(\w+_)?layers|\w+_num_layers")
 _TENSORS = (
@@ -30,18 +30,20 @@ _TENSORS = (
     ("num_local_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
     ("n_routed_experts", ("hidden_size",), ("moe_intermediate_size", "intermediate_size")),
 )
-"""Keys of a config whose values multiply to the size, in numbers, of a tensor that the model has.
+"""Keys of a config whose values multiply to the number of elements of a tensor that the model has.
 
-Each entry is one tensor: a required key, then its other dimensions, each as alternative keys of which the first one
-present counts.
+Each entry is one tensor: a required key, then its other dimensions. A dimension is a tuple of alternative keys, of
+which the first that is present counts.
 """
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of a model: itself, or the cached snapshot of a hub id; None when there is neither. Fetches nothing.
+    """The local folder of a model: `model` itself, or the cached snapshot of a hub id; None if neither exists.
+
+    Nothing is downloaded.
 
     Raises:
-        ConfigError: when it is a path that cannot exist on this machine.
+        ConfigError: if it is a path that cannot exist on this machine.
     """
     try:
         folder = Path(model).expanduser()
@@ -54,17 +56,17 @@ def local_folder(model: str) -> Path | None:
 
     try:
         return Path(snapshot_download(model, local_files_only=True))
-    except Exception:  # not a hub id, or not in the cache: many classes say so
+    except Exception:  # not a hub id, or not in the cache; many exception classes say so
         return None
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of a folder's safetensors files. What an engine allocates may differ with its dtype."""
+    """Bytes of a folder's safetensors files. An engine may allocate more or less, depending on its dtype."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def check_plausible(folder: Path) -> None:
-    """Refuse a config that cannot belong to the tensors beside it. A folder that lacks either is left to the engine.
+    """Refuse a config that cannot belong to the tensors beside it. If either is missing, the engine decides.
 
     Raises:
         ConfigError: naming the key and the value.
@@ -75,7 +77,7 @@ def check_plausible(folder: Path) -> None:
     size = weight_bytes(folder)
     for part in _parts(config):
         for key, value in part.items():
-            if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:  # a layer has at least one
+            if _LAYERS.fullmatch(key) and isinstance(value, int) and value > tensors:  # a layer has at least one tensor
                 raise ConfigError(
                     f"model {folder} is inconsistent: its config has {key} {value}, but its files hold {tensors} "
                     "tensors; save the model again."
@@ -107,7 +109,7 @@ def _config(file: Path) -> dict[str, Any] | None:
 
 
 def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The config and the configs within it, of a text model for example."""
+    """The config and the configs nested in it, for example that of a text model."""
     yield config
     for value in config.values():
         if isinstance(value, dict):
@@ -115,7 +117,7 @@ def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _tensor_count(folder: Path) -> int:
-    """Tensors in a folder's safetensors files; 0 when one cannot be read, which the engine will say."""
+    """Number of tensors in a folder's safetensors files; 0 if one cannot be read, which the engine will report."""
     count = 0
     for file in folder.glob("*.safetensors"):
         try:

@@ -1,4 +1,4 @@
-"""One teacher on a server: its engine's worker, its state, its bounds, and the self-test that gates readiness."""
+"""A teacher on a server: its engine's worker, its state and bounds, and the self-test that it must pass to be ready."""
 
 import asyncio
 import time
@@ -27,24 +27,24 @@ SERVING_STATES = (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
 
 @dataclass(slots=True, eq=False)
 class Teacher:
-    """A teacher and its state; the event loop owns it.
+    """A teacher and its state, which only the event loop changes.
 
     Attributes:
-        name: as clients know it.
+        name: the name by which clients address it.
         model: path or hub id.
-        limits: of the server.
-        state: of the contract.
-        reason: why it failed, "" otherwise.
-        worker: runs the engine; None while it is loaded.
-        in_flight: Score and GetHead calls that hold it awake.
-        last_used: seconds, monotonic.
-        weight_bytes: of its weights when awake, 0 while unknown.
-        held_bytes: of the memory budget, in use by it or reserved for it.
-        restarts: since the start of the server.
+        limits: the server's limits on requests.
+        state: a `TeacherState` of the contract.
+        reason: why it failed; "" otherwise.
+        worker: runs the engine; None while it is being loaded, and after it failed.
+        in_flight: number of Score and GetHead calls that keep it awake.
+        last_used: when a call last began or ended, in monotonic seconds.
+        weight_bytes: bytes that its weights take when awake; 0 while unknown.
+        held_bytes: bytes of the memory budget that it uses or has reserved.
+        restarts: number of times its engine was loaded again since the server started.
         replaced: folder and hash of the weights that replaced the model's own; None while those are in use.
         idle: set while no call is in flight.
         changing: held while it is loaded, woken, put to sleep or unloaded.
-        unloads: calls that wait to unload it.
+        unloads: number of calls that wait to unload it.
         drained_from: its state before the first of them.
     """
 
@@ -67,44 +67,44 @@ class Teacher:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests; they wake a teacher that sleeps."""
+        """Whether it accepts requests; they wake a teacher that sleeps."""
         return self.state in SERVING_STATES
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine says now.
+        """What its engine reports at present.
 
         Raises:
-            UnavailableError: while it is loaded, or when it failed.
+            UnavailableError: while it is being loaded, or if it failed.
         """
         return self.running().engine.info
 
     @property
     def bounds(self) -> RequestBounds:
-        """What a request may ask now."""
+        """What a request may ask for at present."""
         return request_bounds(self.name, self.info, self.limits)
 
     def running(self) -> EngineWorker:
-        """The worker.
+        """Its worker.
 
         Raises:
-            UnavailableError: while the teacher is loaded, or when it failed.
+            UnavailableError: while the teacher is being loaded, or if it failed.
         """
         if self.worker is None:
             raise self._refusal()
         return self.worker
 
     def require_ready(self) -> None:
-        """Refuse what needs a teacher that scores now.
+        """Refuse what needs a teacher that is ready to score.
 
         Raises:
-            UnavailableError: when it is in any other state.
+            UnavailableError: if it is in any other state.
         """
         if self.state != pb.TEACHER_STATE_READY:
             raise self._refusal()
 
     def _refusal(self) -> UnavailableError:
-        # A call may have waited for what was unloaded meanwhile.
+        # A call may have waited for a teacher that was unloaded meanwhile.
         name = pb.TeacherState.Name(self.state) if self.state else "unloaded"  # type: ignore[arg-type]
         state = name.removeprefix("TEACHER_STATE_").lower()
         return UnavailableError(f"teacher {self.name!r} is {state}{': ' + self.reason if self.reason else ''}.")
@@ -116,7 +116,7 @@ class Teacher:
         self.last_used = time.monotonic()
 
     def leave(self) -> None:
-        """Count a call that no longer needs it."""
+        """Count such a call as ended."""
         self.in_flight -= 1
         self.last_used = time.monotonic()
         if self.in_flight == 0:
@@ -124,18 +124,18 @@ class Teacher:
 
 
 def self_test(engine: Engine, name: str) -> None:
-    """Score a short sequence through the whole codec, twice; warms the engine up.
+    """Score a short sequence twice through the whole codec; this also warms the engine up.
 
-    The answers must be possible (the decoder checks what it checks on a client) and equal when repeated, bit for bit
-    when the engine claims to be deterministic.
+    The scores must pass the decoder's checks, as on a client, and must be equal when repeated: bit for bit if the
+    engine claims to be deterministic, else within a tolerance.
 
     Raises:
-        UnavailableError: when they are not.
+        UnavailableError: if they are not.
     """
     info = engine.info
     bounds = request_bounds(name, info, LimitSettings(allow_full=True))
     length = min(SELF_TEST_TOKENS, bounds.max_sequence_tokens)
-    # Ids of no meaning, different from each other in any usual vocabulary: the test needs no tokenizer.
+    # Arbitrary ids, all different in any usual vocabulary; the test needs no tokenizer.
     ids = (np.arange(length, dtype=np.uint32) * 7 + 3) % np.uint32(info.vocab_size)
     specs = [PayloadSpec.sampled()] if PayloadKind.SAMPLED in info.payloads else []
     if PayloadKind.TOPK in info.payloads:

@@ -1,8 +1,8 @@
 """The teachers of a server: loading, unloading, sleeping under a memory budget, replacing weights, restarting.
 
 All methods run on the event loop; what takes time runs on a worker's thread or a loader thread. Requests to an awake
-teacher take no lock. Everything else takes locks in this order, so that none waits for another in a circle: a teacher's
-`changing`, for what happens to that teacher; the loader's, because models are read one at a time; the memory budget's
+teacher take no lock. Everything else takes locks in this order, which rules out deadlocks: a teacher's `changing`, for
+changes of that teacher; the loader's, because models are read one at a time; the memory budget's
 (`teacher_server.residency.memory_budget`).
 """
 
@@ -39,24 +39,24 @@ from teacher_server.settings import LimitSettings, TeacherEngineSettings
 _log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[str], Engine]
-"""Builds an engine for a model path or hub id; slow, called on a thread."""
+"""Builds the engine for a model path or hub id. It is slow, and called on a thread."""
 
 
 class Teachers:
-    """The teachers of one server.
+    """The teachers of a server.
 
     Args:
         factory: builds engines.
-        limits: of requests.
-        engine: residency settings.
-        faults: named fault points.
-        on_state: awaited whenever a teacher's state changed; its state is 0 after it was unloaded.
-        on_fatal: called with a sentence when the process should end.
-        on_batch: called on a worker's thread after each batch: teacher, sequences, tokens, seconds.
-        on_restart: called with the name of a teacher whose engine is dead and is loaded again.
+        limits: limits on requests and batches.
+        engine: settings for residency: memory, restarts, time limits, self-test.
+        faults: named fault points, for tests.
+        on_state: awaited after each change of a teacher's state; the state is 0 after it was unloaded.
+        on_fatal: called with the reason if the process should end.
+        on_batch: called on a worker's thread after each batch, with teacher, sequences, tokens and seconds.
+        on_restart: called with the name of a teacher whose engine is dead and is being loaded again.
 
     Attributes:
-        closing: set when the process is about to end: nothing is waited for any more.
+        closing: set when the process is about to end, so that threads are no longer waited for.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Teachers:
 
     @property
     def loading(self) -> bool:
-        """Whether a model is being read on a thread, which nothing can interrupt."""
+        """Whether a model is being read on a thread, which cannot be interrupted."""
         return self._loader.busy
 
     def get(self, name: str) -> Teacher:
         """The teacher called `name`.
 
         Raises:
-            TeacherNotFoundError: when there is none; the sentence names those there are.
+            TeacherNotFoundError: if there is none; the message names those that exist.
         """
         teacher = self._teachers.get(name)
         if teacher is None:
@@ -107,18 +107,18 @@ class Teachers:
         return teacher
 
     async def load(self, name: str, model: str) -> Teacher:
-        """Load a teacher and test it; the others go on scoring, and may be put to sleep and woken meanwhile.
+        """Load a teacher and test it. The others keep scoring, and may be put to sleep and woken meanwhile.
 
         Raises:
-            InvalidRequestError: when the name is taken.
-            ConfigError: when the model cannot be loaded, or is larger than the memory budget.
-            OverloadedError: when busy teachers hold the memory.
-            DeadlineError: when it takes longer than `load_seconds`.
-            UnavailableError: when it fails its self-test, or another model is being read for too long.
+            InvalidRequestError: if the name is taken.
+            ConfigError: if the model cannot be loaded or is larger than the memory budget.
+            OverloadedError: if busy teachers hold the memory.
+            DeadlineError: if it takes longer than `load_seconds`.
+            UnavailableError: if it fails its self-test, or another model takes too long to be read.
         """
         if name in self._teachers:
             raise InvalidRequestError(f"teacher {name!r} is served already; unload it first or take another name.")
-        # Listed before it is loaded: the name is taken, and Describe and health can say that it is loading.
+        # Listed before it is loaded: that takes the name, and lets health and GetLoad show that it is loading.
         teacher = self._teachers[name] = Teacher(name, model, self._limits)
         teacher.idle.set()
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
@@ -126,19 +126,19 @@ class Teachers:
             async with teacher.changing:
                 await self._start(teacher)
         except BaseException:
-            self._teachers.pop(name, None)  # with a default: the server may have closed meanwhile
+            self._teachers.pop(name, None)  # with a default, because the server may have been closed meanwhile
             await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
             raise
         return teacher
 
     async def unload(self, name: str, grace: float) -> None:
-        """Refuse new calls, wait for those in flight up to `grace` seconds, then free the teacher.
+        """Refuse new calls, wait up to `grace` seconds for those in flight, then free the teacher.
 
-        A caller that is cancelled while it waits takes its request back: the teacher is as before, unless another
-        caller waits too. Once the engine is being freed, it is freed.
+        If the caller is cancelled while it waits, the unload is taken back and the teacher is as before, unless another
+        caller waits too. Once the engine is being freed, this cannot be undone.
 
         Raises:
-            TeacherNotFoundError: when there is no teacher of that name.
+            TeacherNotFoundError: if there is no teacher of that name.
         """
         teacher = self.get(name)
         if not teacher.unloads:
@@ -150,7 +150,7 @@ class Teachers:
                 async with asyncio.timeout(grace):
                     await teacher.idle.wait()
             async with teacher.changing:
-                if self._teachers.get(name) is teacher:  # else another call has unloaded it
+                if self._teachers.get(name) is teacher:  # otherwise another call has unloaded it
                     await run_to_completion(self._free(teacher))
         finally:
             teacher.unloads -= 1
@@ -165,7 +165,7 @@ class Teachers:
         await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
 
     async def _undrain(self, teacher: Teacher) -> None:
-        """The state before an unload that was taken back; a teacher that was loading then may be loaded by now."""
+        """Restore the state before an unload that was taken back; a teacher that was loading may be loaded by now."""
         if teacher.state != pb.TEACHER_STATE_DRAINING:  # it died meanwhile
             return
         loaded = teacher.drained_from == pb.TEACHER_STATE_LOADING and teacher.worker is not None
@@ -176,16 +176,16 @@ class Teachers:
         """Hold a teacher awake during a call, waking it first if it sleeps.
 
         Raises:
-            TeacherNotFoundError: when there is no teacher of that name.
-            UnavailableError: when it loads, drains, failed or cannot be woken.
-            OverloadedError: when it sleeps and busy teachers hold the memory.
+            TeacherNotFoundError: if there is no teacher of that name.
+            UnavailableError: if it is loading, draining or failed, or cannot be woken.
+            OverloadedError: if it sleeps and busy teachers hold the memory.
         """
         teacher = self.get(name)
-        teacher.enter()  # before any await: a teacher with a call in flight is not put to sleep
+        teacher.enter()  # before any await, because a teacher with a call in flight is not put to sleep
         try:
             if teacher.state == pb.TEACHER_STATE_ASLEEP:
                 async with teacher.changing:
-                    if teacher.state == pb.TEACHER_STATE_ASLEEP:  # another request may have woken it
+                    if teacher.state == pb.TEACHER_STATE_ASLEEP:  # checked again: another request may have woken it
                         await self._memory.wake(teacher)
             teacher.require_ready()
             yield teacher
@@ -196,37 +196,37 @@ class Teachers:
         """Move a teacher's weights off the device; the next request wakes it.
 
         Raises:
-            TeacherNotFoundError: when there is no teacher of that name.
-            UnavailableError: when it is not ready.
-            OverloadedError: when calls are in flight.
+            TeacherNotFoundError: if there is no teacher of that name.
+            UnavailableError: if it is not ready.
+            OverloadedError: if calls are in flight.
         """
         teacher = self.get(name)
         async with teacher.changing:
             await self._memory.put_to_sleep(teacher)
 
     async def wake(self, name: str) -> None:
-        """Bring a sleeping teacher back now rather than at its next request."""
+        """Wake a sleeping teacher now rather than at its next request."""
         async with self.use(name):
             pass
 
     async def update_weights(self, name: str, folder: Path, expected: str = "") -> str:
-        """Replace a teacher's weights between two batches; returns the new weights hash. All or nothing.
+        """Replace a teacher's weights between two batches, all or nothing; returns the new weights hash.
 
-        The folder is read while the teacher goes on scoring. The new weights are tested before any request is scored by
-        them; when they fail, the old ones are restored and tested as well.
+        The folder is read while the teacher keeps scoring. The new weights are tested before any request is scored with
+        them; if they fail, the old ones are restored and tested as well.
 
         Args:
-            name: of the teacher.
-            folder: with the new weights.
-            expected: hash of the weights to be replaced; "" for any.
+            name: name of the teacher.
+            folder: folder with the new weights.
+            expected: hash that the weights to be replaced must have; "" for any.
 
         Raises:
-            ConfigError, IncompatibleTeacherError: when the folder does not fit, or other weights than expected would
-                be replaced; the old weights stay.
-            NonFiniteError, IncompatibleTeacherError: when its numbers fail the self-test; the old weights are back.
-            UnavailableError: when the old weights cannot be brought back; the teacher is then failed.
+            ConfigError, IncompatibleTeacherError: if the folder does not fit, or the weights in use are not the
+                expected ones; those in use stay.
+            NonFiniteError, IncompatibleTeacherError: if the new weights fail the self-test; the old ones are restored.
+            UnavailableError: if the old weights cannot be restored; the teacher has then failed.
         """
-        # `use` keeps it awake, and `unload` waits for it; the loader's turn orders concurrent updates.
+        # `use` keeps the teacher awake, and `unload` waits for it; the loader's turn orders concurrent updates.
         async with self.use(name) as teacher, self._loader.turn() as turn:
             if expected not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
@@ -260,7 +260,7 @@ class Teachers:
         _log.error("weights lost", extra={"teacher": teacher.name, "reason": error})
 
     async def close(self) -> None:
-        """Free all teachers."""
+        """Close the engines of all teachers and forget them."""
         self.closing = True
         for task in list(self._restarts):
             task.cancel()
@@ -270,11 +270,11 @@ class Teachers:
         self._teachers.clear()
 
     def watch(self) -> None:
-        """Look for engines that hang; call it every second or so."""
+        """Look for engines that hang; to be called about once a second."""
         for teacher in self:
             worker = teacher.worker
             if worker is not None and not worker.dead and worker.stalled(self._settings.stall_seconds):
-                # A thread that hangs cannot be ended: only another process helps.
+                # A thread that hangs cannot be ended; only a new process helps.
                 self._on_fatal(
                     f"teacher {teacher.name!r} has been stuck in one batch for {self._settings.stall_seconds:.0f} s"
                 )
@@ -286,7 +286,7 @@ class Teachers:
             await self._memory.reserve(teacher, needed)
             try:
                 engine = await turn.read(f"model {teacher.model}", lambda: self._build(teacher), lambda e: e.close())
-            # A load that fails or is cancelled gives its memory back, or no other teacher could ever have it.
+            # A load that fails or is cancelled must release its memory, or no other teacher could ever have it.
             except BaseException:
                 teacher.held_bytes = 0
                 raise
@@ -297,7 +297,7 @@ class Teachers:
             max_batch_tokens=self._limits.max_batch_tokens,
             max_batch_sequences=self._limits.max_batch_sequences,
             faults=self._faults,
-            # What the calls and the teachers are is changed by the event loop alone.
+            # Only the event loop may change the state of calls and teachers.
             post=lambda function: _call_if_open(loop, function),
             on_dead=lambda reason: self._dead(teacher, reason),
             on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
@@ -334,7 +334,7 @@ class Teachers:
             self_test(engine, name)
 
     async def _settle(self, teacher: Teacher) -> None:
-        """Reserve the bytes that a loaded teacher really takes; where the budget has no room, it begins asleep."""
+        """Reserve the bytes that a loaded teacher really takes; if the budget has no room, it starts asleep."""
         if self._memory.budget and not teacher.weight_bytes:
             raise ConfigError(
                 f"the bytes that teacher {teacher.name!r} takes are not known, so it cannot count against "
@@ -348,7 +348,7 @@ class Teachers:
             await self._set_state(teacher, pb.TEACHER_STATE_READY)
 
     def _dead(self, teacher: Teacher, reason: str) -> None:
-        if self.closing or teacher.worker is None:  # the worker was being closed anyway
+        if self.closing or teacher.worker is None:  # the worker is being closed anyway
             return
         worker, teacher.worker, teacher.reason = teacher.worker, None, reason
         task = asyncio.get_running_loop().create_task(self._after_death(teacher, worker))
@@ -372,7 +372,7 @@ class Teachers:
                     await self._start(teacher)
             teacher.reason = ""
         except LostWeightsError as error:
-            # The model's own weights could be loaded, but clients expect the ones that replaced them: refuse instead.
+            # The model's own weights could be loaded, but clients expect those that replaced them, so refuse instead.
             await self._lose(teacher, error)
         except Exception as error:
             self._on_fatal(f"teacher {teacher.name!r} could not be restarted: {error}")
@@ -383,10 +383,10 @@ class Teachers:
 
 
 def _examine(model: str) -> int:
-    """Bytes of a model's weights before it is loaded, 0 while unknown.
+    """Bytes of a model's weights, before it is loaded; 0 if unknown.
 
     Raises:
-        ConfigError: when the model cannot be what its config says.
+        ConfigError: if the model's files cannot match its config.
     """
     folder = local_folder(split_adapter(model)[0])
     if folder is None:
@@ -396,5 +396,5 @@ def _examine(model: str) -> int:
 
 
 def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended, so nothing needs to be told
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended, and no call is waiting
         loop.call_soon_threadsafe(function)

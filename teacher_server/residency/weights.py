@@ -1,4 +1,4 @@
-"""Replacing a teacher's weights safely: prepare, swap, test, and restore when the test fails."""
+"""Replacing a teacher's weights safely: prepare, swap, test, and restore if the test fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +10,14 @@ from teacher_server.residency.model_folder import check_plausible
 
 
 class LostWeightsError(Exception):
-    """The weights in use cannot be restored, after new ones were refused or the engine died: it must not answer.
+    """The weights in use cannot be restored after new ones were refused or the engine died: the teacher is unusable.
 
-    Not an `OpdError`: it never reaches a client, `Teachers` turns it into the state failed.
+    This is not an `OpdError` because it never reaches a client: `Teachers` turns it into the state FAILED.
     """
 
 
 def prepare(engine: Engine, folder: Path) -> Exchange:
-    """`Engine.prepare_weights`, with errors of the file system and of libraries turned into ours.
+    """`Engine.prepare_weights`, with errors of the file system and of libraries converted to those of `opd.errors`.
 
     Raises:
         OpdError: naming the folder and the cause.
@@ -32,13 +32,13 @@ def prepare(engine: Engine, folder: Path) -> Exchange:
 
 
 def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], None]) -> None:
-    """Swap weights and test the new ones; when they fail, the old ones are restored and tested too.
+    """Swap weights and test the new ones; if they fail, the old ones are restored and tested too.
 
-    Runs between two batches, so that no request is scored by weights that were not tested.
+    Runs between two batches, so no request is scored by weights that were not tested.
 
     Raises:
-        NonFiniteError, IncompatibleTeacherError, ConfigError: the new weights are refused, the old ones serve.
-        LostWeightsError: the old weights are lost.
+        NonFiniteError, IncompatibleTeacherError, ConfigError: if the new weights are refused; the old ones serve.
+        LostWeightsError: if the old weights are lost.
     """
     old_hash = engine.info.weights_hash
     exchanged = False
@@ -62,10 +62,10 @@ def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], No
 
 
 def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
-    """Give a freshly built engine the weights that replaced its model's own before.
+    """Give a freshly built engine the weights that had replaced its model's own.
 
     Raises:
-        LostWeightsError: when the folder is gone, does not fit, or holds other weights by now.
+        LostWeightsError: if the folder is gone, does not fit, or holds other weights by now.
     """
     try:
         prepare(engine, folder)()
