@@ -183,8 +183,7 @@ def topk_rows(
     on_theirs = [log.gather(1, theirs).exp().sum(-1) for log in (log_p, log_q)]
     on_ours = [log.gather(1, ours).exp().sum(-1) for log in (log_p, log_q)]
     # Last, because it overwrites the log-probs. Summed over the complement: 1 - mass would be nothing but rounding
-    # error
-    # where the tail is tiny.
+    # error where the tail is tiny.
     outside = [log.masked_fill_(in_ours, -torch.inf).exp_().sum(-1) for log in (log_p, log_q)]
     overlap = in_ours.gather(1, theirs).to(log_p.dtype).mean(-1)
     return torch.stack([overlap, *on_ours, *outside, *on_theirs])

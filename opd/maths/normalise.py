@@ -20,8 +20,7 @@ from opd.maths.checks import check_ids, check_integer, check_mask, check_shape, 
 
 #: token_mean: every token has the same weight. sequence_mean: every sequence has the same weight, shared among its
 #: tokens. sequence_sum: tokens are summed within a sequence, and each sum is divided by the same `length`; then the
-#: mean
-#: over sequences. balanced: token mean within a stratum, strata weighted by their share of the sequences.
+#: mean over sequences. balanced: token mean within a stratum, strata weighted by their share of the sequences.
 MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
 
 
@@ -104,8 +103,7 @@ def _local_counts(term: LossWeights, lengths: Tensor) -> Tensor:
     counts[0].scatter_add_(0, stratum, term.mask.double())
     if term.sequence is not None:
         # A token contributes 1 / length of its sequence, so a sequence adds up to one. The clamp keeps a sequence
-        # without
-        # tokens of the term, 0 / 0, from making the sum over all ranks NaN.
+        # without tokens of the term, 0 / 0, from making the sum over all ranks NaN.
         share = term.mask.double() / lengths.clamp(min=1)[term.sequence.long()]
         counts[1].scatter_add_(0, stratum, share)
     return counts.flatten()

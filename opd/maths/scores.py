@@ -243,8 +243,7 @@ def score_rows_gradient(
     gradient = torch.addcmul(share, log_p.exp(), p_factor.unsqueeze(-1))
     if ids.shape[1]:
         # d log_tail / d logit_i = p_i / tail outside the candidates, on top of its part in `p_factor`. For an empty
-        # tail
-        # `arriving_gradients` has set d_tail to 0; a finite log_tail keeps -inf - -inf from turning it into NaN.
+        # tail `arriving_gradients` has set d_tail to 0; a finite log_tail keeps -inf - -inf from turning it into NaN.
         finite_tail = torch.where(log_tail.isneginf(), torch.zeros_like(log_tail), log_tail)
         outside = log_p.scatter_(1, ids, -torch.inf).sub_(finite_tail.unsqueeze(-1)).exp_()
         gradient.addcmul_(outside, d_tail.unsqueeze(-1))

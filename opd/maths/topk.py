@@ -118,8 +118,7 @@ class _BucketDivergence(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, spec: Spec, generalised: bool) -> Tensor:
         term, slope = term_and_slope(spec, student, teacher, whole=generalised)
         # Adding the difference of the masses makes the partial sum non-negative, which the sum of q log(q / p) over
-        # some ids
-        # is not. Its slope p is added for the forward KL; for the reverse KL it cancels that of p log(p / q).
+        # some ids is not. Its slope p is added for the forward KL; for the reverse KL it cancels that of p log(p / q).
         if generalised and spec.kind is Kind.FORWARD_KL:
             term, slope = term + student.exp() - teacher.exp(), slope + student.exp()
         elif generalised and spec.kind is Kind.REVERSE_KL:

@@ -157,8 +157,7 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError("a chunk arrived outside a sequence.")
         data = chunk.data
         # Empty chunks are refused too: a stream of them could go on forever, and no time limit between messages would
-        # end
-        # it.
+        # end it.
         if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
             raise CorruptPayloadError(
                 f"a chunk of {len(data)} bytes at {chunk.offset} does not continue the {self._filled} of "
@@ -207,8 +206,7 @@ class ScoreStreamDecoder:
         values, log_tail = arrays[pb.TENSOR_ROLE_VALUES], arrays[pb.TENSOR_ROLE_LOG_TAIL][:, 0]
         topk = self._spec.kind is PayloadKind.TOPK
         # Top-k ids are the server's, so they are checked against the vocabulary. Gathered ids are the caller's own and
-        # do
-        # not travel back.
+        # do not travel back.
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
             raise CorruptPayloadError("gathered values came for a sequence without gather ids.")

@@ -129,8 +129,7 @@ class HeadStreamDecoder:
         for tensor, cols in zip(header.tensors, (info.hidden_size, 1), strict=False):
             size = byte_length(info.dtype, tensor.rows, tensor.cols)
             # The sizes must follow from the head's own figures. A tensor of size 0 would make the stream complete
-            # before
-            # its first chunk.
+            # before its first chunk.
             plain = tensor.compression == pb.COMPRESSION_NONE and tensor.dtype == info.dtype
             if not plain or tensor.rows != rows or tensor.cols != cols or tensor.byte_length != size or not size:
                 raise CorruptPayloadError("a tensor of the head has another shape, type or size than its header says.")

@@ -114,8 +114,8 @@ class Budget:
         if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
             return
         # At least as long as the request itself would take: room appears a batch at a time and others wait for it too,
-        # so a
-        # caller that returned when just enough might be free would be refused again. All room is free once all is done.
+        # so a caller that returned when just enough might be free would be refused again. All room is free once all is
+        # done.
         tokens = min(max(over, price.tokens), used.tokens)
         wait = tokens / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)

@@ -153,8 +153,7 @@ def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
         raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
     except Exception as error:
         # YAML raises a dozen exception classes for damaged files (impossible dates, nesting, lone surrogates), and
-        # their
-        # messages quote the file, including its secrets.
+        # their messages quote the file, including its secrets.
         raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
 
 

@@ -144,8 +144,7 @@ def _backward(ctx: Any, d_total: Tensor, d_statistics: Tensor, *_: Tensor) -> tu
         _, _, *gradients, _ = linear_divergence_op(*again[0], *again[1])
     else:
         # In place, because a second copy of the head's gradient would be the largest tensor of the step. Autograd's
-        # version
-        # check refuses a second backward pass; recompute=True allows it.
+        # version check refuses a second backward pass; recompute=True allows it.
         gradients = [saved.mul_(d_total) for saved in ctx.saved_tensors]
     found = [
         gradient.to(dtype) if want and dtype is not None else None
