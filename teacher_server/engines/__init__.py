@@ -1,7 +1,7 @@
-"""Engines: what runs the teacher model, behind one small protocol (`teacher_server.engines.base.Engine`).
+"""Engines, which run teacher models behind the protocol `teacher_server.engines.base.Engine`.
 
-`ENGINES` maps a name to an engine class; a class is called as `cls(model, **options)`. Third parties add names through
-the entry-point group `opd.engines`. Listing the names imports neither torch nor any engine.
+`ENGINES` maps names to engine classes, which are called as `cls(model, **options)`. Third parties add names through the
+entry-point group `opd.engines`. Listing the names imports neither torch nor any engine.
 """
 
 from opd.registry import Registry

@@ -1,6 +1,6 @@
-"""Test a freshly loaded model on a few tokens: does the head reproduce its logits, which shortcuts are exact for it?
+"""Tests of a freshly loaded model on a few tokens: does its head reproduce its logits, and which shortcuts are exact?
 
-A list of model families would go out of date; a measurement does not.
+Measured for every model, because a list of model families would go out of date.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Which shortcuts leave this model's numbers unchanged: right padding, packing, shared prompts."""
+    """The shortcuts that leave this model's numbers unchanged: right padding, packing, shared prompts."""
 
     padding: bool
     packing: bool
@@ -30,16 +30,16 @@ class Abilities:
 
 
 def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str) -> None:
-    """Compare hidden states x head with the model's own logits.
+    """Compare hidden states projected by the head with the model's own logits.
 
     Raises:
-        ConfigError: when they differ: the family transforms its logits in a way this engine does not know.
+        ConfigError: if they differ, which means that the family transforms its logits in a way unknown to this engine.
     """
     item = _items(head.vocab_size)[0]
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
     own: Tensor = model(input_ids=ids).logits[0, item.prompt_length - 1 : -1, : head.vocab_size].float()
     gap = _gap(own, head.logits(backbone.alone(item)))
-    if not gap <= _tolerance(head):  # written so that NaN fails
+    if not gap <= _tolerance(head):  # negated, so that NaN fails
         family = getattr(getattr(model, "config", None), "model_type", "?")
         raise ConfigError(
             f"model {name} of family {family!r} turns hidden states into logits in a way the transformers engine does "
@@ -48,13 +48,13 @@ def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str
 
 
 def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, sharing: bool) -> Abilities:
-    """Measure which shortcuts reproduce the states of rows run alone; those not asked for are off.
+    """Measure which shortcuts reproduce the hidden states of rows that are run alone.
 
     Args:
         backbone: the base model.
-        head: only its vocabulary size and dtype are used.
-        packing: whether the attention backend keeps packed sequences apart without a mask.
-        sharing: whether shared prompts are wanted.
+        head: the output head, of which only vocabulary size and dtype are used.
+        packing: whether packing may be used: whether the attention backend keeps packed sequences apart without a mask.
+        sharing: whether shared prompts may be used.
     """
     items = _items(head.vocab_size)
     alone = torch.cat([backbone.alone(item) for item in items])
@@ -63,7 +63,7 @@ def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, shari
     def exact(way: str, run: Callable[[list[ScoreItem]], Float[Tensor, "N H"]]) -> bool:
         try:
             gap = _gap(alone, run(items))
-        except Exception as error:  # a model may refuse a shortcut in any way it likes
+        except Exception as error:  # a model may refuse a shortcut with any exception
             _log.info("%s is off: the model refused it: %s", way, error)
             return False
         if not gap <= tolerance:
@@ -80,16 +80,16 @@ def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, shari
 
 
 def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocabulary: int, most: int) -> bool:
-    """Whether rows of settled widths have the same bits alone, in a batch and in that batch reversed.
+    """Whether rows of settled widths have the same bits alone, in a batch, and in that batch reversed.
 
     Whether a matrix product gives a row the same bits among 16 rows as among 2,000 depends on the library, the
-    processor and the number of threads, so it is measured here and not assumed. A model in which rows interact anywhere
-    else (experts with a capacity per batch) fails the test as well.
+    processor and the number of threads, so it is measured instead of assumed. A model in which rows interact in other
+    ways (experts with a capacity per batch) fails the test as well.
 
     Args:
-        digest: the bits of each item's scores, as the deterministic mode computes them.
-        vocabulary: ids that the model has.
-        most: tokens that it takes.
+        digest: returns the bits of each item's scores, computed as in deterministic mode.
+        vocabulary: number of ids that the model has.
+        most: most tokens that the model takes.
     """
     draw = np.random.default_rng(0)
     lengths = [(4, 1), (3, 9), (10, 7), (8, 25), (30, 2), (20, 20), (5, 60), (40, 24), (100, 30), (90, 36)]
@@ -107,14 +107,14 @@ def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocab
 
 def _keeps_only_keys(backbone: Backbone, item: ScoreItem) -> bool:
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
-    # Of a model without attention (Mamba) the cache has another name.
+    # Models without attention (Mamba) call their cache something else.
     return shareable(getattr(backbone.model(input_ids=ids, use_cache=True), "past_key_values", None))
 
 
 def _items(vocabulary: int) -> list[ScoreItem]:
-    """Three sequences with one prompt, a fourth with another of the same length; responses of different lengths.
+    """Three sequences with the same prompt, a fourth with another of the same length; responses of different lengths.
 
-    The least that uses every shortcut: padding, packing, a shared prompt, and two prompts in one pass.
+    This is the least that uses every shortcut: padding, packing, a shared prompt, and two prompts in one pass.
     """
     draw = np.random.default_rng(0).integers(0, vocabulary, size=(4, 12), dtype=np.uint32)
     draw[1:3, :5] = draw[0, :5]
@@ -122,7 +122,7 @@ def _items(vocabulary: int) -> list[ScoreItem]:
 
 
 def _gap(expected: Tensor, found: Tensor) -> float:
-    """Largest difference relative to the largest expected value."""
+    """Largest difference, relative to the largest expected value."""
     expected, found = expected.float(), found.float()
     return float((expected - found).abs().max() / expected.abs().max().clamp(min=1e-12))
 

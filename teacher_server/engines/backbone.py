@@ -1,10 +1,10 @@
-"""Final hidden states of response positions: the base model without its head, in the cheapest exact way.
+"""Hidden states of response positions, from the base model without its head, in the cheapest exact way.
 
-Four ways, all exact up to the rounding of differently shaped matrix products: a row alone (bit-equal whatever its
-batch), rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels apply),
-rows packed end to end where the attention backend keeps them apart, and samples of one prompt that continue from its
-keys and values. On a CPU, a row padded to a width that depends on the row alone is bit-equal in any batch of that width
-(`teacher_server.engines.plan.settled_width`).
+There are four ways, all exact up to the rounding of differently shaped matrix products: a row alone (bit-equal whatever
+its batch); rows padded on the right (a causal model cannot see to the right, so no mask is needed and fused kernels
+apply); rows packed end to end, if the attention backend keeps them apart; and samples of one prompt that continue from
+its keys and values. On a CPU, a row padded to a width that depends on the row alone is bit-equal in any batch of that
+width (`teacher_server.engines.plan.settled_width`).
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from teacher_server.engines.host_copy import to_device
 
 
 class Backbone:
-    """Runs the base model (embeddings to final norm) over sequences.
+    """Runs the base model, from embeddings to final norm, over sequences.
 
     Args:
-        model: a transformers base model, called with `input_ids`, returning `last_hidden_state`.
-        device: where its inputs go.
+        model: a transformers base model, which takes `input_ids` and returns `last_hidden_state`.
+        device: the device of its inputs.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -33,29 +33,29 @@ class Backbone:
         self._prefix: tuple[tuple[bytes, ...], Any, Tensor] | None = None
 
     def forget(self) -> None:
-        """Drop the keys and values of the last shared prompts."""
+        """Drop the cached keys and values of the last shared prompts."""
         self._prefix = None
 
     def alone(self, item: ScoreItem) -> Float[Tensor, "T H"]:
-        """States that predict the response of one sequence, computed unpadded."""
-        # Nothing is predicted after the last token, so it does not go in; position P - 1 predicts the first of the
-        # response.
+        """The hidden states that predict the response of one sequence, computed without padding."""
+        # Nothing is predicted after the last token, so it is not an input; position P - 1 predicts the first token of
+        # the response.
         states = self._states(self._ids(item.token_ids[None, :-1]))
         return states[0, item.prompt_length - 1 :]
 
     def padded(self, items: Sequence[ScoreItem], width: int = 0) -> Float[Tensor, "N H"]:
-        """States of all response positions, sequence after sequence; sequences padded on the right.
+        """The hidden states of all response positions, sequence after sequence; sequences are padded on the right.
 
         Args:
             items: the sequences.
-            width: tokens to pad to; 0 for the longest sequence's.
+            width: number of tokens to pad to; 0 for the length of the longest sequence.
         """
         states = self._states(self._pad([item.token_ids[:-1] for item in items], width))
         parts = [states[i, item.prompt_length - 1 : len(item.token_ids) - 1] for i, item in enumerate(items)]
         return torch.cat(parts)
 
     def packed(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
-        """As `padded`, with the sequences end to end; positions that start again at 0 keep them apart."""
+        """Like `padded`, with the sequences end to end; positions that restart at 0 keep them apart."""
         ids = self._ids(np.concatenate([item.token_ids[:-1] for item in items])[None])
         lengths = [len(item.token_ids) - 1 for item in items]
         positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -67,9 +67,9 @@ class Backbone:
         return torch.cat(parts)
 
     def shared(self, items: Sequence[ScoreItem]) -> Float[Tensor, "N H"]:
-        """As `padded`, but each distinct prompt (all of one length) goes through the model once."""
+        """Like `padded`, but each distinct prompt goes through the model once; all prompts must have one length."""
         prompts = [item.token_ids[: item.prompt_length] for item in items]
-        # A dictionary, not a set: the order of first appearance is that of the cache's rows.
+        # A dict instead of a set, because the cache's rows are in the order of first appearance.
         slots = {prompt.tobytes(): None for prompt in prompts}
         index = {key: slot for slot, key in enumerate(slots)}
         owner = to_device(torch.tensor([index[prompt.tobytes()] for prompt in prompts]), self.device)
@@ -90,7 +90,7 @@ class Backbone:
         if self._prefix is None or self._prefix[0] != key:
             self._prefix = None  # free the old keys and values before the new ones are made
             out = self.model(input_ids=self._ids(ids), use_cache=True)
-            # A clone, because a view would keep the states of all prompt positions.
+            # Cloned, because a view would keep the states of all prompt positions alive.
             self._prefix = (key, out.past_key_values, out.last_hidden_state[:, -1].clone())
         return self._prefix[1], self._prefix[2]
 
@@ -103,7 +103,7 @@ class Backbone:
         return to_device(torch.from_numpy(ids.astype(np.int64)), self.device)
 
     def _pad(self, rows: Sequence[np.ndarray], width: int = 0) -> Int[Tensor, "B L"]:
-        # The padding id does not matter: no real position sees it. 0 exists in every vocabulary.
+        # The padding id does not matter, since no real position sees it; 0 exists in every vocabulary.
         out = np.zeros((len(rows), width or max(map(len, rows))), dtype=np.int64)
         for i, row in enumerate(rows):
             out[i, : len(row)] = row
@@ -111,12 +111,12 @@ class Backbone:
 
 
 class _Continuation:
-    """A prompt cache used by one forward over `owner.shape[0]` rows and restored afterwards.
+    """A prompt cache that one forward pass over `len(owner)` rows may use, and that is restored afterwards.
 
-    Each attention layer sees the keys of its row's prompt followed by the new ones; nothing is stored, so the
-    repeated prompt exists for one layer at a time.
+    Each attention layer sees the keys of its row's prompt followed by the new ones. Nothing is stored, so prompts are
+    repeated for one layer at a time only.
 
-    It replaces `update` of the cache's layers, the one method through which attention in transformers reads and extends
+    It replaces `update` of the cache's layers, the method through which attention in transformers reads and extends
     keys and values; `DynamicCache.batch_repeat_interleave` would repeat all layers at once.
     """
 
@@ -131,11 +131,11 @@ class _Continuation:
 
     def __exit__(self, *error: object) -> None:
         for layer in self._cache.layers:
-            layer.__dict__.pop("update", None)  # the class's method is visible again
+            layer.__dict__.pop("update", None)  # uncovers the method of the class
 
     def _update_without_storing(self, layer: Any) -> Any:
         original = layer.update
-        # Sliding-window layers count the tokens they have seen; the count must not grow with rows that leave again.
+        # Sliding-window layers count the tokens they have seen; rows that are removed again must not count.
         counter = getattr(layer, "cumulative_length", None)
 
         def update(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ class _Continuation:
 
 
 def shareable(cache: Any) -> bool:
-    """Whether a cache holds nothing but keys and values: no recurrent or convolutional state, no compression."""
+    """Whether a cache holds only keys and values: no recurrent or convolutional state, and nothing compressed."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     layers = getattr(cache, "layers", None) or ()

@@ -1,8 +1,8 @@
 """The protocol between the server and whatever runs the teacher model.
 
-An engine computes; it does not depend on gRPC, queues or clients. It is called from one worker thread, with a batch
-that the queue put together under a token budget. What an engine cannot do exactly is absent from its `EngineInfo` and
-is refused before it gets here, never approximated silently.
+An engine computes scores and depends on neither gRPC nor queues nor clients. It is called from one worker thread, with
+a batch that the queue put together within a token budget. What an engine cannot do exactly is left out of its
+`EngineInfo`, so it is refused before it reaches the engine, and never approximated silently.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ class TokenizerIdentity:
     """What identifies a tokenizer; see `opd.wire.fingerprint`.
 
     Attributes:
-        fingerprint: hex SHA-256 over the map from id to bytes.
-        chat_template_hash: hex SHA-256 of the chat template, or "".
-        size: number of ids the tokenizer can produce.
-        eos_id, bos_id, pad_id: special ids, or -1.
+        fingerprint: SHA-256 of the map from id to bytes, in hex.
+        chat_template_hash: SHA-256 of the chat template, in hex; "" if there is none.
+        size: number of ids that the tokenizer can produce.
+        eos_id, bos_id, pad_id: special ids; -1 for those that do not exist.
     """
 
     fingerprint: str
@@ -35,7 +35,7 @@ class TokenizerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HeadIdentity:
-    """Describes the output head without its weights; `hash` is the content hash of weight and bias."""
+    """An output head without its weights: their shape, what is done to the logits, and a hash of the contents."""
 
     hash: str
     hidden_size: int
@@ -51,21 +51,21 @@ class EngineInfo:
 
     Attributes:
         engine: name and version, for example "transformers 5.19.0".
-        model: path or hub id the weights came from.
-        weights_hash: hex hash of the weights now in use.
+        model: path or hub id from which the weights came.
+        weights_hash: hash of the weights in use, in hex.
         compute_dtype: "f32", "bf16" or "f16".
-        vocab_size: V, the ids that count: log-probs are normalised over them and every token id is below; see
-            `teacher_server.engines.loading.counted_ids`.
+        vocab_size: V, the number of ids that count: log-probs are normalised over them, and every token id is below;
+            see `teacher_server.engines.loading.counted_ids`.
         tokenizer: identity of the tokenizer.
-        head: identity of the head, or None when hidden states are not served.
-        payloads: payload kinds served exactly.
+        head: identity of the head; None if hidden states are not served.
+        payloads: kinds of payload that are served exactly.
         supports_temperature: whether temperatures other than 1 are applied.
-        max_sequence_tokens: longest prompt plus response, tokens.
+        max_sequence_tokens: most tokens in a sequence, prompt and response together.
         max_k: largest k of topk and gather.
-        deterministic: whether a row's numbers are bit-equal whatever it is batched with.
-        padding_rows: rows of the model's head beyond V, cut off before anything is normalised or chosen.
+        deterministic: whether a row's scores are bit-equal whatever it is batched with.
+        padding_rows: rows of the model's head beyond V, cut off before log-probs are normalised or a top k is taken.
         stop_token_ids: ids that end a response, ascending; see `teacher_server.engines.loading.load_stop_token_ids`.
-        spans: whether items with spans are scored, at their positions alone; without it none comes.
+        spans: whether items with spans are scored, at their positions only. If not, the engine gets no such items.
     """
 
     engine: str
@@ -91,13 +91,13 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineItem:
-    """One sequence in an engine batch.
+    """One sequence of an engine's batch.
 
     Attributes:
-        item: ids, prompt length, spans and, for gather, the ids to gather; already validated.
-        spec: the payload; may differ between items of one batch.
+        item: ids, prompt length, spans and, for gather, the ids to gather; validated.
+        spec: the payload, which may differ between the items of a batch.
         temperature: divides the logits; not applied to hidden states.
-        cancelled: polled between forward passes; a cancelled item may be skipped (its result is then None).
+        cancelled: polled between forward passes; a cancelled item may be skipped, and its result is then None.
     """
 
     item: ScoreItem
@@ -115,33 +115,33 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Identity and capabilities; changes when weights are replaced."""
+        """Identity and abilities; changes when weights are replaced."""
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        """Score a batch: one result per item in order, None where the item was cancelled.
+        """Score a batch: one result per item, in order; None for an item that was cancelled.
 
         Raises:
-            NonFiniteError: when the model produced NaN or infinity for an item that asked for log-probs.
+            NonFiniteError: if the model produced NaN or infinity for an item.
         """
 
     def head(self) -> Head:
-        """The output head, for callers that take hidden states."""
+        """The output head, for clients that take hidden states."""
 
     def memory_bytes(self) -> int:
-        """Bytes that the weights take where they compute; 0 when the engine cannot say."""
+        """Bytes that the weights take where they compute; 0 if the engine cannot tell."""
 
     def prepare_weights(self, folder: Path) -> Exchange:
         """Read and check weights of the same architecture from a safetensors folder; those in use stay.
 
-        The only method that another thread may call while `score` runs, because reading takes long. The exchange it
-        returns is called between batches; `info` changes with it.
+        This is the only method that another thread may call while `score` runs, because reading takes long. The
+        exchange that it returns is called between batches and changes `info`.
         """
 
     def sleep(self) -> None:
         """Move the weights off the device."""
 
     def wake(self) -> None:
-        """Bring the weights back."""
+        """Move the weights back to the device."""
 
     def close(self) -> None:
         """Free everything."""

@@ -1,4 +1,4 @@
-"""Read single tensors and headers of a safetensors folder, without building a model."""
+"""Reading single tensors and headers of a safetensors folder, without building a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Header = dict[str, tuple[Path, tuple[int, ...], str]]
 
 
 def read_header(folder: Path) -> Header:
-    """Name -> (file, shape, dtype) of every tensor in the folder's safetensors files.
+    """Map from tensor name to (file, shape, dtype), over the folder's safetensors files.
 
     Raises:
-        ConfigError: when there is no such file, or one is damaged.
+        ConfigError: if there is no such file, or one is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -59,7 +59,7 @@ def check_unchanged(folder: Path, expected: str) -> None:
     """Check that a folder still holds the weights that were once read from it.
 
     Raises:
-        ConfigError: when their hash is not `expected`.
+        ConfigError: if their hash is not `expected`.
     """
     found = weights_hash(folder)
     if found != expected:
@@ -68,11 +68,11 @@ def check_unchanged(folder: Path, expected: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """Where a folder of an architecture holds the output head, and what is done to its logits.
+    """Where a folder of one architecture holds the output head, and what is done to its logits.
 
     Attributes:
-        weight: names that the weight may have, those of the embeddings among them where the head is tied to them.
-        bias: names that the bias may have; none where there is none.
+        weight: names that the weight may have, including those of the embeddings if the head is tied to them.
+        bias: names that the bias may have; empty if there is none.
         scale, soft_cap: see `OutputHead`.
     """
 
@@ -83,7 +83,7 @@ class HeadLayout:
 
     @classmethod
     def of(cls, config: Any) -> "HeadLayout":
-        """That of a transformers config; builds the model without memory."""
+        """The layout for a transformers config, found by building the model on the meta device, without memory."""
         from transformers import AutoModelForCausalLM
         from transformers.core_model_loading import revert_weight_conversion
 
@@ -93,8 +93,8 @@ class HeadLayout:
 
         def names(tensor: Any) -> tuple[str, ...]:
             found = {name: t for name, t in model.named_parameters(remove_duplicate=False) if t is tensor}
-            # Files have other names where transformers has renamed layers since (GPT-NeoX), and no prefix where they
-            # are of the base model alone (GPT-2 on the hub).
+            # Files have other names if transformers has renamed layers since (GPT-NeoX), and names without the prefix
+            # if they were saved from the base model alone (GPT-2 on the hub).
             bare = [name.removeprefix(f"{model.base_model_prefix}.") for name in found]
             return (*found, *revert_weight_conversion(model, found), *bare)
 
@@ -104,12 +104,10 @@ class HeadLayout:
 def load_head(
     folder: Path, layout: HeadLayout, dtype: torch.dtype, device: torch.device, tokenizer: TokenizerIdentity
 ) -> OutputHead:
-    """The output head of a model folder, cast to `dtype`.
-
-    Only the rows of the tokenizer's ids count.
+    """The output head of a model folder, cast to `dtype`; rows beyond the tokenizer's ids become padding.
 
     Raises:
-        ConfigError: when the folder's tensors do not include it.
+        ConfigError: if the folder's tensors do not include the head.
     """
     header = read_header(folder)
     weight = _read(header, layout.weight, folder).to(device, dtype)
@@ -119,7 +117,7 @@ def load_head(
 
 
 def _read(header: Header, names: Sequence[str], folder: Path) -> Tensor:
-    """The tensor of the first name that there is."""
+    """The tensor under the first of `names` that exists."""
     from safetensors import safe_open
 
     name = next((name for name in names if name in header), None)

@@ -1,7 +1,7 @@
-"""The last check before the model: refuses what would crash an engine or be answered wrongly.
+"""The last check before the model: refuses whatever would crash an engine or get a wrong result.
 
-The service validates requests when it parses them; an engine repeats the checks because an id out of range ends a CUDA
-context, not just a request, and because engines are also called without a service.
+The service validates requests when it parses them. Engines repeat the checks because an id out of range destroys the
+CUDA context, not only the request, and because engines are also used without the service.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
         raise InvalidRequestError(
             f"sequence {index}: {length} tokens, but teacher {info.model} takes {info.max_sequence_tokens}; cut it."
         )
-    # Lengths before ids, ids before spans: each check relies on those before it.
+    # Lengths before ids, and ids before spans: each check relies on the ones before it.
     for name, ids in (("token_ids", item.token_ids), ("gather_ids", item.gather_ids)):
         if ids is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
             raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""A teacher's output head as Describe names it and as callers of the payload hidden receive it.
+"""A teacher's output head as `Describe` names it, and as clients that take hidden states receive it.
 
-`opd.heads` has its formula and the config fields that hold scale and soft-cap by family;
-`teacher_server.engines.abilities` checks at load that they reproduce the model's own logits, so that a family missing
-there is refused.
+`opd.heads` has the formula of a head and the config fields that hold scale and soft-cap in each family.
+`teacher_server.engines.abilities` checks at loading that they reproduce the model's own logits, so a family that is
+missing there is refused.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def identity_of(head: OutputHead) -> HeadIdentity:
 
 
 def export(head: OutputHead, content_hash: str) -> Head:
-    """The rows that count as numpy arrays; on the CPU they share the weights' memory."""
+    """The rows that count, as numpy arrays; for a head on the CPU they share its memory."""
     counted = slice(head.vocab_size)
     return Head(
         weight=to_numpy(head.weight[counted]),
@@ -45,6 +45,6 @@ def export(head: OutputHead, content_hash: str) -> Head:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor on any device as a contiguous array, a view where that is possible; bfloat16 as its bits in uint16."""
+    """A tensor on any device as a contiguous array, a view if possible; bfloat16 as its bits in uint16."""
     host = tensor.detach().to("cpu").contiguous()
     return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()

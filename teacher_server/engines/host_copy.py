@@ -1,7 +1,7 @@
-"""Copies between host and device: payloads are copied while the device computes the next forward.
+"""Copies between host and device; payloads are copied while the device computes the next forward pass.
 
-On CUDA the host buffers are pinned and the copies asynchronous. Elsewhere they are synchronous: other accelerators have
-no event to wait for here, so the host could read numbers before they have arrived.
+On CUDA the host buffers are pinned and the copies asynchronous. Elsewhere they are synchronous: for other accelerators
+there is no event to wait for here, so the host could read numbers that have not arrived.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from opd.wire.types import Scores
 
 
 class HostCopy:
-    """The payload rows of one group of sequences on their way to the host.
+    """The payload rows of one group of sequences, on their way to the host.
 
     Args:
-        blocks: dictionaries of device tensors with a common first dimension, in row order; consumed at once, so
-            that a block's logits are free before the next block is computed.
+        blocks: dictionaries of device tensors with a common first dimension, in row order. They are consumed at once,
+            so that the logits of a block are freed before the next block is computed.
         rows: total number of rows.
     """
 
@@ -40,13 +40,13 @@ class HostCopy:
             first += count
         if device.type == "cuda":
             self._event = torch.cuda.Event()
-            # Behind the copies of all blocks: its arrival means theirs.
+            # Recorded after the copies of all blocks, so that it completes after them.
             self._event.record(torch.cuda.current_stream(device))
 
     def split(self, lengths: Sequence[int], weights_hash: str) -> list[Scores | None]:
-        """Wait for the copies and cut the rows into one `Scores` per sequence; None where a row is not finite.
+        """Wait for the copies and cut the rows into one `Scores` per sequence; None for a sequence that is not finite.
 
-        The arrays of the sequences of one group share memory: it is freed with the last of them.
+        The arrays of the sequences of a group share memory, which is freed with the last of them.
         """
         if self._event is not None:
             self._event.synchronize()
@@ -63,7 +63,7 @@ class HostCopy:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on a device; on CUDA queued behind the kernels before it without waiting for them."""
+    """A host tensor on a device; on CUDA, queued behind the kernels launched before it, without waiting for them."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

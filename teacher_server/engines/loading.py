@@ -1,4 +1,4 @@
-"""Find and load a transformers model and its tokenizer: safetensors only, no code from the hub unless allowed."""
+"""Finding and loading a transformers model and its tokenizer: safetensors only, and no hub code unless allowed."""
 
 import json
 import logging
@@ -19,15 +19,15 @@ from teacher_server.engines.head import DTYPE_NAMES
 _log = logging.getLogger(__name__)
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
-# Keys of a config that say where it came from or how it was loaded, not what it computes.
+# Keys of a config that say where it came from or how it was loaded, but not what it computes.
 _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
 
 
 def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path:
-    """The local folder of a model: `model` itself when it is one, else a snapshot of that hub id.
+    """The local folder of a model: `model` itself if it is one, else a snapshot of that hub id.
 
     Raises:
-        ConfigError: when there is neither, or the folder has no config.json.
+        ConfigError: if neither exists, or the folder has no config.json.
     """
     folder = Path(model).expanduser()
     if folder.is_file():
@@ -43,7 +43,7 @@ def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path
 def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    # No pickles, and no code unless it may run.
+    # No pickles, and no code unless it is allowed to run.
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"] + (["*.py"] if with_code else [])
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
@@ -53,7 +53,7 @@ def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `name`; "auto" takes the accelerator of this machine, else the CPU."""
+    """The device called `name`; "auto" is this machine's accelerator, or the CPU if it has none."""
     if name != "auto":
         try:
             device = torch.device(name)
@@ -67,7 +67,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _is_here(device: torch.device) -> bool:
-    """Whether a device can be used; asks without initialising it, which engines do in processes of their own."""
+    """Whether a device can be used; it is not initialised by asking, which engines do in processes of their own."""
     try:
         module = torch.get_device_module(device)
         return bool(module.is_available()) and (device.index or 0) < module.device_count()
@@ -76,7 +76,7 @@ def _is_here(device: torch.device) -> bool:
 
 
 def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
-    """The compute dtype called `name`; "auto" is the checkpoint's on accelerators and f32 on the CPU.
+    """The compute dtype called `name`; "auto" is that of the checkpoint on accelerators and f32 on the CPU.
 
     Few CPUs multiply bf16 or f16 as fast as f32.
     """
@@ -99,24 +99,24 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
-    """A causal language model in evaluation mode with every tensor taken from the folder.
+    """A causal language model in evaluation mode, with every tensor taken from the folder.
 
     Raises:
-        ConfigError: when the folder cannot be loaded or lacks tensors that the architecture needs.
+        ConfigError: if the folder cannot be loaded, or lacks tensors that the architecture needs.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    # Straight to the device: by way of the host, a model would have to fit into its memory as well.
+    # Straight to the device: by way of the host, the model would have to fit into host memory as well.
     options.update({"device_map": device} if device.type != "cpu" else {})
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        # Safetensors alone: a pickle could run code.
+        # Safetensors only, because a pickle could run code.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-    except SafetensorError as error:  # names no file
+    except SafetensorError as error:  # does not name the file
         raise ConfigError(f"the weights of model {folder} are damaged: {error}; copy or download it again.") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = one_line(error, 300)
@@ -125,7 +125,7 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         if bars:
             logging.enable_progress_bar()
     model, report = loaded
-    # transformers fills such tensors with random numbers and says so in its log alone.
+    # transformers fills missing tensors with random numbers and says so only in its log.
     for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(map(str, report.get(problem, ())))
         if names:
@@ -136,10 +136,10 @@ def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
 
 
 def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> TokenizerIdentity:
-    """What identifies the tokenizer saved beside a model; an empty fingerprint when there is none.
+    """The identity of the tokenizer that is saved with a model; an empty fingerprint if there is none.
 
     Raises:
-        ConfigError: when there are tokenizer files that cannot be read.
+        ConfigError: if there are tokenizer files but they cannot be read.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return TokenizerIdentity("", "", 0)
@@ -147,7 +147,7 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+    except Exception as error:  # tokenizers raises a bare Exception for a damaged file
         reason = one_line(error, 200)
         raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}.") from error
     if (warning := read_otherwise(tokenizer, folder)) is not None:
@@ -164,22 +164,22 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
 
 
 def counted_ids(tokenizer: TokenizerIdentity, rows: int) -> int:
-    """How many rows of a head with `rows` rows count: one for each id of the tokenizer, all where there is none.
+    """How many of a head's `rows` rows count: one for each id of the tokenizer, or all if there is no tokenizer.
 
-    The others pad the head to a round size. They were never trained, and a student with the same tokenizer has no such
-    ids: the probability that a softmax gives them would be missing from the tokens.
+    The others pad the head to a round size. They were never trained, and a student with the same tokenizer does not
+    have these ids, so probability that a softmax gives to them would be missing from the tokens.
     """
     return min(tokenizer.size, rows) if tokenizer.size else rows
 
 
 def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity, vocab_size: int) -> tuple[int, ...]:
-    """Ids that end a response of the model, ascending: its generation config's and its tokenizer's end of sequence.
+    """Ids that end a response of the model, ascending: those of its generation config, and its tokenizer's EOS id.
 
-    Most chat models list several in generation_config.json; without that file the model's config counts, as in
+    Most chat models list several in generation_config.json. Without that file the model's config counts, as in
     transformers. Ids outside the vocabulary can never be sampled and are left out.
 
     Raises:
-        ConfigError: when generation_config.json cannot be read.
+        ConfigError: if generation_config.json cannot be read.
     """
     from transformers import GenerationConfig
 
@@ -197,7 +197,7 @@ def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity,
 
 
 def check_same_architecture(old: Any, new: Any, folder: Path) -> None:
-    """Refuse a config that would compute something else with the same tensors.
+    """Refuse a config with which the same tensors would compute something else.
 
     Raises:
         IncompatibleTeacherError: naming the first key that differs.

@@ -1,6 +1,6 @@
-"""Reduce logits to payloads on the device, in f32, before anything is copied to the host.
+"""Reduction of logits to payloads on the device, in float32, before anything is copied to the host.
 
-Shapes: N response rows of one payload, V vocabulary rows, K ids per row, H hidden width.
+Letters in shapes: N response rows of one payload, V rows of the vocabulary, K ids per row, H width of the hidden state.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, PayloadSpec
 
-# Bytes a logit costs while its row is reduced: the logit itself and the temporary of logsumexp, both f32.
+# Bytes per logit while a row is reduced: the logit and the temporary of logsumexp, both float32.
 BYTES_PER_LOGIT = 8
 
 VALUE_DTYPES = {"f16": torch.float16, "f32": torch.float32, "u16": torch.float32, "bf16": torch.bfloat16}
@@ -22,13 +22,13 @@ _SMALLEST_HALF = -65504.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRows:
-    """Response rows of one payload, ready for the head.
+    """Response rows of one payload, ready to be projected by the head.
 
     Attributes:
-        hidden: [N, H], final hidden states after the final norm; row n predicts `targets[n]`.
-        targets: [N] int64, response tokens.
-        temperature: [N] f32.
-        gather_ids: [N, K] int64 for payload gather, else None.
+        hidden: [N, H] hidden states after the final norm; row n predicts `targets[n]`.
+        targets: [N] int64 response tokens.
+        temperature: [N] float32.
+        gather_ids: [N, K] int64 for payload gather; else None.
     """
 
     hidden: Float[Tensor, "N H"]
@@ -40,17 +40,17 @@ class PayloadRows:
 def reduce_rows(
     rows: PayloadRows, spec: PayloadSpec, head: OutputHead, logit_bytes: int, least_rows: int = 1
 ) -> Iterator[dict[str, Tensor]]:
-    """Reduce rows to a payload, a block of rows at a time.
+    """Reduce rows to a payload, one block of rows at a time.
 
     Args:
         rows: the rows.
         spec: the payload.
-        head: turns hidden states into logits.
-        logit_bytes: bytes that the logits of one block may take on the device.
-        least_rows: rows of every block; a shorter one is filled up with rows that are thrown away again.
+        head: the head that projects hidden states to logits.
+        logit_bytes: bytes that the logits of a block may take on the device.
+        least_rows: least number of rows in a block; a shorter block is filled up with rows that are discarded again.
 
     Yields:
-        For each block, in order: `finite` [n] bool (false where the model produced NaN or infinity) and the fields of
+        For each block, in order: `finite` [n] bool, False where the model produced NaN or infinity, and the fields of
         `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
     """
     block = max(least_rows, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
@@ -65,7 +65,7 @@ def reduce_rows(
         count = len(part.hidden)
         if count < least_rows:
             part = _filled(part, least_rows - count)
-        # Dividing by 1.0 is exact, so a row's numbers do not depend on the temperatures of its neighbours.
+        # Dividing by 1.0 is exact, so a row does not depend on the temperatures of its neighbours.
         logits = head.logits(part.hidden).div_(part.temperature[:, None])
         found = reduce_logits(logits, spec, part.targets, part.gather_ids)
         yield {name: tensor[:count] for name, tensor in found.items()}
@@ -77,7 +77,7 @@ def _part(rows: PayloadRows, part: slice) -> PayloadRows:
 
 
 def _filled(rows: PayloadRows, more: int) -> PayloadRows:
-    """`rows` and `more` rows after them: states of zero, token 0, temperature 1."""
+    """`rows`, followed by `more` rows with zero hidden states, token 0 and temperature 1."""
     fill = torch.nn.functional.pad
     return PayloadRows(
         hidden=fill(rows.hidden, (0, 0, 0, more)),
@@ -90,15 +90,15 @@ def _filled(rows: PayloadRows, more: int) -> PayloadRows:
 def reduce_logits(
     logits: Float[Tensor, "N V"], spec: PayloadSpec, targets: Int[Tensor, " N"], gather_ids: Int[Tensor, "N K"] | None
 ) -> dict[str, Tensor]:
-    """The payload of a block of logits (f32, temperature applied); overwrites `logits`.
+    """The payload of a block of float32 logits whose temperature is applied; overwrites `logits`.
 
-    Log-probs are normalised over all V rows. The tail is a logsumexp over the complement of the K ids, not
-    log(1 - sum): exact where the tail is tiny, and -inf when K is V.
+    Log-probs are normalised over all V rows. The tail is a logsumexp over the complement of the K ids, not log(1 -
+    sum): it is accurate even if tiny, and -inf if K is V.
     """
     if spec.kind is PayloadKind.FULL:
         return {"finite": logits.isfinite().all(-1), "logits": logits}
     normaliser = torch.logsumexp(logits, -1)
-    # Everything is read before `scatter_` below destroys the logits: a copy of [N, V] would double the memory.
+    # Everything is read before `scatter_` below destroys the logits; a copy of [N, V] would double the memory.
     sampled = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
     out = {"finite": normaliser.isfinite() & sampled.isfinite(), "sampled": sampled}
     if spec.kind is PayloadKind.SAMPLED:
@@ -113,7 +113,7 @@ def reduce_logits(
         values = logits.gather(-1, ids)
     values = values - normaliser[:, None]
     if spec.value_dtype == "f16":
-        values = values.clamp_(min=_SMALLEST_HALF)  # saturate: f16 would turn a finite log-prob into -inf
+        values = values.clamp_(min=_SMALLEST_HALF)  # saturate, because f16 would turn a finite log-prob into -inf
     out["values"] = values.to(VALUE_DTYPES[spec.value_dtype])
     out["log_tail"] = torch.logsumexp(logits.scatter_(-1, ids, -torch.inf), -1) - normaliser
     return out

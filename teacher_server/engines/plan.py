@@ -1,29 +1,30 @@
-"""Decide which rows of a batch go through the model together: pure planning, no tensors.
+"""Deciding which rows of a batch go through the model together: pure planning, without tensors.
 
-A row of P prompt and T response tokens sends P + T - 1 tokens through the model (nothing is predicted after the last).
-Rows are padded on the right to the longest of their pass, unless the attention backend packs; n samples of one prompt
-can share the prompt's keys and values. The plan is the cheaper of sharing and not sharing, in tokens through the model.
+A row of P prompt and T response tokens sends P + T - 1 tokens through the model, since nothing is predicted after the
+last. Rows are padded on the right to the longest row of their pass, unless the attention backend packs them. Samples of
+one prompt can share the prompt's keys and values. The plan is the cheaper of sharing and not sharing, in tokens through
+the model.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# What one more forward costs, in tokens: with less padding than this, padding is cheaper than another forward.
+# The cost of one more forward pass, in tokens: with less padding than this, padding is cheaper than another pass.
 FORWARD_TOKENS = 256
-# Shared keys and values are repeated per row, one layer at a time: rows x tokens stay below this many budgets.
+# Shared keys and values are repeated per row, one layer at a time; rows x tokens stay below this many budgets.
 _SHARED_CONTEXT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rows of one forward.
+    """The rows of one forward pass.
 
     Attributes:
         rows: indices into the batch.
-        shared: whether prompts go through the model once each and the responses continue from them; all prompts of
-            such a pass have the same length.
-        width: tokens that every row is padded to; 0 for the longest row's.
+        shared: whether each distinct prompt goes through the model once and the responses continue from it; all prompts
+            of such a pass have the same length.
+        width: number of tokens that every row is padded to; 0 for the length of the longest row.
     """
 
     rows: tuple[int, ...]
@@ -43,15 +44,15 @@ def plan_passes(
     """Split a batch into passes.
 
     Args:
-        prompts: the prompt ids of each row as bytes; equal bytes mean the same prompt.
+        prompts: the prompt ids of each row as bytes; equal bytes mean equal prompts.
         lengths: (P, T) of each row.
-        max_tokens: tokens of one forward, padding included; a single longer row gets a pass of its own.
-        share: whether rows of one prompt may share its keys and values.
+        max_tokens: most tokens in a pass, padding included; a single longer row gets a pass of its own.
+        share: whether rows with the same prompt may share its keys and values.
         packed: whether rows are laid end to end without padding.
-        longest: tokens beyond which a row goes alone; None for any number.
+        longest: number of tokens beyond which a row gets a pass of its own; None for no such limit.
 
     Returns:
-        Passes that hold every row exactly once.
+        Passes that contain every row exactly once.
     """
     by_prompt_length: dict[int, list[int]] = defaultdict(list)
     plain: list[int] = []
@@ -62,7 +63,7 @@ def plan_passes(
         else:
             by_prompt_length[prompt_length].append(row)
     for prompt_length, rows in by_prompt_length.items():
-        # Where no prompt occurs twice there is nothing to share, and the second forward of a shared pass is lost.
+        # If no prompt occurs twice there is nothing to share, and the extra pass of a shared plan would be wasted.
         if not share or len({prompts[row] for row in rows}) == len(rows):
             plain += rows
             continue
@@ -78,20 +79,20 @@ def plan_passes(
 def settled_width(tokens: int, most: int) -> int:
     """The width that a row of `tokens` tokens is padded to in any batch: a multiple of 16, at most `most`.
 
-    Matrix products over 16 rows or more give each row the same bits however many rows there are; products over fewer
-    do not (see `teacher_server.engines.abilities.rows_are_independent`). Coarser steps would let more rows share a
-    forward, and lose as much by padding.
+    Matrix products over 16 rows or more give each row the same bits however many rows there are; products over fewer do
+    not (see `teacher_server.engines.abilities.rows_are_independent`). With coarser steps more rows could share a pass,
+    but as much would be lost to padding.
     """
     return max(tokens, min(-(-tokens // 16) * 16, most))
 
 
 def plan_independent(lengths: Sequence[tuple[int, int]], *, max_tokens: int, most: int) -> list[Pass]:
-    """Split a batch into passes of rows of one settled width each, so that a row's pass depends on the row alone.
+    """Split a batch into passes of rows of the same settled width, so that a row's width depends on the row alone.
 
     Args:
         lengths: (P, T) of each row.
-        max_tokens: tokens of one forward, padding included; a single longer row gets a pass of its own.
-        most: tokens that the model takes.
+        max_tokens: most tokens in a pass, padding included; a single longer row gets a pass of its own.
+        most: most tokens that the model takes.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for row, (prompt, response) in enumerate(lengths):
@@ -130,7 +131,7 @@ def _shared_passes(
             and count * (prompt_length + widest) <= _SHARED_CONTEXT * budget
         )
 
-    # Rows of one prompt stay together, so that consecutive passes can reuse its keys and values.
+    # Rows with the same prompt stay together, so that consecutive passes can reuse its keys and values.
     longest: dict[bytes, int] = defaultdict(int)
     for row in rows:
         longest[prompts[row]] = max(longest[prompts[row]], width(row))
@@ -146,12 +147,12 @@ def _buckets(
     *,
     ordered: bool = False,
 ) -> list[list[int]]:
-    """Cut rows, longest first, where the padding of a bucket would cost more than another forward."""
+    """Cut the rows, longest first, wherever the padding of a bucket would cost more than another forward pass."""
     out: list[list[int]] = []
     padding = 0
     for row in rows if ordered else sorted(rows, key=width, reverse=True):
         extra = 0 if packed or not out else width(out[-1][0]) - width(row)
-        # Negative for a given order only: a row longer than the bucket's first would widen all rows before it.
+        # Negative only in a given order: a row longer than the bucket's first would widen all rows before it.
         if out and extra >= 0 and padding + extra <= FORWARD_TOKENS and fits(out[-1], row):
             out[-1].append(row)
             padding += extra
@@ -171,7 +172,7 @@ def _shared_cost(passes: Sequence[Pass], prompts: Sequence[bytes], lengths: Sequ
     for one in passes:
         distinct = frozenset(prompts[row] for row in one.rows)
         if distinct != previous:  # consecutive passes over the same prompts reuse the cache
-            cost += FORWARD_TOKENS + sum(len(prompt) // 4 for prompt in distinct)  # four bytes an id
+            cost += FORWARD_TOKENS + sum(len(prompt) // 4 for prompt in distinct)  # an id has four bytes
         cost += FORWARD_TOKENS + len(one.rows) * (max(lengths[row][1] for row in one.rows) - 1)
         previous = distinct
     return cost

@@ -1,6 +1,6 @@
-"""From hidden states of a batch to its results: group rows by payload, run the head, copy to the host, cut apart.
+"""From the hidden states of a batch to its scores: group rows by payload, project, copy to the host, cut apart.
 
-Shared by the engines that hold hidden states in this process.
+Shared by the engines whose hidden states are in this process.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from teacher_server.engines.payload import PayloadRows, reduce_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Started:
-    """Payloads on their way to the host, and the batch rows that they belong to."""
+    """Payloads that are on their way to the host, and the rows of the batch that they belong to."""
 
     rows: tuple[int, ...]
     copy: HostCopy
 
 
 LEAST_ROWS = 16
-"""Fewest rows that go through the head together in deterministic mode; see `plan.settled_width`."""
+"""Least number of rows that go through the head together in deterministic mode; see `plan.settled_width`."""
 
 
 def start(
@@ -38,19 +38,19 @@ def start(
     logit_bytes: int,
     least_rows: int = 1,
 ) -> list[Started]:
-    """Reduce hidden states to payloads and start their copies; rows of one payload are reduced together.
+    """Reduce hidden states to payloads and start copying them; rows with the same payload are reduced together.
 
     Args:
-        states: states of the response positions of `rows`, one sequence after the other, on the head's device.
+        states: hidden states of the response positions of `rows`, sequence after sequence, on the head's device.
         rows: indices into `batch`.
         batch: the batch.
         head: the output head.
         logit_bytes: bytes of logits that may exist at once.
-        least_rows: rows that go through the head at once, at least; see `reduce_rows`.
+        least_rows: least number of rows that go through the head together; see `reduce_rows`.
     """
     parts = states.split([batch[row].item.response_length for row in rows])
     if any(batch[row].item.spans for row in rows):
-        # Before the head: of an episode, what the environment wrote costs no projection.
+        # Before the projection, so that what the environment of an episode wrote costs none.
         parts = [_wanted(part, batch[row].item) for part, row in zip(parts, rows, strict=True)]
         states = torch.cat(parts)
     by_spec: dict[PayloadSpec, list[int]] = {}
@@ -67,10 +67,10 @@ def start(
 
 
 def finish(started: Sequence[Started], batch: Sequence[EngineItem], out: list[Scores | None], info: EngineInfo) -> None:
-    """Wait for copies and put one `Scores` per row into `out`.
+    """Wait for the copies and put one `Scores` per row into `out`.
 
     Raises:
-        NonFiniteError: when the model produced NaN or infinity for a row.
+        NonFiniteError: if the model produced NaN or infinity for a row.
     """
     for group in started:
         lengths = [batch[row].item.scored_length for row in group.rows]

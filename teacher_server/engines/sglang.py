@@ -1,10 +1,10 @@
 """An SGLang server as an engine, over its HTTP API: sampled and top-k log-probs of given ids, at temperature 1.
 
-Written against the fields of SGLang 0.5.23 and tested against a server that follows them; it has not run against
+Written against the fields of SGLang 0.5.23 and tested against a server that imitates them; it has not been run against
 SGLang on a GPU. What SGLang cannot do exactly is not announced: gather (its `token_ids_logprob` is one list for all
-positions), hidden states (only the uncached suffix comes back on a prefix-cache hit), other temperatures (ignored for
-input log-probs). SGLang normalises over a padded head: the log-probs of its padding rows are asked for as well, and
-their mass is taken out.
+positions), hidden states (on a prefix-cache hit only the uncached suffix is returned), other temperatures (ignored for
+input log-probs). SGLang normalises over the padded head, so the log-probs of the padding rows are requested too, and
+their mass is removed.
 """
 
 import threading
@@ -45,25 +45,25 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32
 
 
 class SglangEngine:
-    """Scores through one SGLang server, which must serve the model in `model`.
+    """Scores through an SGLang server, which must serve the model in `model`.
 
     Args:
-        model: folder (or hub id) with the weights and tokenizer that the server was started on: identity and hashes
-            come from here.
+        model: folder (or hub id) with the weights and the tokenizer on which the server was started; identity and
+            hashes are computed from it.
         url: address of the server, for example "http://127.0.0.1:30000".
         api_key: sent as a bearer token.
-        admin_api_key: the same for replacing weights and sleeping; default `api_key`.
+        admin_api_key: sent instead for replacing weights and sleeping; `api_key` by default.
         max_k: largest k that is announced.
         concurrency: requests in flight at once; the server batches them.
-        timeout: seconds to wait for one answer.
+        timeout: seconds to wait for a response.
         deterministic: must be False.
         revision: revision of a hub id.
         trust_remote_code: run configuration code from the folder or the hub.
 
     Raises:
-        ConfigError: when the model folder cannot be read or an option makes no sense here.
-        UnavailableError: when the server does not answer.
-        IncompatibleTeacherError: when it serves another kind of model.
+        ConfigError: if the model folder cannot be read or an option is not valid here.
+        UnavailableError: if the server does not respond.
+        IncompatibleTeacherError: if the server serves another kind of model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SglangEngine:
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="opd-sglang")
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
-        # Compared with every answer, see `_ask`: other clients of the server may replace its weights.
+        # Compared with every response, see `_ask`: other clients of the server may replace its weights.
         self._version = served.get("weight_version")
         text = self._config.get_text_config()
         longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings
@@ -118,20 +118,20 @@ class SglangEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Identity and capabilities; changes when weights are replaced."""
+        """Identity and abilities; changes when weights are replaced."""
         return self._info
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        """Score a batch: one result per item in order, None where the item was cancelled.
+        """Score a batch: one result per item, in order; None for an item that was cancelled.
 
-        Cancellation is polled before a sequence is sent. Every id is checked first: an id out of range would crash the
-        SGLang server and not just fail the request.
+        Cancellation is polled before a sequence is sent. Every id is checked first, because an id out of range would
+        crash the SGLang server instead of failing the request.
 
         Raises:
-            InvalidRequestError: when an item breaks a limit of `info`.
-            NonFiniteError: when the server returned NaN or infinity.
-            UnavailableError: when the server cannot be reached, refuses, or was given other weights by another client.
-            CorruptPayloadError: when an answer does not match the request.
+            InvalidRequestError: if an item exceeds a limit of `info`.
+            NonFiniteError: if the server returned NaN or infinity.
+            UnavailableError: if the server cannot be reached, refuses, or was given other weights by another client.
+            CorruptPayloadError: if a response does not match its request.
         """
         check_batch(self._info, batch)
         with self._lock:
@@ -140,25 +140,26 @@ class SglangEngine:
             try:
                 return [future.result() for future in futures]
             finally:
-                for future in futures:  # after the first error the rest need not be sent
+                for future in futures:  # after an error, the rest need not be sent
                     future.cancel()
 
     def head(self) -> Head:
-        """Not served: always raises `UnavailableError`."""
+        """Not served; always raises `UnavailableError`."""
         raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use another engine for them.")
 
     def memory_bytes(self) -> int:
-        """Bytes of the weights files: the memory is the SGLang server's, which does not tell."""
+        """Bytes of the weights' files; the SGLang server does not tell how much memory it uses."""
         return sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
 
     def prepare_weights(self, folder: Path) -> Exchange:
-        """Check names, shapes and config of new weights; the exchange lets the server load them from their folder.
+        """Check names, shapes and config of new weights; the exchange makes the server load them from their folder.
 
-        The server must read the folder under the same path, and the old one when the old weights are to come back.
+        The server must be able to read the folder at the same path, and the old folder too if the old weights are to be
+        restored.
 
         Raises:
-            ConfigError: when the folder cannot be read; by the exchange, when the server refuses it.
-            IncompatibleTeacherError: when config, names or shapes differ.
+            ConfigError: if the folder cannot be read; from the exchange, if the server refuses the weights.
+            IncompatibleTeacherError: if config, names or shapes differ.
         """
         folder = Path(folder).resolve()
         if (folder / "config.json").is_file():
@@ -180,14 +181,14 @@ class SglangEngine:
         return exchange
 
     def sleep(self) -> None:
-        """Release the server's GPU memory (it must run with --enable-memory-saver)."""
+        """Release the server's GPU memory; the server must run with --enable-memory-saver."""
         with self._lock:
             if not self._asleep and not self._closed:
                 self._client.call("/release_memory_occupation", {}, admin=True)
             self._asleep = True
 
     def wake(self) -> None:
-        """Take the GPU memory back and load the weights again: they do not survive the release."""
+        """Take the GPU memory back and load the weights again, since they do not survive the release."""
         with self._lock:
             if self._asleep and not self._closed:
                 self._client.call("/resume_memory_occupation", {}, admin=True)
@@ -195,7 +196,7 @@ class SglangEngine:
             self._asleep = False
 
     def close(self) -> None:
-        """Stop using the server; it goes on running."""
+        """Stop using the server, which keeps running."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -211,7 +212,8 @@ class SglangEngine:
         if spec.k:
             ids, values = flat_top_k(meta, item.response_length, spec.k, url)
         if ids is not None and int((ids < size).sum(-1).min()) < spec.k:
-            # Padding rows took the places of tokens: ask for k more than there are of them, and k tokens are left.
+            # Padding rows took places in the top k: ask for as many more ids as there are padding rows, so that k
+            # remain.
             meta = self._ask(item, spec.k + len(padding), padding)
             ids, values = flat_top_k(meta, item.response_length, spec.k + len(padding), url)
         sampled = token_log_probs(meta, item.response_ids.tolist(), url)
@@ -226,10 +228,10 @@ class SglangEngine:
             vocabulary=size,
             teacher=self._info.model,
         )
-        return replace(cut(scores, item), weights_hash=self._info.weights_hash)  # SGLang lists every position
+        return replace(cut(scores, item), weights_hash=self._info.weights_hash)  # SGLang scores every position
 
     def _ask(self, item: ScoreItem, k: int, padding: range) -> dict[str, Any]:
-        """The `meta_info` of an answer that the weights in use gave."""
+        """The `meta_info` of a response, checked to come from the weights in use."""
         meta = self._client.call("/generate", score_request(item, k, padding)).get("meta_info")
         if not isinstance(meta, dict):
             raise CorruptPayloadError(f"SGLang at {self._client.url} answered without meta_info.")
@@ -248,7 +250,7 @@ class SglangEngine:
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {error}") from error
         if not answer.get("success"):
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {answer.get('message')}.")
-        # Only now: a server that refused them has the old ones still.
+        # Only now, because a server that refused the new weights still has the old ones.
         self._folder, self._version = folder, new_hash
         self._info = replace(self._info, weights_hash=new_hash)
 
@@ -263,5 +265,5 @@ class SglangEngine:
 
     def _dtype(self, name: str) -> str:
         stored = str(getattr(self._config, "dtype", None)).removeprefix("torch.")
-        # SGLang's "auto" computes f32 checkpoints in f16.
+        # With dtype "auto", SGLang computes f32 checkpoints in f16.
         return _DTYPES.get(name) or {"float32": "f16"}.get(stored) or _DTYPES.get(stored, "bf16")

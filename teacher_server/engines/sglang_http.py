@@ -1,6 +1,6 @@
-"""What SGLang's HTTP API takes and returns, for `teacher_server.engines.sglang`: calls, and answers as arrays.
+"""SGLang's HTTP API for `teacher_server.engines.sglang`: the calls, and their responses as arrays.
 
-Fields as in SGLang 0.5.23: `managers/io_struct.py` and `managers/tokenizer_manager.py` of its wheel.
+The fields are those of SGLang 0.5.23: `managers/io_struct.py` and `managers/tokenizer_manager.py` in its wheel.
 """
 
 import base64
@@ -21,13 +21,13 @@ from opd.wire.types import F32, ScoreItem
 
 
 class SglangClient:
-    """Calls one server.
+    """Calls an SGLang server.
 
     Args:
         url: its address.
         api_key: bearer token of ordinary calls, or None.
         admin_key: bearer token of calls that change the server, or None.
-        timeout: seconds to wait for one answer.
+        timeout: seconds to wait for a response.
     """
 
     def __init__(self, url: str, api_key: str | None, admin_key: str | None, timeout: float) -> None:
@@ -35,22 +35,22 @@ class SglangClient:
         self._api_key, self._admin_key, self._timeout = api_key, admin_key, timeout
 
     def call(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> dict[str, Any]:
-        """GET (no body) or POST a JSON object; {} for an answer that is empty or not an object.
+        """Send GET (without a body) or POST a JSON object; returns {} if the response is empty or not an object.
 
         Raises:
-            UnavailableError: when the server cannot be reached or answers with an error.
-            CorruptPayloadError: when the answer is not JSON.
+            UnavailableError: if the server cannot be reached or responds with an error.
+            CorruptPayloadError: if the response is not JSON.
         """
         headers = {"Content-Type": "application/json"}
         key = self._admin_key if admin else self._api_key
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
         data = None if body is None else json.dumps(body).encode()
         try:
-            # Within the `try`: for an address that makes no sense it raises ValueError.
+            # Inside the `try`, because a malformed address raises ValueError.
             request = urllib.request.Request(self.url + path, data=data, headers=headers)
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                 raw = answer.read()
-        # First, because it is an OSError as well: the server was reached and said why not.
+        # Caught first, because it is an OSError too: the server was reached and gave a reason.
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read(500).decode(errors="replace").split())
             raise UnavailableError(f"SGLang at {self.url}{path} answered {error.code}: {reason}") from error
@@ -67,19 +67,19 @@ class SglangClient:
 
 
 def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[str, Any]:
-    """Body of /generate that scores the response of a sequence.
+    """The body of a /generate request that scores the response of a sequence.
 
     Args:
         item: the sequence.
-        k: most likely ids to list at each position; 0 for none.
-        listed: ids whose log-probs are wanted at every position besides.
+        k: number of most likely ids to list at each position; 0 for none.
+        listed: further ids whose log-probs are wanted at every position.
     """
     body: dict[str, Any] = {
         "rid": uuid.uuid4().hex,
         "input_ids": item.token_ids.tolist(),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
-        # The entry at the start is null: let it be the last prompt token, so that the prompt may come from the cache.
+        # The first entry is null; this makes it the last prompt token, so that the prompt may come from the cache.
         "logprob_start_len": item.prompt_length - 1,
         "stream": False,
     }
@@ -92,10 +92,10 @@ def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[s
 
 
 def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
-    """[T] log-probs of the response ids, after the null entry of the last prompt token.
+    """[T] log-probs of the response ids, which follow a null entry for the last prompt token.
 
     Raises:
-        CorruptPayloadError: when number, ids or values do not fit.
+        CorruptPayloadError: if number, ids or values do not match the request.
     """
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or len(entries) != len(expected) + 1:
@@ -113,10 +113,10 @@ def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
 
 
 def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url: str) -> F32:
-    """[T, N] log-probs of N listed ids at each of `rows` = T response positions, after the null entry.
+    """[T, N] log-probs of N listed ids at each of `rows` = T response positions, which follow a null entry.
 
     Raises:
-        CorruptPayloadError: when number, ids or values do not fit.
+        CorruptPayloadError: if number, ids or values do not match the request.
     """
     entries = meta.get("input_token_ids_logprobs")
     if not isinstance(entries, list) or len(entries) != rows + 1 or entries[0]:
@@ -134,10 +134,10 @@ def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url
 
 
 def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArray[np.int32], F32]:
-    """([T, K] ids, [T, K] log-probs) from the flat base64 fields.
+    """([T, K] ids, [T, K] log-probs), descending, from the flat base64 fields.
 
     Raises:
-        CorruptPayloadError: when shape, element types or bytes do not fit.
+        CorruptPayloadError: if shape, dtypes or bytes do not match the request.
     """
     prefix = "input_top_logprobs_"
     shape, skipped = meta.get(prefix + "shape"), meta.get(prefix + "null_prefix")

@@ -1,8 +1,8 @@
 """The reference engine: any causal language model of transformers, exact for every payload, on any device.
 
-The base model runs to the final norm; only response positions go through the head, a block of rows at a time under a
-byte budget, and are reduced to their payload in f32 on the device. See `teacher_server.engines.backbone` for how rows
-share forwards and docs/engines.md for what that costs and saves.
+The base model runs up to the final norm. Only response positions go through the head, one block of rows at a time
+within a byte budget, and are reduced to their payload in float32 on the device. `teacher_server.engines.backbone` says
+how rows share forward passes, and docs/engines.md what that costs and saves.
 """
 
 import threading
@@ -45,22 +45,24 @@ class TransformersEngine:
     """Runs one teacher with transformers.
 
     Args:
-        model: folder written by save_pretrained, or a hub id; BASE+ADAPTER adds the folder of a PEFT adapter, whose
-            product is added to the weights. Weights must be safetensors.
-        device: "auto" (an accelerator when there is one), "cpu", "cuda", "cuda:1", ...
-        dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
-        deterministic: make a row's numbers bit-equal whatever it is batched with: each row is padded to a width of its
-            own and shares forwards only with rows of that width, or runs by itself where that is not enough.
-        max_batch_tokens: tokens of one forward, padding included.
+        model: folder written by save_pretrained, or a hub id. BASE+ADAPTER names a PEFT adapter too, whose product is
+            added to the weights. Weights must be safetensors.
+        device: "auto" (the accelerator if there is one), "cpu", "cuda", "cuda:1", ...
+        dtype: "f32", "bf16", "f16", or "auto": that of the checkpoint on accelerators, f32 on the CPU.
+        deterministic: make a row's scores bit-equal whatever it is batched with. Each row is padded to a width that
+            depends on the row alone and shares passes only with rows of that width, or runs by itself where that is not
+            enough.
+        max_batch_tokens: most tokens in a forward pass, padding included.
         logit_bytes: bytes of logits that may exist at once on the device.
         revision: revision of a hub id.
         trust_remote_code: run model code from the folder or the hub; leave it off unless you have read that code.
-        share_prompts: let samples of one prompt share its keys and values; never in deterministic mode.
-        attention: attention implementation of transformers; "auto" is flash attention where it is installed, else
-            eager for models that cap their attention logits (Gemma 2), else the model's default.
+        share_prompts: let samples of one prompt share its keys and values; never done in deterministic mode.
+        attention: attention implementation of transformers; "auto" is flash attention on CUDA in half precision if it
+            is installed, else eager for models that cap their attention logits (Gemma 2), else the default of
+            transformers.
 
     Raises:
-        ConfigError: when the model cannot be loaded, or this engine cannot reproduce its logits.
+        ConfigError: if the model cannot be loaded, or this engine cannot reproduce its logits.
     """
 
     takes_adapters = True
@@ -99,7 +101,7 @@ class TransformersEngine:
         )
         if self._adapter is not None:
             self._model = fold_adapter(self._model, self._adapter)
-        # Scoring runs the base model and the head apart, so that prompts are never projected to the vocabulary.
+        # Base model and head are run separately, so that prompts are never projected to the vocabulary.
         if self._model.base_model is self._model or self._model.get_output_embeddings() is None:
             raise ConfigError(f"model {model} has no base model and head that can run apart; use another engine.")
         self._backbone = Backbone(self._model.base_model, self._device)
@@ -111,7 +113,7 @@ class TransformersEngine:
                 self._backbone, head, packing=packing, sharing=share_prompts and not deterministic
             )
         self._info = self._describe(model, folder, head, deterministic)
-        # On a GPU the kernel, and with it the bits of each row, is chosen by the shape of the whole batch.
+        # On a GPU the shape of the whole batch decides the kernel, and with it the bits of each row.
         self._independent = deterministic and self._device.type == "cpu" and self._abilities.padding
         self._independent = self._independent and rows_are_independent(
             self._digest, self._info.vocab_size, self._info.max_sequence_tokens
@@ -119,19 +121,19 @@ class TransformersEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Identity and capabilities; changes when weights are replaced."""
+        """Identity and abilities; changes when weights are replaced."""
         return self._info
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        """Score a batch: one result per item in order, None where the item was cancelled.
+        """Score a batch: one result per item, in order; None for an item that was cancelled.
 
-        Cancellation is polled before each forward. Value dtypes "f16", "f32" and "bf16" are returned as such; "u16"
-        is returned as f32, to be quantised by the codec.
+        Cancellation is polled before each forward pass. Values are returned in the dtypes "f16", "f32" and "bf16" as
+        asked; for "u16" in float32, which the codec quantises.
 
         Raises:
-            InvalidRequestError: when an item breaks a limit of `info`.
-            NonFiniteError: when the model produced NaN or infinity for an item.
-            UnavailableError: when the engine sleeps or is closed.
+            InvalidRequestError: if an item exceeds a limit of `info`.
+            NonFiniteError: if the model produced NaN or infinity for an item.
+            UnavailableError: if the engine sleeps or is closed.
         """
         check_batch(self._info, batch)
         out: list[Scores | None] = [None] * len(batch)
@@ -144,31 +146,31 @@ class TransformersEngine:
         return out
 
     def head(self) -> Head:
-        """The output head, for callers that take hidden states."""
+        """The output head, for clients that take hidden states."""
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"teacher {self._info.model} is closed; load it again.")
             head = export(self._head(), self._info.head.hash if self._info.head else "")
-        # A copy: weights are replaced in place, and the head may be on its way to a client then.
+        # Copied, because weights are replaced in place, possibly while the head is being sent.
         return replace(head, weight=head.weight.copy(), bias=None if head.bias is None else head.bias.copy())
 
     def memory_bytes(self) -> int:
-        """Bytes of all parameters and buffers, tied ones once."""
+        """Bytes of all parameters and buffers; tied ones count once."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
     def prepare_weights(self, folder: Path) -> Exchange:
-        """Read new weights whole into host memory and check them; the exchange swaps them in place.
+        """Read new weights into host memory as a whole and check them; the exchange swaps them in place.
 
-        The folder of a PEFT adapter stands for the base model of this engine with that adapter.
+        The folder of a PEFT adapter stands for this engine's base model with that adapter.
 
-        Between exchanges the host holds the set that is not in use, so that the old weights can come back even when
-        the folder they were read from is gone.
+        Between exchanges the host holds the set that is not in use, so that the old weights can be restored even if
+        their folder is gone.
 
         Raises:
-            ConfigError: when the folder cannot be read or lacks tensors.
-            IncompatibleTeacherError: when its config.json describes another architecture.
-            NonFiniteError: when a tensor holds NaN or infinity.
+            ConfigError: if the folder cannot be read or lacks tensors.
+            IncompatibleTeacherError: if its config.json describes another architecture.
+            NonFiniteError: if a tensor holds NaN or infinity.
         """
         folder = Path(folder)
         if (folder / "config.json").is_file():
@@ -181,7 +183,7 @@ class TransformersEngine:
             model = fold_adapter(model, adapter)
         spare: dict[str, Tensor] = model.state_dict()
         check_finite(spare, folder)
-        # Hashed here and not in the exchange, which no call has to wait for then and which cannot fail half-way.
+        # Hashed here so that the exchange, for which calls have to wait, is quick and cannot fail half-way.
         other = replace(self._info, weights_hash=new_hash, head=identity_of(self._head(model)))
 
         def exchange() -> None:
@@ -195,14 +197,14 @@ class TransformersEngine:
         return exchange
 
     def sleep(self) -> None:
-        """Move the weights to host memory; on a CPU teacher nothing moves, it only refuses to score."""
+        """Move the weights to host memory. On a CPU nothing is moved; the engine only refuses to score."""
         with self._lock:
-            # First: should the move fail half-way, it refuses to score and does not compute with half its weights.
+            # Set first: if the move fails half-way, the engine must refuse to score rather than use half its weights.
             self._asleep = True
             self._move(torch.device("cpu"))
 
     def wake(self) -> None:
-        """Bring the weights back to the device."""
+        """Move the weights back to the device."""
         with self._lock:
             self._move(self._device)
             self._asleep = False
@@ -219,7 +221,7 @@ class TransformersEngine:
         """Exchange the contents of the weights in use with those of `spare`."""
         swapped = set()
         for name, tensor in self._model.state_dict().items():
-            # Tied weights are one tensor under two names: a second swap would undo the first.
+            # Tied weights are one tensor under two names, and a second swap would undo the first.
             if tensor.data_ptr() not in swapped:
                 swapped.add(tensor.data_ptr())
                 old = tensor.to("cpu", copy=True)
@@ -228,7 +230,7 @@ class TransformersEngine:
         self._backbone.forget()
 
     def _run(self, batch: Sequence[EngineItem], out: list[Scores | None]) -> None:
-        """Run the passes, collecting each one's results after the next one has started: copies overlap compute."""
+        """Run the passes; the results of each are collected after the next is launched, so that copies overlap it."""
         head = self._head()
         waiting: list[Started] = []
         for one in self._plan([entry.item for entry in batch]):
@@ -257,7 +259,7 @@ class TransformersEngine:
         )
 
     def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Started]:
-        """Launch one forward and the copies of its payloads."""
+        """Launch a forward pass and the copies of its payloads."""
         items = [batch[row].item for row in one.rows]
         if one.width:
             states = self._backbone.padded(items, one.width)
@@ -317,10 +319,11 @@ class TransformersEngine:
 
 
 def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any) -> str | None:
-    """The attention implementation to ask transformers for; None is its default.
+    """The attention implementation to ask transformers for; None for its default.
 
     Raises:
-        ConfigError: for "sdpa" with a model that caps its attention logits: transformers would drop the cap silently.
+        ConfigError: for "sdpa" with a model that caps its attention logits, since transformers would silently drop the
+            cap.
     """
     from transformers.utils.import_utils import is_flash_attn_2_available
 

@@ -1,9 +1,9 @@
-"""vLLM as an engine, in this process, behind one of its two runners.
+"""vLLM as an engine in this process, with either of its runners.
 
-`runner="pooling"` (default) takes final hidden states from vLLM and applies our own head to them: exact for every
-payload, at any temperature. `runner="generate"` takes vLLM's own prompt log-probs: no second copy of the head, but
-temperature 1 only, k up to what the engine was started with, and gather only where vLLM's V2 model runner has
-`prompt_logprob_token_ids` (found out by trying). See docs/engines.md for the traps that this file avoids.
+`runner="pooling"` (the default) takes hidden states from vLLM and applies our own head to them: exact for every payload
+at any temperature. `runner="generate"` takes vLLM's own prompt log-probs: there is no second copy of the head, but
+temperature is 1, k is limited by an option, and gather needs `prompt_logprob_token_ids` of vLLM's V2 model runner
+(found out by trying). docs/engines.md describes the traps that this file avoids.
 """
 
 import math
@@ -58,7 +58,7 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weights:
-    """A set of weights, in use or ready to be."""
+    """A set of weights that is in use or ready to be."""
 
     folder: Path
     header: Header
@@ -72,22 +72,22 @@ class VllmEngine:
     Args:
         model: folder written by save_pretrained (with its tokenizer), or a hub id.
         runner: "pooling" or "generate"; see the module.
-        device: "auto"; vLLM chooses the device itself.
-        dtype: "f32", "bf16", "f16", or "auto": the checkpoint's on accelerators, f32 on the CPU.
-        deterministic: must be False: vLLM batches as it likes.
-        max_batch_tokens: tokens of one forward (vLLM's max_num_batched_tokens): bounds the [tokens, V] logits that
-            the generate runner allocates outside vLLM's memory profile.
-        logit_bytes: bytes of logits at once on the pooling runner.
-        max_k: largest k on the generate runner (vLLM's max_logprobs).
+        device: "auto", "cuda" or "cpu"; vLLM chooses the device itself.
+        dtype: "f32", "bf16", "f16", or "auto": that of the checkpoint on accelerators, f32 on the CPU.
+        deterministic: must be False, because vLLM forms its own batches.
+        max_batch_tokens: most tokens in a forward pass (vLLM's max_num_batched_tokens): bounds the [tokens, V] logits
+            that the generate runner allocates outside vLLM's memory profile.
+        logit_bytes: bytes of logits that may exist at once with the pooling runner.
+        max_k: largest k with the generate runner.
         revision: revision of a hub id.
         trust_remote_code: run model code from the folder or the hub.
-        tensor_parallel_size: GPUs the model is spread over.
-        gpu_memory_utilization: share of the GPU's memory, or of a CPU machine's, that vLLM may take; None is 0.85 on a
+        tensor_parallel_size: number of GPUs that the model is spread over.
+        gpu_memory_utilization: share of the GPU's memory, or of a CPU machine's, that vLLM may take. None is 0.85 on a
             GPU, which leaves room for the head and `logit_bytes`, and 0.3 on a CPU.
         vllm_options: further arguments of `vllm.LLM`.
 
     Raises:
-        ConfigError: when vLLM is not installed, cannot load the model, or an option makes no sense here.
+        ConfigError: if vLLM is not installed, cannot load the model, or an option is not valid here.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class VllmEngine:
         self._rows = int(self._config.get_text_config().vocab_size)
         vocabulary = counted_ids(self._tokenizer, self._rows)
         options: dict[str, Any] = {
-            # vLLM's own "auto" would halve an f32 checkpoint.
+            # vLLM's own "auto" would compute an f32 checkpoint in half precision.
             "dtype": _DTYPES[pick_dtype(dtype, self._device, self._config)],
             "max_num_batched_tokens": max_batch_tokens,
             "trust_remote_code": trust_remote_code,
@@ -129,9 +129,9 @@ class VllmEngine:
         }
         max_k = vocabulary if runner == "pooling" else min(max_k, vocabulary)
         if runner == "generate":
-            # All rows, because `check_cut` reads every logit once; what callers may ask for is `max_k`.
+            # All rows, because `check_cut` reads every logit once; clients are limited to `max_k`.
             options |= {"max_logprobs": self._rows, "worker_extension_cls": WORKER_EXTENSION}
-        # Before vLLM starts: it changes a class of transformers that it runs a model by, which builds no other then.
+        # Before vLLM starts, which patches a class of transformers so that it can build no other model afterwards.
         self._layout = HeadLayout.of(self._config) if runner == "pooling" else None
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
@@ -162,7 +162,7 @@ class VllmEngine:
             head=None if self._head is None else identity_of(self._head),
             payloads=payloads,
             supports_temperature=pooling,
-            # The generate runner must have room for one token that is thrown away.
+            # The generate runner needs room for one token, which is discarded.
             max_sequence_tokens=max_tokens - (not pooling),
             max_k=max_k,
             padding_rows=self._rows - vocabulary,
@@ -172,18 +172,18 @@ class VllmEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Identity and capabilities; changes when weights are replaced."""
+        """Identity and abilities; changes when weights are replaced."""
         return self._info
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        """Score a batch: one result per item in order, None where the item was cancelled.
+        """Score a batch: one result per item, in order; None for an item that was cancelled.
 
         Cancellation is polled between vLLM's steps; a cancelled sequence is aborted inside vLLM.
 
         Raises:
-            InvalidRequestError: when an item breaks a limit of `info`.
-            NonFiniteError: when the model produced NaN or infinity for an item.
-            UnavailableError: when the engine sleeps or is closed.
+            InvalidRequestError: if an item exceeds a limit of `info`.
+            NonFiniteError: if the model produced NaN or infinity for an item.
+            UnavailableError: if the engine sleeps or is closed.
         """
         check_batch(self._info, batch)
         out: list[Scores | None] = [None] * len(batch)
@@ -196,13 +196,13 @@ class VllmEngine:
         return out
 
     def head(self) -> Head:
-        """The output head, for callers that take hidden states."""
+        """The output head, for clients that take hidden states."""
         if self._head is None or self._info.head is None:
             raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use runner pooling.")
         return export(self._head, self._info.head.hash)
 
     def memory_bytes(self) -> int:
-        """Bytes of the weights in the compute dtype, our own head included; the key-value cache comes on top."""
+        """Bytes of the weights in the compute dtype and of our copy of the head, without the key-value cache."""
         numbers = sum(math.prod(shape) for _, shape, _ in self._header.values())
         head = 0 if self._head is None else self._head.weight.nbytes
         return numbers * self._dtype.itemsize + head
@@ -210,11 +210,11 @@ class VllmEngine:
     def prepare_weights(self, folder: Path) -> Exchange:
         """Check names, shapes and config of new weights and read their head; the exchange makes vLLM load the rest.
 
-        When vLLM fails half-way, the weights in use are loaded again from the folder that they came from.
+        If vLLM fails half-way, the weights in use are loaded again from the folder that they came from.
 
         Raises:
-            ConfigError: when the folder cannot be read, or vLLM on a CPU would take only part of the weights.
-            IncompatibleTeacherError: when its config, names or shapes differ.
+            ConfigError: if the folder cannot be read, or vLLM on a CPU would take only part of the weights.
+            IncompatibleTeacherError: if its config, names or shapes differ.
         """
         folder = Path(folder)
         if self._device.type == "cpu":
@@ -238,8 +238,7 @@ class VllmEngine:
                 if not known:
                     check_unchanged(other.folder, other.info.weights_hash)
                 mine, known = _Weights(self._folder, self._header, self._head, self._info), False
-                # No hash while weights are loading: if the reload of the old ones fails too, the mixture must not carry
-                # their hash.
+                # No hash meanwhile: if reloading the old weights fails too, the mixture must not carry their hash.
                 self._info = replace(mine.info, weights_hash="")
                 try:
                     self._reload(other.folder)
@@ -264,7 +263,7 @@ class VllmEngine:
             )
 
     def sleep(self) -> None:
-        """Move the weights to host memory and drop the key-value cache; on a CPU it only refuses to score."""
+        """Move the weights to host memory and drop the key-value cache. On a CPU the engine only refuses to score."""
         with self._lock:
             if not self._asleep and not self._closed and self._device.type == "cuda":
                 self._llm.sleep(level=1)
@@ -272,7 +271,7 @@ class VllmEngine:
             self._asleep = True
 
     def wake(self) -> None:
-        """Bring the weights back."""
+        """Move the weights back to the device."""
         with self._lock:
             if self._asleep and not self._closed and self._device.type == "cuda":
                 self._llm.wake_up()
@@ -299,12 +298,12 @@ class VllmEngine:
         request: Callable[[EngineItem], tuple[list[int], Any]],
         receive: Callable[[int, Any], None],
     ) -> None:
-        """Feed the batch to vLLM and step it until every sequence is answered or cancelled."""
+        """Submit the batch to vLLM and step it until every sequence is scored or cancelled."""
         running: dict[str, int] = {}
         try:
             for row, entry in enumerate(batch):
                 if not entry.cancelled():
-                    # A name of its own for every call: an answer to an aborted one must not be taken for this row's.
+                    # A new name for every call: an output for an aborted request must not be taken for this row's.
                     name = f"{row}-{uuid.uuid4().hex}"
                     ids, params = request(entry)
                     self._engine.add_request(name, {"prompt_token_ids": ids}, params)
@@ -313,7 +312,8 @@ class VllmEngine:
                 for output in self._engine.step():
                     if output.finished and output.request_id in running:
                         receive(running.pop(output.request_id), output)
-                # Looked at between steps: a caller that has left must not hold the batch to its longest sequence.
+                # Polled between steps: a caller that has left must not hold the batch up until its longest sequence
+                # ends.
                 gone = [name for name, row in running.items() if batch[row].cancelled()]
                 if gone:
                     self._engine.abort_request(gone)
@@ -321,7 +321,7 @@ class VllmEngine:
                         del running[name]
         finally:
             if running:
-                # After an error or an interrupt vLLM would go on with them beside the next batch.
+                # After an error or an interrupt, vLLM would continue them beside the next batch.
                 self._engine.abort_request(list(running))
 
     def _pooling_request(self, entry: EngineItem) -> tuple[list[int], Any]:
@@ -362,11 +362,10 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
 
 def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # After torch has looked for devices, as `pick_device` does, CUDA cannot start in a forked child; and forking a
-    # process with threads can deadlock.
+    # `pick_device` has let torch look for devices, after which CUDA fails in a forked child; threads may deadlock.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if device.type == "cpu":
-        # On a CPU a child process and compilation cost more time at the start than they save.
+        # On a CPU, a child process and compilation cost more time at the start than they save.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         options.setdefault("enforce_eager", True)

@@ -1,4 +1,4 @@
-"""vLLM's own prompt log-probs: what is asked of it and how its answers read, for runner generate of the vllm engine."""
+"""vLLM's own prompt log-probs, for the generate runner of the vllm engine: the requests, and reading the outputs."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ WORKER_EXTENSION = "teacher_server.engines.vllm_worker.OpdWorkerExtension"
 
 
 def generate_request(entry: EngineItem) -> tuple[list[int], Any]:
-    """The prompt and the `SamplingParams` that make vLLM score one sequence."""
+    """The prompt ids and the `SamplingParams` that make vLLM score one sequence."""
     from vllm import SamplingParams
 
     item, spec = whole(entry.item), entry.spec
-    # Detokenising every listed id would cost several times the forward; k = -1 (all) is never passed.
+    # Detokenising every listed id would cost several times the forward pass; k = -1 (all ids) is never passed.
     options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "flat_logprobs": True}
     if spec.kind is PayloadKind.GATHER and item.gather_ids is not None:
         wanted = np.concatenate([item.gather_ids, item.response_ids[:, None]], axis=1)
         options["prompt_logprob_token_ids"] = wanted.astype(np.int32)
         options["prompt_logprob_start"] = item.prompt_length - 1
     else:
-        options["prompt_logprobs"] = spec.k  # 0 lists the prompt's own token alone
+        options["prompt_logprobs"] = spec.k  # 0 lists only the prompt's own token
     return item.token_ids.tolist(), SamplingParams(**options)
 
 
@@ -34,17 +34,17 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
     """`Scores` of one finished request.
 
     Raises:
-        UnavailableError: when vLLM answered for other tokens.
-        NonFiniteError: when a log-prob is NaN or infinite.
+        UnavailableError: if vLLM scored other tokens.
+        NonFiniteError: if a log-prob is NaN or infinite.
     """
-    item, spec = whole(entry.item), entry.spec  # vLLM lists every position
+    item, spec = whole(entry.item), entry.spec  # vLLM scores every position
     length = item.response_length
     ids: NDArray[np.integer] | None
     if spec.kind is PayloadKind.GATHER:
         table = np.asarray(output.prompt_token_id_logprobs, np.float32)
         sampled, values, ids = table[:, -1], table[:, :-1], item.gather_ids
     else:
-        # Per position: the prompt's own token, then the k most likely; vLLM lists nothing for the first position.
+        # Per position: the prompt's own token, then the k most likely; vLLM has no entry for the first position.
         flat, width = output.prompt_logprobs, spec.k + 1
         table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
         listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
@@ -58,7 +58,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
 
 
 def can_gather(llm: Any) -> bool:
-    """Whether this vLLM scores ids of the caller's choice, found out by comparing with its own prompt log-probs."""
+    """Whether this vLLM scores ids that the caller chooses, found out by comparing with its own prompt log-probs."""
     from vllm import SamplingParams
 
     ids = [1, 2, 3, 4]
@@ -70,15 +70,15 @@ def can_gather(llm: Any) -> bool:
         first, second = llm.generate([{"prompt_token_ids": ids}] * 2, [asked, own], use_tqdm=False)
         found = np.asarray(first.prompt_token_id_logprobs, np.float32)[:, 0]
         return bool(np.allclose(found, second.prompt_logprobs.logprobs[-2:], atol=0.05))
-    except Exception:  # a vLLM without it may refuse in any way it likes
+    except Exception:  # a vLLM without it may refuse with any exception
         return False
 
 
 def cut_vocabulary(llm: Any, size: int) -> None:
-    """Let vLLM normalise and list the first `size` ids only.
+    """Make vLLM normalise over, and list, the first `size` ids only.
 
     Raises:
-        ConfigError: when this vLLM has no such cut.
+        ConfigError: if this vLLM cannot do that.
     """
     try:
         layers = llm.collective_rpc("opd_cut_vocabulary", args=(size,))
@@ -89,10 +89,10 @@ def cut_vocabulary(llm: Any, size: int) -> None:
 
 
 def check_cut(llm: Any, size: int) -> None:
-    """Check `cut_vocabulary` on every log-prob of one position: the first `size` ids are listed, and add up to 1.
+    """Check `cut_vocabulary` at one position: exactly the first `size` ids are listed, and their mass is 1.
 
     Raises:
-        ConfigError: when other ids are listed or the probabilities do not add up.
+        ConfigError: if other ids are listed, or the probabilities do not add up.
     """
     from vllm import SamplingParams
 
