@@ -3,9 +3,9 @@
     with TeacherFleet.connect("localhost:7070") as fleet:
         scores = fleet.score("math", items, PayloadSpec.topk(64))
 
-`client` is the thread-safe face; `core` does the work on one asyncio loop with `dispatch` (rows in, scores out) and
-`repair` (what follows a failure). Below them: `scheduling/` decides which server gets which row, `membership/` finds
-and checks the servers, `record/` stores scores on disk, `status/` describes the fleet at one moment.
+`client` is the thread-safe interface. `core` does the work on one asyncio loop, with `dispatch` (rows in, scores out)
+and `repair` (what follows a failure). Below them, `scheduling/` decides which server gets which row, `membership/`
+finds and checks the servers, `record/` stores scores on disk, and `status/` describes the state of the fleet.
 """
 
 from importlib import import_module

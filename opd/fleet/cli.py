@@ -1,4 +1,4 @@
-"""`opd fleet status`, `verify` and `update-weights`; everything heavy is imported inside the commands."""
+"""`opd fleet status`, `verify` and `update-weights`. Whatever is slow to import is imported inside the commands."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def fleet_settings(path: Path | None, overrides: list[str]) -> "FleetSettings":
     from opd.config import load_settings
     from opd.fleet.settings import FleetSettings
 
-    # No file is an empty one, so that overrides are read in one place.
+    # Without a file an empty one is read, so that overrides are handled in one place.
     return load_settings(FleetSettings, path or os.devnull, overrides)
 
 
@@ -74,12 +74,12 @@ def verify(
     from opd.fleet.client import TeacherFleet
 
     with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="verify") as fleet:
-        # `connect` is content with some replicas of each teacher; here all that are listed are compared.
+        # `connect` returns once some replicas of each teacher are usable; here all that are listed are compared.
         fleet.settle()
         reports = [fleet.verify(name) for name in fleet.teachers()]
-        # A server that never answered is in no report: what replicas it should have is not known.
+        # A server that never answered is in no report, because it is unknown which replicas it should have.
         silent = fleet.status().silent
-    # All is printed before the verdict: one bad replica must not hide the others.
+    # Everything is printed before the verdict, so that one bad replica does not hide the others.
     for server in silent:
         typer.echo(f"{server.address} does not answer: {server.error or 'not asked yet'}")
     for report in reports:

@@ -37,9 +37,9 @@ _WAIT_SECONDS = 0.5
 
 
 class TeacherFleet(ScoreSource):
-    """The client of all teachers; the methods are documented in `ScoreSource`.
+    """The client of all teachers, usable from any thread; the methods are documented in `ScoreSource`.
 
-    Thread-safe; use `connect` to make one, and close it or use it in a `with`.
+    Create it with `connect`, and close it or use it in a `with` statement.
     """
 
     recorded = False
@@ -50,7 +50,7 @@ class TeacherFleet(ScoreSource):
         self._thread = thread
         self._closed = False
         self._process = os.getpid()
-        self._entering = threading.Lock()  # what enters the loop does so before `close`, or is refused
+        self._entering = threading.Lock()  # whatever enters the loop does so before `close`, or is refused
         cache = core.settings.cache
         self._cache = None if cache.folder is None else CachedScores(ScoreStore(cache.folder, cache.max_bytes))
 
@@ -63,25 +63,25 @@ class TeacherFleet(ScoreSource):
         client: str = "student",
         link: LinkFactory | None = None,
     ) -> ScoreSource:
-        """Find the servers, learn their teachers, and check that replicas of one teacher are the same.
+        """Find the servers, learn which teachers they serve, and check that the replicas of a teacher are the same.
 
         Args:
-            endpoints: "host:port", several of them (a list, or one string with commas), "file:PATH" (read again when
-                it changes), "dns:NAME:PORT"; a mapping from teacher name to the endpoints it may be used at; or
-                "store:FOLDER", scores recorded earlier, which needs no server at all.
-            settings: everything that can be set; the defaults when None.
+            endpoints: "host:port", several of them (a list, or one string with commas), "file:PATH" (read again when it
+                changes), "dns:NAME:PORT"; a mapping from teacher name to the endpoints at which it may be used; or
+                "store:FOLDER", a store of recorded scores, which needs no server.
+            settings: the fleet's settings; None for the defaults.
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
-            link: makes the connection to an address; gRPC when None.
+            link: makes the connection to an address; None for gRPC.
 
         Returns:
             A `TeacherFleet`, or a `RecordedFleet` for "store:FOLDER".
 
         Raises:
-            ConfigError: an endpoint is malformed.
-            UnavailableError, AuthError: no server answers, or one asked for by name is not usable.
-            TeacherNotFoundError: a teacher asked for by name is not served.
-            IncompatibleTeacherError: no replica of a teacher has the expected weights.
-            UndecidedTeacherError: replicas of one teacher differ and no side has a majority.
+            ConfigError: if an endpoint is malformed.
+            UnavailableError, AuthError: if no server answers, or a teacher named in `endpoints` is not usable.
+            TeacherNotFoundError: if a teacher named in `endpoints` is not served.
+            IncompatibleTeacherError: if no replica of a teacher has the expected weights.
+            UndecidedTeacherError: if the replicas of a teacher differ and no side has a majority.
         """
         settings = settings or FleetSettings()
         folder = recorded_folder(endpoints)
@@ -92,7 +92,7 @@ class TeacherFleet(ScoreSource):
         def over_grpc(address: str) -> ReplicaLink:
             return GrpcLink(address, settings.security, settings.calls, client)
 
-        # A loop and a thread of its own: callers have no loop, or block theirs while they train.
+        # With a loop and a thread of its own: callers have no loop, or block theirs while they train.
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name="opd-fleet", daemon=True)
         thread.start()
@@ -102,12 +102,12 @@ class TeacherFleet(ScoreSource):
             try:
                 await core.connect()
             except BaseException:
-                # Its monitors are running by now; they would ping for as long as the process lives.
+                # Its monitors are running by now, and would ping for as long as the process lives.
                 await core.close()
                 raise
             return core
 
-        # Ctrl-C as well: the caller has no fleet yet whose `close` would end the thread and its connections.
+        # On Ctrl-C too, because the caller has no fleet yet with which to end the thread and its connections.
         try:
             core = asyncio.run_coroutine_threadsafe(make(), loop).result()
         except BaseException:
@@ -144,7 +144,7 @@ class TeacherFleet(ScoreSource):
         if self._cache is not None:
             self._cache.look_up(self._core.known(teacher).info_now, items, spec, temperature, futures)
 
-        # The caller's span, taken here: the fleet's own thread has none.
+        # The caller's span is read here: the fleet's own thread has none.
         trace = trace_metadata()
 
         def enter() -> None:
@@ -158,7 +158,7 @@ class TeacherFleet(ScoreSource):
                 deliver = _deliver_to(future)
                 task = self._core.make_task(teacher, item, spec, temperature, group, deadline, deliver, trace)
                 tasks.append(task)
-                # Only now: a cancellation is posted to the loop, so it always meets a submitted task.
+                # Only now: a cancellation is posted to the loop, so it always finds a submitted task.
                 future.add_done_callback(lambda done, task=task: self._withdraw(done, task))  # type: ignore[misc]
             self._core.dispatcher.submit(tasks)
 
@@ -171,7 +171,7 @@ class TeacherFleet(ScoreSource):
         waiting: set[ScoreFuture] = set(futures)
         try:
             while waiting:
-                # With a timeout, so that outages are reported from this thread while nothing arrives.
+                # With a timeout, so that outages are reported from this thread even if nothing arrives.
                 done, waiting = concurrent.futures.wait(
                     waiting, timeout=_WAIT_SECONDS, return_when=concurrent.futures.FIRST_EXCEPTION
                 )
@@ -180,12 +180,12 @@ class TeacherFleet(ScoreSource):
                 watch.see(self.outages() if waiting else [])
             return [future.result() for future in futures]
         finally:
-            # After an error nothing waits for the others: servers need not compute them.
+            # After an error the other rows are of no use, so servers need not compute them.
             cancel_all(futures)
 
     def head(self, teacher: str) -> Head:
         """See `ScoreSource.head`."""
-        head = self._core.head_here(teacher)  # trainers ask for every row: no wait for the loop where it is known
+        head = self._core.head_here(teacher)  # trainers ask for every row, so a known head must not wait for the loop
         if head is None:
             head = self._run(self._core.head(teacher))
             if self._cache is not None:
@@ -226,7 +226,7 @@ class TeacherFleet(ScoreSource):
 
     def close(self) -> None:
         """See `ScoreSource.close`."""
-        if self._forked:  # the parent goes on with it
+        if self._forked:  # the parent process still uses it
             return
         with self._entering:
             if self._closed:
@@ -245,14 +245,14 @@ class TeacherFleet(ScoreSource):
 
     @property
     def _forked(self) -> bool:
-        """Whether this is a child of the process that connected: without its thread, it would wait for good."""
+        """Whether this is a forked child of the process that connected; it lacks the thread and would wait forever."""
         return self._process != os.getpid()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fleet cannot be sent to another process; send its endpoints and connect there.")
 
     def _call_soon(self, function: Callable[[], None]) -> None:
-        if self._forked:  # before the lock, which another thread may have held when it was forked
+        if self._forked:  # checked before the lock, which another thread may have held at the fork
             raise _in_a_child()
         with self._entering:
             if self._closed:
@@ -292,7 +292,7 @@ def _closed() -> UnavailableError:
 
 def _deliver_to(future: ScoreFuture) -> Callable[[Scores | OpdError], None]:
     def deliver(outcome: Scores | OpdError) -> None:
-        # The caller may cancel from its own thread at any moment; once the future is running, it cannot.
+        # The caller may cancel from its own thread at any moment, until the future is running.
         if future.set_running_or_notify_cancel():
             if isinstance(outcome, OpdError):
                 future.set_exception(outcome)
@@ -307,7 +307,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
-        # What other threads wait for (`settle`, a head on its way): dropped with the loop, it would never end for them.
+        # Other threads wait for these (`settle`, a head). Dropped with the loop, they would leave them waiting forever.
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The heart of the fleet, on one asyncio loop: its members, the rows, and what is asked of a teacher as a whole.
+"""The core of the fleet, on one asyncio loop: its members, its rows, and requests that concern a whole teacher.
 
 `TeacherFleet` runs it in a thread of its own; the simulator runs it on a loop with virtual time.
 """
@@ -30,20 +30,20 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 
 class FleetCore:
-    """Members and the dispatcher. Every method must be called on its loop.
+    """The members and the dispatcher. Every method must be called on its loop.
 
     Args:
         sources: where the servers are.
         link: makes the connection to an address.
-        settings: of the fleet.
-        client: name for fair queueing and request ids.
+        settings: the fleet's settings.
+        client: name of this client, for fair queueing and request ids.
 
     Attributes:
-        settings: of the fleet.
-        members: servers and pools.
-        monitors: of the servers, by address.
-        pools: by teacher.
-        dispatcher: rows and RPCs.
+        settings: the fleet's settings.
+        members: the servers and the pools.
+        monitors: the servers' monitors, by address.
+        pools: the pools, by teacher.
+        dispatcher: sends rows and delivers their scores.
     """
 
     def __init__(self, sources: Sequence[Source], link: LinkFactory, settings: FleetSettings, client: str) -> None:
@@ -61,7 +61,7 @@ class FleetCore:
         await self.members.connect()
 
     def _changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
-        """A replica changed its state, so where the teacher may be asked for changes."""
+        """Act on a replica's change of state, which changes where its teacher's rows may go."""
         scheduler, pool = self.dispatcher.scheduler, self.pools[teacher]
         scheduler.serve(monitor.server, monitor.usable())
         self.dispatcher.counters.replica_deaths += change.after is ReplicaState.DEAD
@@ -79,18 +79,19 @@ class FleetCore:
 
         Raises:
             TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: see `opd.wire.bounds.check_items`.
+            UnavailableError: if no replica of the teacher was ever admitted.
         """
         bounds = self.known(teacher).bounds
         if bounds is None:
             raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
-        for item in items:  # one by one: the limits of a request do not apply, the scheduler cuts requests to fit
+        for item in items:  # one by one: limits of a request do not apply, since the scheduler makes requests that fit
             check_items([item], spec, temperature, bounds)
 
     def known(self, teacher: str) -> Pool:
-        """The pool of a teacher that the fleet has.
+        """The pool of a teacher in this fleet.
 
         Raises:
-            TeacherNotFoundError: the fleet has no such teacher.
+            TeacherNotFoundError: if the fleet has no such teacher.
         """
         if teacher not in self.pools:
             served = ", ".join(sorted(self.pools)) or "nothing"
@@ -108,9 +109,9 @@ class FleetCore:
         deliver: Callable[[Scores | OpdError], None],
         trace: tuple[tuple[str, str], ...] = (),
     ) -> ScoreTask:
-        """A row for the dispatcher; `deadline` in seconds from now, None for the settings' default."""
+        """A row for the dispatcher. `deadline` is in seconds from now, 0 for none; None takes the settings' default."""
         now = self.now()
-        # 0 means without a deadline, in the settings and as an argument.
+        # 0 means no deadline, in the settings and as an argument.
         seconds = self.settings.calls.row_seconds if deadline is None else deadline
         return ScoreTask(
             number=next(self.dispatcher.numbers),
@@ -128,17 +129,22 @@ class FleetCore:
     # Everything else.
 
     def head_here(self, teacher: str) -> Head | None:
-        """The teacher's head if it was fetched; from any thread."""
+        """The teacher's head if it has been fetched, else None; may be called from any thread."""
         pool = self.known(teacher)
         return None if pool.info is None else pool.heads.get(pool.info.head.hash)
 
     async def head(self, teacher: str, timeout: float = 600.0) -> Head:
-        """The teacher's head from any usable replica, fetched once per content hash."""
+        """The teacher's head from any usable replica, fetched once per content hash.
+
+        Raises:
+            TeacherNotFoundError: if there is no such teacher, or it does not serve its head.
+            OpdError: from the last replica that was asked.
+        """
         pool = self.known(teacher)
         if pool.info is None or not pool.info.head.hash:
             raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its head; ask for another payload.")
         wanted = pool.info.head.hash
-        async with pool.head_lock:  # a head is hundreds of megabytes: callers that ask at once share one transfer
+        async with pool.head_lock:  # a head is hundreds of megabytes, so concurrent callers share one transfer
             if wanted in pool.heads:
                 return pool.heads[wanted]
             last: OpdError = UnavailableError(f"teacher {teacher!r} has no usable replica to fetch its head from.")
@@ -153,9 +159,9 @@ class FleetCore:
             raise last
 
     async def verify(self, teacher: str) -> AgreementReport:
-        """Score one row on every replica of a teacher, and compare each answer with those of the usable replicas."""
+        """Score one row on every replica of a teacher, and compare each result with those of the usable replicas."""
         self.known(teacher)
-        # Replicas that are out of service too: to see how far off they are is what this is for.
+        # Including replicas that are out of service: showing how far off they are is what this is for.
         asked = [monitor for monitor in self.monitors.values() if teacher in monitor.lives]
         if not asked:
             return AgreementReport(teacher, self.settings.health.agreement_nats, {}, {})
@@ -173,7 +179,7 @@ class FleetCore:
                 vectors[monitor.address] = result
         gaps: dict[str, float] = {}
         if vectors:
-            # Replicas in service set the reference: a replica out of service must not define what is right.
+            # Only replicas in service set the reference: a replica out of service must not define what is right.
             voters = [one.address for one in self.members.usable(teacher) if one.address in vectors] or list(vectors)
             reference = vectors[voters[medoid([vectors[address] for address in voters])]]
             gaps = {address: distance(vector, reference) for address, vector in vectors.items()}
@@ -190,15 +196,15 @@ class FleetCore:
         return await update_weights(self.members, teacher, folder, timeout)
 
     def infos(self) -> Mapping[str, pb.TeacherInfo]:
-        """Descriptions of the teachers that have had a usable replica."""
+        """Descriptions of all teachers that have had a usable replica."""
         return {name: pool.info for name, pool in sorted(self.pools.items()) if pool.info is not None}
 
     def status(self) -> FleetStatus:
-        """The fleet now."""
+        """A snapshot of the fleet."""
         status = take_status(self.monitors, self.pools, self.dispatcher, self.now())
         return dataclasses.replace(status, counters=dataclasses.replace(self.dispatcher.counters))
 
     async def close(self) -> None:
-        """End everything."""
+        """End everything: the dispatcher, then the members."""
         await self.dispatcher.close()
         await self.members.close()

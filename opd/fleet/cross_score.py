@@ -1,12 +1,12 @@
-"""Cross-scoring: a small share of the live rows is scored by a second replica before the scores are delivered.
+"""Cross-scoring: a small share of the live rows is scored by a second replica before their scores are delivered.
 
-A replica can pass every check on rows that look like checks and answer the others with another model. A live row that
-is scored twice looks like any other to both servers. Answers further apart than the tolerance are settled by a third
-replica; the odd one out is rejected. When no third replica can decide, all that disagree are rejected and the row
-waits, as in an outage, for a replica that agrees with its pool: disputed numbers are never delivered.
+A replica could pass every check on rows that look like checks and score the others with another model. A live row that
+is scored twice looks like any other to both servers. If the two results are further apart than the tolerance, a third
+replica decides and the odd one out is rejected. If no third replica can decide, all that disagree are rejected and the
+row waits, as in an outage, for a replica that agrees with its pool: disputed scores are never delivered.
 
-Which rows are chosen is a function of the row and of the seed alone, so it depends on neither timing nor failures, and
-no server can foresee it without the seed. The scores that are delivered are those of the row's own RPC either way.
+Which rows are chosen depends on the row and the seed only, so neither on timing nor on failures, and no server can
+foresee it without the seed. The scores that are delivered are those of the row's own RPC in either case.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ log = logging.getLogger("opd.fleet")
 
 
 class RowDesk(Protocol):
-    """What cross-scoring needs of the dispatcher."""
+    """What cross-scoring needs from the dispatcher."""
 
     def submit_check(self, task: ScoreTask) -> None:
-        """Send a check; its `deliver` gets the outcome."""
+        """Send a check, whose `deliver` gets the outcome."""
         ...
 
     def withdraw_check(self, task: ScoreTask) -> None:
-        """Take a check back; its `deliver` is not called any more."""
+        """Take a check back, whose `deliver` is then not called any more."""
         ...
 
     def deliver_scores(self, task: ScoreTask, scores: Scores) -> None:
-        """Give a row its scores."""
+        """Deliver a row's scores."""
         ...
 
     def ask_again(self, task: ScoreTask) -> None:
-        """Queue a row as if it had not been answered."""
+        """Queue a row again, as if it had not been answered."""
         ...
 
     def trusts(self, address: str, teacher: str) -> bool:
@@ -59,9 +59,10 @@ class RowDesk(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Check:
-    """A live row that is scored twice: its answers so far by server, and the task that fetches another one.
+    """A live row that is scored twice: its results so far by server, and the task that fetches another one.
 
-    `rejected` are the servers that were rejected after they had answered: a new process there does not vouch for that.
+    `rejected` are servers that were rejected after they had answered; a new process there does not make their scores
+    trustworthy.
     """
 
     row: ScoreTask
@@ -72,14 +73,14 @@ class _Check:
 
 
 class CrossScorer:
-    """Compares the answers of two replicas to chosen rows.
+    """Compares the scores that two replicas give to chosen rows.
 
     Args:
-        settings: share, seed and tolerance.
+        settings: the share of rows, the seed and the tolerance.
         scheduler: knows where a teacher may be asked for.
-        counters: where the checks are counted.
+        counters: counts the checks.
         desk: sends, delivers and rejects.
-        head_of: fetches a teacher's head, for hidden states.
+        head_of: fetches a teacher's head, through which hidden states are compared.
     """
 
     def __init__(
@@ -101,16 +102,16 @@ class CrossScorer:
         self._open: dict[int, _Check] = {}
 
     def begin(self, row: ScoreTask) -> None:
-        """Choose whether a submitted row is scored twice; send it a second time if there are two replicas now."""
+        """Choose whether a submitted row is scored twice, and if there are two replicas, send it a second time."""
         row.cross_score = bool(self._threshold) and self._is_chosen(row)
         if row.cross_score and len(self._scheduler.serving(row.teacher)) > 1:
             check = self._open[row.number] = _Check(row)
             self._send_another(check)
 
     def hold(self, row: ScoreTask, scores: Scores) -> bool:
-        """Take a row's answer; returns whether it is held, to be delivered or asked for again later."""
+        """Take a row's scores; returns whether they are held, to be delivered or asked for again later."""
         check = self._open.get(row.number)
-        # A chosen row that found a single replica when it was submitted is checked if there is another by now.
+        # A chosen row that found a single replica when it was submitted is still checked if there is another by now.
         if check is None and row.cross_score and self._others(row, {row.answered_by}):
             check = self._open[row.number] = _Check(row)
         if check is None:
@@ -120,7 +121,7 @@ class CrossScorer:
         return True
 
     def forget(self, row: ScoreTask) -> None:
-        """A row is done: delivered, failed or cancelled."""
+        """Drop the check of a row that is done: delivered, failed or cancelled."""
         check = self._open.pop(row.number, None)
         if check is not None:
             self._take_back(check)
@@ -128,15 +129,15 @@ class CrossScorer:
                 check.judging.cancel()
 
     def give_way(self, row: ScoreTask) -> None:
-        """A row failed where it was: drop its check, so that it may go to any server, the check's too."""
+        """Drop the check of a row whose RPC failed, so that the row may go to any server, the check's included."""
         check = self._open.get(row.number)
         if check is not None:
             self._abandon(check)
 
     def sweep(self, overdue: Callable[[ScoreTask], bool]) -> None:
-        """End the checks that hold up their rows: no server is left for one of the two, or it is overdue.
+        """End the checks that delay their rows: there is no server for one of the two, or one is overdue.
 
-        A check is a safeguard, not a reason to wait: it must never delay a step by more than a hedge would.
+        A check is a safeguard and no reason to wait: it must not delay a step by more than a hedge would.
 
         Args:
             overdue: whether a task has been in flight for far longer than expected.
@@ -144,7 +145,7 @@ class CrossScorer:
         for check in list(self._open.values()):
             row, other = check.row, check.other
             if other is None:
-                # The check was quicker than the row, as a hedge might have been.
+                # The check was faster than the row, as a hedge might have been.
                 if not row.answered_by and overdue(row):
                     self._without_another(check)
             elif row.answered_by:
@@ -161,11 +162,11 @@ class CrossScorer:
         return int.from_bytes(digest.digest(), "little") < self._threshold
 
     def _others(self, row: ScoreTask, asked: Collection[str]) -> bool:
-        """Whether a replica that was not asked yet may get rows."""
+        """Whether there is a replica that was not asked yet and may get rows."""
         return any(server.address not in asked for server in self._scheduler.serving(row.teacher))
 
     def _stuck(self, task: ScoreTask) -> bool:
-        """Whether a task waits and there is no server for it: two tasks in flight for one row need two."""
+        """Whether a task waits without a server for it: two tasks in flight for one row need two servers."""
         if task.rpcs:
             return False
         serving = {server.address for server in self._scheduler.serving(task.teacher)}
@@ -175,7 +176,7 @@ class CrossScorer:
     def _send_another(self, check: _Check) -> None:
         row = check.row
         other = check.other = ScoreTask(
-            number=-1,  # `submit_check` gives it one
+            number=-1,  # set by `submit_check`
             teacher=row.teacher,
             item=row.item,
             spec=row.spec,
@@ -198,7 +199,7 @@ class CrossScorer:
 
     def _answered(self, check: _Check, other: ScoreTask, outcome: Scores | OpdError) -> None:
         check.other = check.row.twin = None
-        # The row was delivered, failed or given up in the meantime.
+        # The row was delivered, failed or given up meanwhile.
         if check.row.number not in self._open:
             return
         if isinstance(outcome, OpdError):
@@ -210,19 +211,19 @@ class CrossScorer:
         self._counters.checked_rows += 1
         self._counters.checked_tokens += other.tokens
         check.answers[other.answered_by] = outcome
-        # While the row is on its way it must not go where its check was answered.
+        # While the row is in flight, it must not go to the server that answered its check.
         check.row.barred |= {other.answered_by}
         self._consider(check)
 
     def _consider(self, check: _Check) -> None:
-        """Judge once the row and its check are answered."""
+        """Judge, once both the row and its check are answered."""
         row = check.row
         if not row.answered_by or check.other is not None:
             return
         if len(check.answers) == 1:
             self._send_another(check)
         elif len({scores.weights_hash for scores in check.answers.values()}) > 1:
-            # The teacher was given other weights meanwhile: there is nothing to compare.
+            # The teacher got other weights meanwhile, so there is nothing to compare.
             self._desk.deliver_scores(row, check.answers[row.answered_by])
         elif row.spec.kind is PayloadKind.HIDDEN:
             check.judging = asyncio.get_running_loop().create_task(self._judge_hidden(check))
@@ -242,7 +243,7 @@ class CrossScorer:
             self._judge(check, head)
 
     def _judge(self, check: _Check, head: Head | None) -> None:
-        """Deliver what two replicas agree on and reject the others; without agreement ask a further replica."""
+        """Deliver what two replicas agree on and reject the others; if none agree, ask a further replica."""
         row, answers = check.row, self._trusted(check)
         gaps = {
             frozenset(pair): answer_distance(row.item, row.spec, answers[pair[0]], answers[pair[1]], head)
@@ -254,7 +255,8 @@ class CrossScorer:
             for one in answers.keys() - agreeing:
                 least = min(gap for pair, gap in gaps.items() if one in pair)
                 self._reject(row, one, f" by {least:.3g} nats", names)
-            # The row's own answer where it stands: what a run trains on must not depend on which rows were checked.
+            # The row's own scores if they stand, so that what a run trains on does not depend on which rows were
+            # checked.
             self._desk.deliver_scores(row, next(answers[one] for one in (row.answered_by, *answers) if one in agreeing))
         elif self._others(row, check.answers.keys()):
             self._send_another(check)
@@ -270,14 +272,14 @@ class CrossScorer:
         }
 
     def _without_another(self, check: _Check) -> None:
-        """No further replica answers: what one replica says is delivered, what several dispute is not."""
+        """Settle a check without a further replica: a single trusted result is delivered, disputed ones are not."""
         row, answers = check.row, self._trusted(check)
         if len(answers) == 1:
             self._desk.deliver_scores(row, next(iter(answers.values())))
         elif not row.answered_by:
             self._abandon(check)
         else:
-            # Closed before it is queued again, so that `ask_again` can begin a new check.
+            # Removed before the row is queued again, so that `ask_again` can begin a new check.
             self._open.pop(row.number)
             for one in answers:
                 others = " and ".join(other for other in answers if other != one)
@@ -285,7 +287,7 @@ class CrossScorer:
             self._desk.ask_again(row)
 
     def _abandon(self, check: _Check) -> None:
-        """Score the row once, like any other."""
+        """Give a check up: the row is scored once, like any other."""
         self._open.pop(check.row.number)
         self._take_back(check)
         check.row.barred = frozenset()

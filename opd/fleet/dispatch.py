@@ -1,10 +1,10 @@
-"""Rows in, scores out, each exactly once: sends what the scheduler plans and repairs what breaks.
+"""Rows in, scores out, each exactly once: sends the RPCs that the scheduler plans, and repairs what fails.
 
-One attempt per RPC. A row that was answered is never sent again; `opd.fleet.repair` decides what happens to the
+Each RPC is attempted once. A row that was answered is never sent again; `opd.fleet.repair` decides what happens to the
 unanswered rows of an RPC that failed.
 
 Everything runs on one asyncio loop without locks: a method that does not await cannot be interrupted, so every change
-of a task, its RPCs and the queues is atomic.
+to a task, its RPCs and the queues is atomic.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ class Dispatcher:
     """Takes rows, has them sent, and delivers their scores.
 
     Args:
-        settings: of the fleet.
-        now: the fleet's clock in seconds.
-        monitors: of the servers, by address; kept up to date by the owner.
-        pools: by teacher; kept up to date by the owner.
-        request_id: gives every RPC its id.
-        head_of: fetches a teacher's head, to compare hidden states.
+        settings: the fleet's settings.
+        now: the fleet's clock, in seconds.
+        monitors: the servers' monitors by address, kept up to date by the owner.
+        pools: the pools by teacher, kept up to date by the owner.
+        request_id: returns an id for each RPC.
+        head_of: fetches a teacher's head, through which hidden states are compared.
 
     Attributes:
-        scheduler, hedger, runner, counters: what it works with.
-        numbers: gives every task its number.
+        scheduler, hedger, runner, counters: the parts it works with.
+        numbers: yields a number for each task.
         observe: called with (task, scores, seconds since submission) for every answered row.
     """
 
@@ -98,7 +98,7 @@ class Dispatcher:
         )
         self.numbers = itertools.count()
         self._live: dict[int, ScoreTask] = {}
-        # Those of `_live` that have a deadline: most runs set none, and every tick looks through these.
+        # The tasks of `_live` that have a deadline: most runs set none, and every tick goes through these.
         self._timed: dict[int, ScoreTask] = {}
         self._awake = False
         self._closed = False
@@ -107,7 +107,7 @@ class Dispatcher:
     # Rows.
 
     def submit(self, tasks: Iterable[ScoreTask]) -> None:
-        """Take rows; each one's `deliver` is called exactly once, now or later, with scores or an error."""
+        """Take rows. The `deliver` of each is called exactly once, now or later, with scores or an error."""
         if self._closed:
             for task in tasks:
                 task.deliver(UnavailableError("the fleet was closed before the row was scored."))
@@ -125,38 +125,38 @@ class Dispatcher:
         self._live[task.number] = task
         if task.deadline != float("inf"):
             self._timed[task.number] = task
-        # Checks as well: `_finish` takes them off like any row.
+        # Checks count too: `_finish` subtracts them like any row.
         self._pools[task.teacher].rows += 1
         self.scheduler.submit(task, urgent=urgent)
 
     def cancel(self, task: ScoreTask) -> None:
-        """The caller lost interest in a row: RPCs that only it needs are cancelled."""
+        """Withdraw a row whose caller lost interest; RPCs that only it needs are cancelled."""
         if not task.done:
             self.counters.rows_cancelled += 1
             self._finish(task)
-            # Its future is cancelled already, but who waits for it is told by this alone.
+            # Its future is cancelled already, but waiters learn of it only through this.
             _deliver(task, CancelledError("the row was withdrawn."))
 
     def wake(self) -> None:
-        """Plan soon: something changed. Many changes in one turn of the loop make one plan."""
+        """Plan soon, because something changed. Several changes in one turn of the loop cause one plan."""
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def lost(self, monitor: ReplicaMonitor, teacher: str, reason: str) -> None:
-        """A replica was given up: its RPCs are cancelled and their rows go elsewhere."""
+        """Cancel the RPCs of a replica that was given up; their rows go elsewhere."""
         monitor.server.reset()
-        # The server's other teachers keep their RPCs: a replica is one teacher on one server.
+        # A replica is one teacher on one server, so RPCs of the server's other teachers continue.
         for rpc in list(monitor.server.rpcs.values()):
             if rpc.teacher == teacher:
                 self.runner.cancel(rpc, reason)
 
     def outages(self) -> list[Outage]:
-        """Teachers that rows wait for and that have no replica which takes rows: none is healthy, or all are busy."""
+        """Teachers with waiting rows but without a replica that takes them: none is healthy, or all are too busy."""
         return self._availability.outages(self._now())
 
     async def close(self) -> None:
-        """Cancel everything; rows that wait, and those that come later, fail with `UnavailableError`."""
+        """Cancel everything. Rows that wait, and rows that come later, fail with `UnavailableError`."""
         self._closed = True
         for task in list(self._live.values()):
             self._fail(task, UnavailableError("the fleet was closed before the row was scored."))
@@ -180,7 +180,7 @@ class Dispatcher:
         self.runner.launch(rpc)
 
     def _answer(self, rpc: Rpc, task: ScoreTask, scores: Scores) -> None:
-        if task.number not in rpc.waiting:  # answered by a hedge, or withdrawn, while this answer was on its way
+        if task.number not in rpc.waiting:  # answered by a hedge, or withdrawn, while these scores were on their way
             return
         self.scheduler.answered(rpc, task, self._now())
         self.counters.hedges_won += rpc.hedge
@@ -192,24 +192,24 @@ class Dispatcher:
         self.wake()
 
     def deliver_scores(self, task: ScoreTask, scores: Scores) -> None:
-        """The row has its scores; those of a check go to the cross-scorer."""
+        """Deliver a row's scores; those of a check go to the cross-scorer."""
         self._finish(task)
         self.counters.wire_bytes += scores.wire_bytes
         if not task.is_check:
             self.counters.rows_answered += 1
             self.counters.tokens_answered += task.tokens
         try:
-            # First, so that who has a row's scores finds it in the metrics.
+            # Before delivery, so that the one who gets a row's scores finds it in the metrics.
             if self.observe is not None and not task.is_check:
                 self.observe(task, scores, self._now() - task.submitted)
-        finally:  # the watcher is the caller's own code: nothing else would ever deliver a row that is done
+        finally:  # `observe` is the caller's code: if it raises, the row must be delivered all the same
             _deliver(task, scores)
 
     def _finish(self, task: ScoreTask) -> None:
-        """The row needs nothing any more: out of the queue, out of its RPCs, its checks ended."""
+        """Remove a row that is done from the queue and from its RPCs, and end its check."""
         if task.done:
             return
-        task.done = True  # first: ending its RPCs and checks below comes back here for the same task
+        task.done = True  # first, because ending its RPCs and checks below calls this for the same task again
         self._pools[task.teacher].rows -= 1
         self._live.pop(task.number, None)
         self._timed.pop(task.number, None)
@@ -218,7 +218,7 @@ class Dispatcher:
         self._cross_scorer.forget(task)
 
     def _leave_rpcs(self, task: ScoreTask) -> None:
-        """No RPC needs to answer the row any more; one without other rows is cancelled."""
+        """Take the row out of its RPCs; an RPC without other rows is cancelled."""
         for other in list(task.rpcs):
             self.scheduler.dropped(other, task, self._now())
             if not other.waiting:
@@ -241,12 +241,12 @@ class Dispatcher:
     def withdraw_check(self, task: ScoreTask) -> None:
         """See `RowDesk.withdraw_check`."""
         self._finish(task)
-        # An answer may be on its way: it goes nowhere.
+        # Its scores may be on their way, and must go nowhere.
         task.deliver = _delivered
 
     def ask_again(self, task: ScoreTask) -> None:
         """See `RowDesk.ask_again`."""
-        # Not `_enter`: it was never finished, so it is live and counted.
+        # Not `_enter`: the row was never finished, so it is still live and counted.
         task.answered_by, task.barred = "", frozenset()
         self.scheduler.submit(task, urgent=True)
         self._cross_scorer.begin(task)
@@ -265,7 +265,7 @@ class Dispatcher:
             self.counters.disagreements += monitor.admission.reject(teacher, reason)
 
     def _ended(self, rpc: Rpc, error: OpdError | None) -> None:
-        """Blame and settle: every RPC that was launched comes here once, however it ended."""
+        """Handle the end of an RPC, which is reported once for each that was launched, however it ended."""
         if error is not None:
             self._repair.blame(rpc, error)
         self._repair.settle(rpc, error)
@@ -291,7 +291,7 @@ class Dispatcher:
                 self.counters.hedges += len(rpc.tasks)
                 self._launch(rpc)
             for rpc in stalled:
-                # Tells `settle` that its rows were moved on purpose: nothing failed, so no attempt is counted.
+                # Tells `settle` that its rows were moved on purpose: nothing failed, so no failed attempt is counted.
                 self._repair.taken_back.add(rpc.number)
                 self.runner.cancel(rpc)
             for task in [task for task in self._timed.values() if task.deadline <= now]:
@@ -315,10 +315,10 @@ class Dispatcher:
 
 
 def _deliver(task: ScoreTask, outcome: Scores | OpdError) -> None:
-    """Call `deliver` and drop it: it holds the scores, and tasks and RPCs form cycles that live until the next GC."""
+    """Call `deliver` and drop it: it holds the scores, and tasks and RPCs are cycles, collected late."""
     deliver, task.deliver = task.deliver, _delivered
     deliver(outcome)
 
 
 def _delivered(outcome: Scores | OpdError) -> None:
-    """Takes the place of `deliver` once it was called."""
+    """Replaces a task's `deliver` after it was called."""

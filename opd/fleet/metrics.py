@@ -1,4 +1,4 @@
-"""The fleet as Prometheus metrics, `opd_student_fleet_*`; read at every scrape, so they cost nothing in between.
+"""The fleet as Prometheus metrics, `opd_student_fleet_*`. They are collected at each scrape and cost nothing between.
 
 registry = CollectorRegistry()
 register_metrics(fleet, registry)
@@ -42,15 +42,15 @@ COUNTERS = {
     "cache_hits": "Rows that were found in the score cache.",
     "cache_misses": "Rows that were not found in the score cache.",
 }
-"""Counter of `FleetCounters` to its help text; the metric's name is the prefix, the counter and `_total`."""
+"""Help text of each counter in `FleetCounters`. The metric's name is the prefix, the counter's name and `_total`."""
 
 
 def register_metrics(fleet: ScoreSource, registry: CollectorRegistry) -> None:
-    """Show a fleet in a registry; once per registry.
+    """Add a fleet's metrics to a registry; once per registry.
 
     Args:
-        fleet: the fleet; after it is closed the metrics are empty.
-        registry: for example the one that the trainer serves.
+        fleet: the fleet; once it is closed, there are no metrics.
+        registry: for example the registry that the trainer serves.
     """
     seconds = Histogram(
         PREFIX + "row_seconds",
@@ -74,7 +74,7 @@ class FleetCollector(Collector):
         return list(collect_status(FleetStatus([], [], [])))
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics now; none when the fleet is closed."""
+        """The current metrics; none if the fleet is closed."""
         try:
             status = self._fleet.status()
         except OpdError:
@@ -109,7 +109,7 @@ def _teachers(status: FleetStatus) -> Iterator[Metric]:
     yield info
     states = GaugeMetricFamily(PREFIX + "replicas", "Replicas by state.", labels=["teacher", "state"])
     for teacher in status.teachers:
-        # Every state, also those of no replica: alerts compare with 0, and an absent series is not 0.
+        # Every state, even without replicas in it: alerts compare with 0, and an absent series is not 0.
         for state in ReplicaState:
             count = sum(r.state == state for r in status.replicas if r.teacher == teacher.teacher)
             states.add_metric([teacher.teacher, state.value], float(count))

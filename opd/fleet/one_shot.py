@@ -17,22 +17,23 @@ def score(
     *,
     teacher: str | None = None,
 ) -> list[Scores]:
-    """A teacher's scores of every response token of `rows`.
+    """A teacher's scores of every response token in `rows`.
 
-    A training loop keeps a `TeacherFleet` open instead: each connection has to find and check its servers first.
+    A training loop should keep a `TeacherFleet` open instead, because every connection has to find and check its
+    servers first.
 
     Args:
-        endpoints: of the servers, as `TeacherFleet.connect` takes them.
-        rows: (ids of the prompt, ids of the response) each; neither may be empty.
-        payload: what is asked; the log-probs of the response tokens when None.
-        teacher: its name; may be left out where the servers have one teacher.
+        endpoints: the servers, in any form that `TeacherFleet.connect` takes.
+        rows: for each row (ids of the prompt, ids of the response); neither may be empty.
+        payload: what to ask for; None for the log-probs of the response tokens.
+        teacher: the teacher's name; may be left out if the servers have a single teacher.
 
     Returns:
-        Scores in the order of `rows`, log-probs in nats over the full vocabulary.
+        Scores in the order of `rows`, with log-probs in nats over the full vocabulary.
 
     Raises:
-        ConfigError: when `teacher` is left out and there are several.
-        OpdError: when no server answers or the request cannot be served.
+        ConfigError: if `teacher` is left out and there are several.
+        OpdError: if no server answers or the request cannot be served.
     """
     with TeacherFleet.connect(endpoints, client="library") as fleet:
         names = sorted(fleet.teachers())

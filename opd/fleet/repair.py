@@ -1,8 +1,8 @@
-"""After an RPC that failed: who is to blame, and what happens to the rows it left unanswered.
+"""After an RPC failed: who is to blame, and what happens to the rows that it left unanswered.
 
-To blame is the replica (its life cycle is told), the server's load (nothing is sent there for a while), or the row
-itself (its future fails). Other rows go back to the queue, ahead of those that wait, and to another server if there is
-one.
+The blame is on the replica (its life cycle is told), on the server's load (nothing is sent there for a while), or on a
+row itself (its future fails). Other rows return to the queue, ahead of those that wait, and go to another server if
+there is one.
 """
 
 import asyncio
@@ -35,28 +35,28 @@ from opd.fleet.status.records import FleetCounters
 log = logging.getLogger("opd.fleet")
 
 LONGEST_PUSHBACK_SECONDS = 30.0
-"""Longest pause after a pushback, however long a one the server asks for: a wrong value must not stop a run."""
+"""Longest pause after a pushback, whatever the server asks for: a wrong value must not stop a run."""
 _FIRST_REISSUE_SECONDS = 0.2
 _REPLICA_FAULTS = (UnavailableError, DeadlineError, AuthError, ScopeError, CancelledError)
 _IDENTITY_FAULTS = (IncompatibleTeacherError, TeacherNotFoundError)
 
 
 class Repair:
-    """Blames and settles RPCs that ended with an error or with rows unanswered.
+    """Assigns blame for, and settles the rows of, RPCs that ended with an error or with rows unanswered.
 
     Args:
-        settings: of the fleet.
-        now: the fleet's clock in seconds.
-        monitors: of the servers, by address.
+        settings: the fleet's settings.
+        now: the fleet's clock, in seconds.
+        monitors: the servers' monitors, by address.
         scheduler: takes rows that are sent again.
-        counters: count what was done.
-        cross_scorer: its checks give way to rows that are sent again.
+        counters: counts what was done.
+        cross_scorer: gives up the checks of rows that are sent again.
         fail: ends a row with an error.
-        wake: has the dispatcher plan soon.
+        wake: makes the dispatcher plan soon.
 
     Attributes:
-        retries: bounds how often rows are sent again.
-        taken_back: numbers of RPCs whose rows are moved to other servers because their own makes no progress.
+        retries: limits how often rows are sent again.
+        taken_back: numbers of RPCs whose rows move to other servers because their own makes no progress.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Repair:
         self._rng = random.Random(0)
 
     def blame(self, rpc: Rpc, error: OpdError) -> None:
-        """Tell the replica's life cycle, or its server's load, what the failure says about it."""
+        """Report a failure to the replica's life cycle or its server's load, depending on what it says about them."""
         monitor = self._monitors[rpc.server.address]
         life, now = monitor.lives.get(rpc.teacher), self._now()
         self._counters.calls_failed += 1
         log.info("RPC %d to replica %s failed: %s", rpc.number, rpc.server.address, error)
-        # A busy server is a healthy one: its load is told, its replica is not blamed.
+        # A busy server is a healthy one: its load is adjusted, its replica is not blamed.
         if isinstance(error, OverloadedError):
             self._push_back(rpc, error, now)
         elif life is None:
@@ -112,7 +112,7 @@ class Repair:
         asyncio.get_running_loop().call_later(seconds, self._wake)
 
     def settle(self, rpc: Rpc, error: OpdError | None) -> None:
-        """What happens to the rows that a finished RPC left unanswered."""
+        """Decide what happens to the rows that an ended RPC left unanswered."""
         now = self._now()
         taken_back = rpc.number in self.taken_back
         self.taken_back.discard(rpc.number)
@@ -120,7 +120,7 @@ class Repair:
             self._cross_scorer.give_way(task)
             if taken_back:
                 task.moves += 1
-                # `avoid` keeps it from going straight back; a stall is not a failure, so no attempt is counted.
+                # `avoid` keeps it from going straight back. A stall is not a failure, so no failed attempt is counted.
                 task.avoid.add(rpc.server.address)
                 self._counters.moved += 1
                 self._scheduler.submit(task, urgent=True)
@@ -133,14 +133,14 @@ class Repair:
                 if len(rpc.tasks) == 1:
                     self._fail(task, error)
                 else:
-                    # One bad row fails the whole RPC: ask for each alone to find it.
+                    # A single bad row fails the whole RPC; sending each row by itself finds it.
                     task.batch_key = ("alone", task.number)
                     self._scheduler.submit(task, urgent=True)
             else:
                 self._again(rpc, task, error, now)
 
     def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
-        """Queue a refused row again: a refusal is not a failure, so it counts against the outage budget alone."""
+        """Queue a refused row again. A refusal is not a failure, so only the outage budget limits it."""
         since = task.refused_since = task.refused_since or now
         if now - since > self._settings.outage.budget_seconds:
             what = (
@@ -151,21 +151,21 @@ class Repair:
             self._scheduler.submit(task, urgent=True)
 
     def _again(self, rpc: Rpc, task: ScoreTask, error: OpdError, now: float) -> None:
-        """Send a row again after a failed attempt, with backoff and within the retry budget, or fail it for good."""
+        """Send a row again after a failed attempt, with backoff and within the retry budget, or let it fail."""
         task.failures += 1
         task.avoid.add(rpc.server.address)
-        task.hedged = False  # neither attempt is left: the next one may be hedged again
+        task.hedged = False  # no attempt is left, so the next one may be hedged again
         if task.failures >= self._settings.calls.attempts:
             what = f"a row for teacher {task.teacher!r} failed {task.failures} times, the last time: {error}"
             self._fail(task, type(error)(what))
             return
         if task.failures > 1:
-            # Twice could be chance. A row that kills its servers must not take the rows of its RPC with it.
+            # Twice could be chance, but a row that kills its servers must not take other rows of its RPC with it.
             task.batch_key = ("alone", task.number)
         self._counters.reissues += 1
         pause = backoff_seconds(self._settings.calls.backoff_seconds, task.failures, self._rng)
         # Hundreds of rows may be in flight on a server that dies. One re-issue each cannot become a retry storm: a
-        # server that failed gets nothing new until it has passed its check, and then two rows at first.
+        # server that failed gets nothing until it has passed its check, and only two rows at first.
         most = _FIRST_REISSUE_SECONDS if task.failures == 1 else math.inf
         at = now + max(pause, self.retries.wait_seconds(now, most))
         self._scheduler.submit_later(task, at)

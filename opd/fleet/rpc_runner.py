@@ -1,4 +1,4 @@
-"""Runs RPCs on the servers, one attempt each, as asyncio tasks; the dispatcher decides what their rows get."""
+"""Runs RPCs on the servers as asyncio tasks, one attempt each; the dispatcher decides what happens to their rows."""
 
 import asyncio
 import logging
@@ -15,22 +15,22 @@ from opd.wire.types import Scores
 log = logging.getLogger("opd.fleet")
 
 _GRACE_SECONDS = 1.0
-"""How long an RPC may outlive its rows' deadline, at which the dispatcher ends it: else the replica would be blamed."""
+"""Seconds that an RPC may outlive its rows' deadline: the dispatcher ends it then, and the replica is not blamed."""
 
 
 class RpcRunner:
     """Sends RPCs, and reports every answered row and every end.
 
     Args:
-        monitors: of the servers, by address; kept up to date by the owner.
-        pools: by teacher; kept up to date by the owner.
-        request_id: gives every RPC its id.
-        now: the fleet's clock in seconds.
-        idle_seconds: without any message after which an RPC is given up.
+        monitors: the servers' monitors by address, kept up to date by the owner.
+        pools: the pools by teacher, kept up to date by the owner.
+        request_id: returns an id for each RPC.
+        now: the fleet's clock, in seconds.
+        idle_seconds: seconds without any message after which an RPC is given up.
         on_answer: called with (rpc, task, scores) for every row, as it arrives.
-        on_complete: called with an RPC that has answered all that was still asked of it.
-        on_end: called with (rpc, error) once for every RPC that was launched, however it ended; the error is None
-            when it was complete, or when it was cancelled without a reason.
+        on_complete: called with each RPC that has answered all rows that it still had to.
+        on_end: called with (rpc, error) once for every RPC that was launched, however it ended. The error is None if it
+            was complete, or was cancelled without a reason.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class RpcRunner:
         self._reasons: dict[int, str] = {}
 
     def launch(self, rpc: Rpc) -> None:
-        """Send an RPC; returns at once."""
+        """Send an RPC in the background."""
         running = asyncio.get_running_loop().create_task(self._run(rpc))
         self._running[rpc.number] = running
         # Not in a `finally` of `_run`: a task that is cancelled before it first runs executes none of its code.
         running.add_done_callback(lambda done: self._ended(rpc, done))
 
     def cancel(self, rpc: Rpc, lost: str = "") -> None:
-        """End an RPC; `lost` is why its replica was given up, "" when its rows are simply not needed any more."""
+        """End an RPC. `lost` says why its replica was given up; "" if its rows are merely not needed any more."""
         running = self._running.get(rpc.number)
         if running is not None:
             if lost:
@@ -72,8 +72,8 @@ class RpcRunner:
             running.cancel()
 
     async def close(self) -> None:
-        """Cancel all RPCs and wait for their ends."""
-        # A copy: each end removes itself from the dictionary.
+        """Cancel all RPCs and wait until they have ended."""
+        # A copy, because each end removes itself from the dictionary.
         running = list(self._running.values())
         for one in running:
             one.cancel()
@@ -82,7 +82,7 @@ class RpcRunner:
     async def _run(self, rpc: Rpc) -> None:
         monitor, pool = self._monitors[rpc.server.address], self._pools[rpc.teacher]
         first = rpc.tasks[0]
-        # The latest deadline: rows that expire earlier are failed by the dispatcher and need not end the others.
+        # The latest deadline, because the dispatcher fails rows that expire earlier, and these need not end the others.
         latest = max(task.deadline for task in rpc.tasks)
         timeout = None if latest == float("inf") else max(0.0, latest - self._now()) + _GRACE_SECONDS
         if pool.info is None or pool.identity is None:

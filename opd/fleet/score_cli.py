@@ -45,7 +45,7 @@ def score(
     spec = _spec(payload, k, value_dtype)
     if out is None and payload in ("hidden", "full"):
         raise DataError(f"payload {payload} cannot be printed to the terminal; give --out.")
-    # By way of the fleet's cache: rows that the folder has already are not sent again.
+    # Through the fleet's cache, so that rows that are in the folder already are not sent again.
     overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
     chosen = fleet_settings(settings, overrides)
     items = list(_read_rows(rows, spec, tokenizer))
@@ -59,7 +59,7 @@ def score(
             raise DataError(f"the fleet serves {', '.join(served)}; name one with --teacher.")
         name = teacher or served[0]
         scores = fleet.score(name, items, spec, temperature=temperature)
-        # Hidden states mean nothing without the head; asking for it puts it into the store.
+        # Hidden states are useless without the head; asking for the head puts it into the store.
         if payload == "hidden" and out is not None:
             fleet.head(name)
     if out is None:
@@ -83,7 +83,7 @@ def _lines(scores: Sequence["Scores"]) -> Iterator[str]:
 
 
 def _plain(values: Any) -> Any:
-    """Numbers as JSON can hold them: -inf becomes null."""
+    """Numbers as JSON can represent them: -inf and NaN become null."""
     import numpy as np
 
     numbers = np.asarray(values, np.float32)
@@ -100,7 +100,7 @@ def _check_stored(
     temperature: float,
     scores: "Sequence[Scores]",
 ) -> None:
-    """Check that every row is in the store: the cache that writes them only warns when the disk fails."""
+    """Check that every row is in the store, because the cache that writes them only warns if the disk fails."""
     from opd.fleet.record.row import score_key
     from opd.fleet.record.store import ScoreStore
 
@@ -133,7 +133,7 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
     encode = _encoder(tokenizer) if tokenizer else None
     gathers = spec.kind is PayloadKind.GATHER
     try:
-        # Not `splitlines`, which also ends a line at characters that JSON allows within a text, as U+2028.
+        # Not `splitlines`, which also splits at characters that JSON allows within a string, such as U+2028.
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
@@ -145,7 +145,7 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
         try:
             row = json.loads(line)
             if encode is not None and "prompt_ids" not in row:
-                # Special tokens once: the response goes on where the prompt ends.
+                # Special tokens only once: the response continues where the prompt ends.
                 prompt, response = encode(row["prompt"], True), encode(row["response"], False)
             else:
                 prompt, response = _whole(row["prompt_ids"]), _whole(row["response_ids"])
@@ -166,7 +166,7 @@ def _whole(ids: Any) -> list[int]:
 
 
 def _encoder(tokenizer: str) -> Any:
-    """A function (text, special tokens?) -> ids."""
+    """A function that takes (text, whether to add special tokens) and returns ids."""
     from transformers import AutoTokenizer
 
     from opd.model_path import refuse_missing

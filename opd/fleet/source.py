@@ -1,4 +1,4 @@
-"""`ScoreSource`: what a trainer needs of whatever scores its rows, a live fleet or a record of one."""
+"""`ScoreSource`: what a trainer needs from whatever scores its rows, be it a live fleet or a record of one."""
 
 import asyncio
 import concurrent.futures
@@ -19,25 +19,25 @@ ScoreFuture = concurrent.futures.Future[Scores]
 
 
 class ScoreSource(Protocol):
-    """Scores rows. `TeacherFleet` asks servers, `RecordedFleet` reads a store; both inherit from this class.
+    """Scores rows. `TeacherFleet` asks servers and `RecordedFleet` reads a store; both inherit from this class.
 
     Attributes:
-        recorded: whether the scores come from a store, which has only the rows that were recorded: no test rows.
+        recorded: whether the scores come from a store, which has only rows that were recorded and so no test rows.
     """
 
     recorded: bool
 
     @abstractmethod
     def teachers(self) -> dict[str, pb.TeacherInfo]:
-        """The teachers by name, each with the strictest limits of its replicas."""
+        """The teachers by name, each with the strictest limits among its replicas."""
 
     @abstractmethod
     def describe(self, teacher: str) -> pb.TeacherInfo:
-        """One teacher.
+        """The description of one teacher.
 
         Raises:
-            TeacherNotFoundError: there is no such teacher.
-            UnavailableError: no replica of it was ever usable.
+            TeacherNotFoundError: if there is no such teacher.
+            UnavailableError: if no replica of it was ever usable.
         """
 
     @abstractmethod
@@ -51,112 +51,114 @@ class ScoreSource(Protocol):
         groups: Sequence[str] | None = None,
         deadline: float | None = None,
     ) -> list[ScoreFuture]:
-        """Score many rows; returns at once.
+        """Score many rows in the background.
 
-        A future gets its scores exactly once, whichever replica, attempt or hedge they came from. Cancelling it
+        A future gets its scores exactly once, whichever replica, attempt or hedge they come from. Cancelling it
         withdraws the row.
 
         Args:
             teacher: its name.
-            items: rows: ids, prompt length, and the ids to gather for that payload.
+            items: the rows: ids, prompt length and, for payload gather, the ids to gather.
             spec: the payload.
             temperature: divides the logits before normalisation; not applied to hidden states.
-            groups: one per row; rows of one prompt share a group, so that a server can share the prompt's computation.
+            groups: a name per row; rows of one prompt share a group, so that a server can share the prompt's
+                computation.
             deadline: seconds from now after which a row fails with `DeadlineError`; None for the settings' default.
 
         Returns:
             One future per row, in order.
 
         Raises:
-            TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: a row that can never be scored.
+            TeacherNotFoundError, InvalidRequestError, IncompatibleTeacherError: if a row can never be scored.
         """
 
     @abstractmethod
     def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
-        """Wait for rows, telling the caller about outages in the caller's own thread.
+        """Wait for rows; outages are reported to the caller, in its own thread.
 
         Args:
             futures: from `submit` or `submit_many`.
-            hooks: what to call when a teacher that is waited for cannot serve; see `OutageHooks`.
+            hooks: what to call if a teacher that is waited for cannot serve; see `OutageHooks`.
 
         Returns:
-            The scores in the order of `futures`.
+            The scores, in the order of `futures`.
 
         Raises:
-            OpdError: of the first row that failed; the rows that still wait are withdrawn.
-            concurrent.futures.CancelledError: a row was withdrawn meanwhile, as by another thread.
+            OpdError: from the first row that failed; rows that still wait are withdrawn.
+            concurrent.futures.CancelledError: if a row was withdrawn meanwhile, for example by another thread.
         """
 
     @abstractmethod
     def head(self, teacher: str) -> Head:
-        """The teacher's output head, for hidden payloads; fetched once and kept until its content hash changes.
+        """The teacher's output head, for hidden states; fetched once and kept until its content hash changes.
 
         Raises:
-            TeacherNotFoundError: no such teacher, or it does not serve its head.
-            OpdError: of the last replica that was asked.
+            TeacherNotFoundError: if there is no such teacher, or it does not serve its head.
+            OpdError: from the last replica that was asked.
         """
 
     @abstractmethod
     def verify(self, teacher: str) -> AgreementReport:
-        """Score a test row on every replica now, and report max |dlogp| to the pool in nats."""
+        """Score a test row on every replica now, and report the largest |d log p| to the pool in nats."""
 
     @abstractmethod
     def adopt(self, teacher: str, weights_hash: str = "") -> None:
         """Accept the weights that the teacher's servers have now, after another client swapped them on purpose.
 
-        All replicas are checked again, the first one against itself alone; until it has passed, rows wait as in an
+        All replicas are checked again, the first one only against itself. Until one has passed, rows wait as in an
         outage.
 
         Args:
             teacher: its name.
-            weights_hash: the only weights to accept (`WeightsUpdate.weights_hash`); "" for those of the first replica.
+            weights_hash: the only weights to accept (`WeightsUpdate.weights_hash`); "" accepts those of the first
+                replica.
         """
 
     @abstractmethod
     def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
         """Replace a teacher's weights on every replica while it serves, and wait until the replicas agree.
 
-        Rows in flight are answered by the old weights or sent again; rows that wait while the replicas are checked get
-        the new ones. Call it between two steps, so that no step mixes both.
+        Rows in flight are scored with the old weights or sent again; rows that wait while the replicas are checked are
+        scored with the new ones. Call it between two steps, so that no step mixes both.
 
         Args:
             teacher: its name.
             folder: safetensors of the same architecture, at a path that every server can read.
-            timeout: seconds for one replica's swap.
+            timeout: seconds that one replica's swap may take.
 
         Returns:
-            Which replicas serve the new weights, and why each other one does not.
+            Which replicas serve the new weights, and for each other one why it does not.
 
         Raises:
-            TeacherNotFoundError: there is no such teacher.
-            IncompatibleTeacherError: the replicas found different weights there, equally many each.
-            OpdError: no replica took them: no scope `admin`, an unreadable folder, another architecture; the old
-                weights go on serving.
+            TeacherNotFoundError: if there is no such teacher.
+            IncompatibleTeacherError: if replicas found different weights in the folder and there is no majority.
+            OpdError: if no replica took the weights (no scope `admin`, an unreadable folder, another architecture); the
+                old weights stay in use.
         """
 
     def settle(self, seconds: float | None = None) -> bool:
-        """Wait until every replica of the servers that answer has been checked; False when that takes `seconds`.
+        """Wait until the replicas on all servers that answer have been checked; returns False if that takes too long.
 
         `connect` returns with the first usable replica of every teacher; the others are checked while rows are scored.
-        None for `seconds` is the settings' `connect_seconds`.
+        If `seconds` is None, the settings' `connect_seconds` apply.
         """
         return True
 
     @abstractmethod
     def outages(self) -> list[Outage]:
-        """Teachers that rows wait for and that have no replica which takes rows now."""
+        """Teachers with waiting rows but without a replica that takes them at present."""
 
     @abstractmethod
     def status(self) -> FleetStatus:
-        """A snapshot: teachers, replicas, queues, speeds, counters."""
+        """A snapshot: teachers, replicas, queues, throughputs, counters."""
 
     @abstractmethod
     def observe(self, watcher: Callable[[str, float], None]) -> None:
-        """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must be quick."""
+        """Call `watcher(teacher, seconds from submission to scores)` for every answered row; it must return quickly."""
 
     @abstractmethod
     def close(self) -> None:
-        """Cancel what runs, fail what waits, free everything. May be called twice."""
+        """Cancel what runs, fail what waits, and free everything. May be called twice."""
 
     def submit(
         self,
@@ -168,7 +170,7 @@ class ScoreSource(Protocol):
         group: str = "",
         deadline: float | None = None,
     ) -> ScoreFuture:
-        """Score one row; as `submit_many`."""
+        """Score one row; see `submit_many`."""
         return self.submit_many(teacher, [item], spec, temperature=temperature, groups=[group], deadline=deadline)[0]
 
     def score(
@@ -182,7 +184,7 @@ class ScoreSource(Protocol):
         deadline: float | None = None,
         hooks: OutageHooks | None = None,
     ) -> list[Scores]:
-        """Score rows and wait for all of them; as `submit_many` and `wait`.
+        """Score rows and wait for all of them; see `submit_many` and `wait`.
 
         Returns:
             One `Scores` per item, in order.
@@ -200,7 +202,7 @@ class ScoreSource(Protocol):
         groups: Sequence[str] | None = None,
         deadline: float | None = None,
     ) -> list[Scores]:
-        """As `score`, from a coroutine of any loop; cancelling it withdraws the rows."""
+        """Like `score`, from a coroutine on any loop; cancelling it withdraws the rows."""
         futures = self.submit_many(teacher, items, spec, temperature=temperature, groups=groups, deadline=deadline)
         try:
             return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))

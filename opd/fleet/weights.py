@@ -1,4 +1,4 @@
-"""Replaces a teacher's weights on all its replicas while they serve, and waits until they agree on the new ones."""
+"""Replacing a teacher's weights on all its replicas while they serve, until they agree on the new ones."""
 
 import asyncio
 import logging
@@ -14,18 +14,18 @@ from opd.fleet.membership.replica_monitor import ReplicaMonitor
 log = logging.getLogger("opd.fleet")
 
 SETTLE_SECONDS = 60.0
-"""How long replicas that took the new weights may need until they have passed the check."""
+"""Seconds that replicas with the new weights may take to pass their check."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsUpdate:
-    """The outcome of an update on a teacher's replicas.
+    """The result of an update of a teacher's replicas.
 
     Attributes:
         teacher: its name.
-        weights_hash: of the weights that the pool has now.
+        weights_hash: hash of the weights that the pool has now.
         updated: addresses of the replicas that serve them.
-        failures: address to the sentence of a replica that does not; it stays out of the pool until it does.
+        failures: for each replica that does not, by address, the reason; it stays out of the pool until it does.
     """
 
     teacher: str
@@ -41,16 +41,16 @@ class WeightsUpdate:
 
 
 async def update_weights(members: Members, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
-    """Hot-swap the weights of every listed replica; see `ScoreSource.update_weights`."""
+    """Swap the weights of every listed replica; see `ScoreSource.update_weights`."""
     pool = members.pools[teacher]
-    # Not those that leave: they may be gone before they have answered.
+    # Not those that are leaving, which may be gone before they have answered.
     monitors = [one for one in members.monitors.values() if teacher in one.lives and not one.leaving]
     if not monitors:
         raise UnavailableError(f"teacher {teacher!r} has no replica whose weights could be replaced.")
     results = await asyncio.gather(
         *(one.link.update_weights(teacher, folder, timeout) for one in monitors), return_exceptions=True
     )
-    # Sorted out only now: a swap that failed on one server must not leave the others unaccounted for.
+    # Sorted only now, so that a failure on one server does not leave the others unaccounted for.
     hashes: dict[str, str] = {}
     errors: dict[str, OpdError] = {}
     for monitor, result in zip(monitors, results, strict=True):
@@ -69,7 +69,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
     pool.adopt(chosen)
     _check_again(members, teacher, monitors)
     updated = [one for one in monitors if hashes.get(one.address) == chosen]
-    # A replica that swapped is asked for a row before it gets others: the answer shows what it computes with.
+    # A replica that swapped must score a check row before it gets others: that shows what it computes with.
     await _until_admitted(members, teacher, updated)
     failures = {address: str(error) for address, error in errors.items()}
     for monitor in (one for one in monitors if one.address in hashes):
@@ -85,7 +85,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
 
 
 def adopt(members: Members, teacher: str, weights_hash: str) -> None:
-    """Accept other weights: the next replica to be checked decides what the pool is; all are checked again."""
+    """Accept other weights: the next replica to be checked decides what the pool is, and all are checked again."""
     members.pools[teacher].adopt(weights_hash)
     _check_again(members, teacher, [one for one in members.monitors.values() if teacher in one.lives])
 
@@ -109,7 +109,7 @@ def _check_again(members: Members, teacher: str, monitors: list[ReplicaMonitor])
 
 
 async def _until_admitted(members: Members, teacher: str, monitors: list[ReplicaMonitor]) -> None:
-    """Wait until the replicas have passed the check, or are dead or gone, for a minute at most."""
+    """Wait, for a minute at most, until each replica has passed its check, or is dead or gone."""
     final = (ReplicaState.HEALTHY, ReplicaState.DEAD, ReplicaState.RETIRED)
     end = members.now() + SETTLE_SECONDS
     while members.now() < end and any(one.lives[teacher].state not in final for one in monitors):
