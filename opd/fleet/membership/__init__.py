@@ -1,1 +1,1 @@
-"""Which replicas there are, how they are reached, and whether they can be trusted."""
+"""Which replicas exist, how they are reached, and whether they can be trusted."""

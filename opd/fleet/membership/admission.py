@@ -1,4 +1,4 @@
-"""The check before a replica gets rows: that it is what its pool is, and computes what its pool computes."""
+"""The check before a replica gets rows: is it the teacher that its pool is, and does it compute the same?"""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _READY = (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
 
 
 class _Rejection(NamedTuple):
-    """What was rejected or could not be checked, until when (seconds of the fleet's clock), and why it was rejected."""
+    """An identity that was rejected or not checkable, until when on the fleet's clock, and why if it was rejected."""
 
     identity: Identity
     until: float
@@ -36,7 +36,7 @@ class _Rejection(NamedTuple):
 
 
 class _Finding(NamedTuple):
-    """What a check found: why the replica is rejected, or why it could not be checked, and for how many seconds."""
+    """The result of a check: why it is rejected, or why it could not be checked, and seconds until the next try."""
 
     rejected: str = ""
     postponed: str = ""
@@ -49,18 +49,18 @@ class _Finding(NamedTuple):
 
 
 class _Disagreement(Exception):
-    """The replica does not agree with its pool; says how."""
+    """The replica does not agree with its pool; the message says how."""
 
 
 class _OutOfDate(Exception):
-    """The pool was given other weights while the check was under way: it says nothing about them."""
+    """The pool got other weights during the check, which therefore says nothing about them."""
 
 
 class Admission:
-    """Checks the replicas of one server, in a task of its own: a slow check must not hold up the pings.
+    """Checks the replicas of one server, in a task of its own, so that a slow check does not hold up the pings.
 
     Args:
-        monitor: of the server.
+        monitor: the server's monitor.
         owner: the fleet.
     """
 
@@ -73,19 +73,19 @@ class Admission:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Replicas may be admitted from now on: the fleet knows what its pools are."""
+        """Allow replicas to be admitted from now on: the fleet knows what its pools are."""
         self._open = True
         self._monitor.ping_soon()
 
     def forget(self) -> None:
-        """Check again now what was rejected: another process answers."""
+        """Forget rejections, so that replicas are checked again: another process answers."""
         self._rejections.clear()
 
     def reject(self, teacher: str, reason: str) -> bool:
-        """Take a replica out of service until it changes: its scores of the run's own rows cannot be trusted.
+        """Take a replica out of service until it changes, because its scores of the run's own rows cannot be trusted.
 
         Returns:
-            Whether it was in service, so that this is news.
+            Whether it was in service, and this is therefore news.
         """
         life, info = self._monitor.lives.get(teacher), self._monitor.infos.get(teacher)
         if life is None or info is None or life.state in (*OUTSIDE, ReplicaState.RETIRED):
@@ -95,38 +95,38 @@ class Admission:
         return True
 
     def recheck(self, teacher: str) -> None:
-        """Check a replica again, by a description that is asked for from now on: its pool may be something else."""
+        """Check a replica again, by a description that is requested from now on: its pool may have other weights."""
         self._rejections.pop(teacher, None)
         self._outdated[teacher] = self._owner.now()
         self._monitor.ping_soon()
 
     def described(self, asked: float) -> None:
-        """The server has described its replicas; `asked` is when it was asked to, in seconds of the fleet's clock."""
+        """Note that the server has described its replicas; `asked` is when it was asked to, on the fleet's clock."""
         self._outdated = {name: since for name, since in self._outdated.items() if asked < since}
 
     def start(self) -> None:
-        """Check the replicas that must be checked, unless a check is under way."""
+        """Start checking the replicas that need it, unless a check is in progress."""
         if self._open and (self._task is None or self._task.done()):
             outside = [name for name, life in self._monitor.lives.items() if life.state in OUTSIDE]
-            # A replica whose description is outdated would make its pool what it was then.
+            # With an outdated description, a replica would turn its pool into what the replica was then.
             if names := [name for name in outside if name not in self._outdated]:
                 self._task = asyncio.create_task(self._check_all(names), name=f"admission {self._monitor.address}")
 
     @property
     def settled(self) -> bool:
-        """Whether every replica here has been checked since it was last found, whatever came of it."""
+        """Whether every replica here has been checked since it was last found, with whatever result."""
         unverified = (name for name, life in self._monitor.lives.items() if life.state is ReplicaState.UNVERIFIED)
         return self._open and all(name in self._rejections for name in unverified)
 
     async def stop(self) -> None:
-        """End the check under way."""
+        """Cancel the check in progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     @staticmethod
     def ready(info: pb.TeacherInfo) -> bool:
-        """Whether a teacher's server says that it can serve it."""
+        """Whether a teacher's server says that it can serve the teacher."""
         return info.state in _READY
 
     async def _check_all(self, names: list[str]) -> None:
@@ -144,15 +144,15 @@ class Admission:
         pool = self._owner.pool(name)
         era, instance = pool.era, monitor.instance
         found = await self._find(name, info, era)
-        # The check took a round trip or more; anything may have changed meanwhile, and a verdict on the past is void.
+        # The check took at least a round trip. Anything may have changed meanwhile, which makes its result void.
         if pool.era != era or monitor.instance != instance:
             monitor.ping_soon()
             return
         now = self._owner.now()
         if life.state not in OUTSIDE or Identity.of(monitor.infos[name]) != identity:
-            return  # it died, retired or was given other weights meanwhile
+            return  # it died, retired or got other weights meanwhile
         if found.postponed and monitor.infos[name] is not info:
-            return  # described anew since the check failed: it is checked again, without a pause
+            return  # described anew since the check failed, so it is checked again, without a pause
         if found.bad:
             self._rejections[name] = _Rejection(identity, now + found.pause, found.rejected)
         if found.rejected:
@@ -166,7 +166,7 @@ class Admission:
             monitor.apply(name, life.admitted(now))
 
     async def _find(self, name: str, info: pb.TeacherInfo, era: int) -> _Finding:
-        """Check a replica; every outcome, a failed check included, is a finding and not an error."""
+        """Check a replica. Every outcome, including a failed check, is a finding and not an exception."""
         if not self.ready(info):
             state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
             return _Finding(postponed=f"its state is {state}")
@@ -178,18 +178,18 @@ class Admission:
             pause = self._owner.settings.health.cool_off_seconds
             return _Finding(postponed=f"its check failed: {error}", pause=pause)
         except _OutOfDate:
-            pass  # the caller sees it by the pool's era
+            pass  # the caller recognises this by the pool's era
         return _Finding()
 
     async def _compare(self, name: str, info: pb.TeacherInfo, era: int) -> None:
         """Compare a replica with what its pool is in this era.
 
         Raises:
-            _Disagreement: it is something else, or computes something else.
-            _OutOfDate: the pool was given other weights meanwhile.
-            OpdError: it could not be compared.
+            _Disagreement: if it is something else, or computes something else.
+            _OutOfDate: if the pool got other weights meanwhile.
+            OpdError: if it could not be compared.
         """
-        self._monitor.agreement.pop(name, None)  # of the process or the weights before
+        self._monitor.agreement.pop(name, None)  # it belongs to the previous process or weights
         settings, pool = self._owner.settings, self._owner.pool(name)
         identity = pool.choose({self._monitor.address: info}, settings.expected_weights.get(name, ""))
         difference = Identity.of(info).differences(identity)

@@ -1,4 +1,4 @@
-"""How far two replicas' answers to the same row are apart, in nats, for every payload."""
+"""How far apart two replicas' scores of the same row are, in nats, for every payload."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,28 +9,28 @@ from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 
 Array = NDArray[np.float64]
 
-_MOST_NATS = 1000.0  # finite, so that a probability of 0 times a difference of inf is 0 and not NaN
-# How much of a hidden payload is projected: [64, 256] logits tell replicas apart, and all of [T, V] would cost as much
-# as the teacher's own head.
+_MOST_NATS = 1000.0  # finite, so that a probability of 0 times a difference of inf is 0 instead of NaN
+# The part of a hidden payload that is projected: [64, 256] logits suffice to tell replicas apart, whereas all of [T, V]
+# would cost as much as the teacher's own head.
 _POSITIONS = 64
 _IDS = 256
 
 
 def answer_distance(item: ScoreItem, spec: PayloadSpec, one: Scores, other: Scores, head: Head | None = None) -> float:
-    """The largest difference over the response positions, in nats; inf where the answers do not have one form.
+    """The largest difference over the response positions, in nats; inf if the two do not have the same shape.
 
     * sampled: max |d log p| of the response tokens.
-    * topk, gather: the larger of that and, over positions, max of the sum of p |d log p| over the listed ids and the
-      tail, where p is the larger of the two probabilities: ids that both answers find unlikely hardly count.
-    * hidden: max |d logit| at up to 64 positions and 256 ids and the response tokens, each position's mean removed,
-      because a softmax does not see it; needs the head.
-    * full: per position the sum over the vocabulary of p |d log p|.
+    * topk, gather: the larger of that and the maximum over positions of the sum of p |d log p| over the listed ids and
+      the tail, where p is the larger of the two probabilities, so that ids that both find unlikely hardly count.
+    * hidden: max |d logit| at up to 64 positions, for up to 256 ids and the response tokens. Each position's mean is
+      removed, because a softmax does not see it. Needs the head.
+    * full: the maximum over positions of the sum over the vocabulary of p |d log p|.
 
     Args:
         item: the row.
         spec: its payload.
-        one: an answer.
-        other: another replica's.
+        one: scores from one replica.
+        other: scores from another replica.
         head: the teacher's head, for hidden states.
     """
     if spec.kind is PayloadKind.HIDDEN:
@@ -59,15 +59,15 @@ def _head_distance(spec: PayloadSpec, one: Scores, other: Scores) -> float:
     if spec.kind is PayloadKind.GATHER:
         return float((_weighted(mine, theirs).sum(1) + tail).max(initial=0.0))
     found, back = _look_up(theirs, their_ids, my_ids), _look_up(mine, my_ids, their_ids)
-    # An id that only one side lists has at most the other side's smallest value there.
+    # For an id that only one side lists, the other side's value is at most its smallest listed one.
     ours = np.where(np.isnan(found), _excess(mine, theirs), _weighted(mine, found)).sum(1)
     only_theirs = np.where(np.isnan(back), _excess(theirs, mine), 0.0).sum(1)
     return float((ours + only_theirs + tail).max(initial=0.0))
 
 
 def _look_up(values: Array, ids: NDArray[np.integer], wanted: NDArray[np.integer]) -> Array:
-    """[T, K] the value of each wanted id of a position, NaN where it is not among the position's ids."""
-    # Position and id in one integer: one sort and one search instead of a loop over positions.
+    """[T, K] the value of each wanted id at its position; NaN if it is not among the position's ids."""
+    # Position and id in one integer allow a single sort and search instead of a loop over positions.
     rows = np.arange(len(ids), dtype=np.int64)[:, None] << 32
     keys, asked = (rows + ids).ravel(), (rows + wanted).ravel()
     order = np.argsort(keys)
@@ -77,13 +77,13 @@ def _look_up(values: Array, ids: NDArray[np.integer], wanted: NDArray[np.integer
 
 
 def _excess(values: Array, others: Array) -> Array:
-    """A lower bound of p |d log p| for ids that are missing from `others`, [T, K]."""
+    """[T, K] a lower bound of p |d log p| for ids that are missing from `others`."""
     least = others.min(1, keepdims=True)
     return _weighted(values, np.minimum(values, least))
 
 
 def _weighted(one: Array, other: Array) -> Array:
-    """Elementwise p |d log p| with the larger p; equal infinities differ by 0, any difference by 1,000 nats at most."""
+    """Elementwise p |d log p| with the larger p; equal infinities differ by 0, and no difference exceeds 1,000 nats."""
     with np.errstate(invalid="ignore"):
         gap = np.where(one == other, 0.0, np.minimum(np.abs(one - other), _MOST_NATS))
         return np.asarray(np.exp(np.minimum(np.fmax(one, other), 0.0)) * gap)
@@ -103,7 +103,7 @@ def _hidden_distance(item: ScoreItem, one: Scores, other: Scores, head: Head | N
 
 
 def _logits(hidden: NDArray[np.generic], head: Head, ids: NDArray[np.int64]) -> Array:
-    """[N, len(ids)] logits of some ids, float64."""
+    """[N, len(ids)] float64 logits of the given ids."""
     import torch  # here, because only the payload hidden needs the head's formula and `opd fleet` starts without torch
 
     from opd.heads import OutputHead
@@ -114,7 +114,7 @@ def _logits(hidden: NDArray[np.generic], head: Head, ids: NDArray[np.int64]) -> 
 
 
 def _plain(array: NDArray[np.generic]) -> Array:
-    """float64, also of bfloat16, which numpy holds as its bits."""
+    """The array in float64; uint16 holds the bits of bfloat16."""
     return np.asarray(bf16_to_f32(array.view(np.uint16)) if array.dtype == np.uint16 else array, np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Which teachers have rows waiting and no replica that takes them: none is healthy, or all refuse calls as too busy."""
+"""Which teachers have waiting rows but no replica that takes them: none is healthy, or all refuse calls as too busy."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from opd.fleet.settings import OutageSettings
 
 
 class Availability:
-    """Finds the outages.
+    """Finds outages.
 
     Args:
-        monitors: of the servers, by address; read.
-        pools: by teacher; `refused_since` is kept by this class.
+        monitors: the servers' monitors by address; only read.
+        pools: the pools by teacher, whose `refused_since` this class maintains.
         scheduler: knows where a teacher may be asked for.
         settings: the outage budget.
     """
@@ -32,15 +32,15 @@ class Availability:
         self._settings = settings
 
     def see_refusals(self, now: float) -> None:
-        """Note since when every usable replica of a teacher has refused calls; to be called while rows wait."""
+        """Note since when all usable replicas of a teacher have refused calls; to be called while rows wait."""
         for pool in self._pools.values():
             servers = self._scheduler.serving(pool.name) if pool.rows else []
             since = [server.refused_since for server in servers if server.refuses(now)]
-            # The latest: until that moment some replica still took rows.
+            # The latest of them, because until then some replica still took rows.
             pool.refused_since = max(since) if servers and len(since) == len(servers) else None
 
     def outages(self, now: float) -> list[Outage]:
-        """Teachers that rows wait for and that have no replica which takes rows."""
+        """Teachers with waiting rows but without a replica that takes them."""
         return [
             Outage(pool.name, now - since, pool.rows, self._why(pool.name, now), self._settings.budget_seconds)
             for pool in self._pools.values()

@@ -1,4 +1,4 @@
-"""Where the servers are: a fixed list, a file that is read again, or a DNS name; they may come and go during a run.
+"""Where the servers are: a fixed list, a file that is read again, or a DNS name. They may come and go during a run.
 
 "10.0.0.1:7070"            one server
 "file:/etc/opd/teachers"   one "host:port" per line, optionally followed by the names of the teachers to use there
@@ -14,10 +14,10 @@ from pathlib import Path
 from opd.errors import ConfigError
 
 ANY: frozenset[str] | None = None
-"""All teachers of a server may be used."""
+"""Stands for all teachers of a server."""
 
 Places = dict[str, frozenset[str] | None]
-"""Address to the teachers that may be used there; None for all."""
+"""For each address, the teachers that may be used there; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class Source:
 
     Attributes:
         text: as written: "host:port", "unix:path", "file:path" or "dns:name:port".
-        teachers: teachers that may be used at the servers it names; None for all.
+        teachers: teachers that may be used at the servers that it names; None for all.
     """
 
     text: str
     teachers: frozenset[str] | None = ANY
 
     async def resolve(self) -> Places:
-        """The servers now.
+        """The servers that it names at present.
 
         Raises:
-            OSError: the file cannot be read or the name not resolved now.
-            ConfigError: the file holds something else than addresses.
+            OSError: if the file cannot be read or the name cannot be resolved.
+            ConfigError: if the file contains anything other than addresses.
         """
         kind, _, rest = self.text.partition(":")
         if kind == "file":
@@ -67,7 +67,7 @@ class Source:
 
 
 def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]) -> list[Source]:
-    """Sources from what `TeacherFleet.connect` takes; see there.
+    """The sources in the endpoints that `TeacherFleet.connect` takes; see there.
 
     Raises:
         ConfigError: for an empty list or a malformed expression.
@@ -103,10 +103,10 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
 
 
 def recorded_folder(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]) -> str | None:
-    """The folder of "store:FOLDER", None for live endpoints.
+    """The folder of "store:FOLDER"; None for live endpoints.
 
     Raises:
-        ConfigError: a store beside live endpoints.
+        ConfigError: for a store beside live endpoints.
     """
     texts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     stores = [text for text in texts if text.startswith("store:")]
@@ -118,20 +118,20 @@ def recorded_folder(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
 
 
 async def resolve_all(sources: Sequence[Source], known: Mapping[Source, Places]) -> dict[Source, Places]:
-    """The servers of every source; a source that cannot be asked now keeps what it had.
+    """The servers of every source; a source that cannot be read at present keeps those it had.
 
     Args:
-        sources: to ask.
-        known: the result of the last look.
+        sources: the sources to read.
+        known: the previous result.
     """
     found: dict[Source, Places] = {}
     for source in sources:
         try:
             found[source] = await source.resolve()
-        except OSError:  # a DNS server that is down, a file that is being replaced: not a sign that servers left
+        except OSError:  # the DNS server is down or the file is being replaced: no sign that servers have left
             found[source] = dict(known.get(source, {}))
         except ConfigError:
-            # A wrong file ends the start; a run that goes on is not ended by someone's half-written edit.
+            # A wrong file prevents the start, but a run in progress must survive a half-written edit.
             if source not in known:
                 raise
             found[source] = dict(known[source])
@@ -139,7 +139,7 @@ async def resolve_all(sources: Sequence[Source], known: Mapping[Source, Places])
 
 
 def merge(found: Mapping[Source, Places]) -> Places:
-    """All sources as one: an address named twice may serve what either allows."""
+    """All sources as one; an address that is named twice may serve what either allows."""
     merged: Places = {}
     for places in found.values():
         for address, teachers in places.items():
@@ -148,7 +148,7 @@ def merge(found: Mapping[Source, Places]) -> Places:
 
 
 def _allow(places: Places, address: str, teachers: frozenset[str] | None) -> None:
-    """Let an address be used for teachers, besides those that it may be used for already."""
+    """Allow an address to be used for these teachers too, in addition to those allowed already."""
     before = places.get(address, frozenset())
     places[address] = ANY if before is None or teachers is None else before | teachers
 

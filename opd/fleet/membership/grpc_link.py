@@ -1,4 +1,4 @@
-"""The connection to one teacher server over gRPC: one channel, one attempt per call, everything validated."""
+"""The connection to one teacher server over gRPC: one channel, one attempt per call, every response validated."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ _NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[
 
 
 class GrpcLink:
-    """A `ReplicaLink` over a gRPC channel with the preset of `opd.wire.channel`.
+    """A `ReplicaLink` over a gRPC channel with the options of `opd.wire.channel`.
 
     Args:
         address: "host:port" or "unix:path".
@@ -50,9 +50,9 @@ class GrpcLink:
         self._methods: dict[str, Any] = {}
 
     def _method(self, name: str, *, stream: bool) -> Any:
-        """A method, by its full name, that returns its answers as bytes.
+        """A method, by its full name, that returns responses as bytes.
 
-        The generated stub would parse them itself, and for bytes that are not a message gRPC logs a traceback and
+        The generated stub would parse them itself; for bytes that are not a message, gRPC then logs a traceback and
         returns None.
         """
         if self._channel is None:
@@ -74,8 +74,8 @@ class GrpcLink:
     async def score(
         self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
-        """See `ReplicaLink.score`. The last row comes with the server's timings of the whole request."""
-        # A pool may hold replicas that only score whole responses.
+        """See `ReplicaLink.score`. The last row carries the server's timings of the whole request."""
+        # A pool may contain replicas that can only score whole responses.
         items = request.items if request.info.supports_spans else [whole(item) for item in request.items]
         message = build_score_request(
             items,
@@ -101,7 +101,7 @@ class GrpcLink:
         stream = self._method(_TEACHER + "Score", stream=True)(message, timeout=timeout, metadata=metadata)
         async for part in self._messages(stream, pb.ScoreResponse, idle):
             for index, scores in decoder.feed(part):
-                # The last row waits for the trailer: a stream without one is incomplete.
+                # The last row is held until the trailer, because a stream without one is incomplete.
                 if index < last:
                     yield index, scores if items is request.items else cut(scores, request.items[index])
         scores = decoder.finish()[last]
@@ -126,7 +126,7 @@ class GrpcLink:
 
     async def reconnect(self) -> None:
         """See `ReplicaLink.reconnect`."""
-        # Taken out before it is closed: a call that comes meanwhile opens a fresh one.
+        # Removed before it is closed, so that a call in between opens a new one.
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             await channel.close()
@@ -152,10 +152,10 @@ class GrpcLink:
             ) from error
 
     async def _messages(self, stream: Any, kind: type[M], idle: float) -> AsyncGenerator[M, None]:
-        """The messages of a stream; cancels it when the reader leaves, early or not."""
+        """The messages of a stream, which is cancelled when the reader leaves, early or not."""
         try:
             while True:
-                # Between messages, not over all: a long answer that keeps coming is healthy, silence is not.
+                # A limit between messages, not overall: a long response that keeps coming is healthy, silence is not.
                 async with asyncio.timeout(idle):
                     data = await stream.read()
                 if data is grpc.aio.EOF:
@@ -169,7 +169,8 @@ class GrpcLink:
             raise self._named(error) from error
         except asyncio.CancelledError as error:
             # gRPC raises CancelledError for the calls of a channel that is closed. Only a cancellation of this task is
-            # a real one: swallowing it would keep the task alive; passing gRPC's on would end a task not cancelled.
+            # a real one: swallowing it would keep the task alive, and passing gRPC's on would end a task that was not
+            # cancelled.
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 raise UnavailableError(f"the connection to replica {self.address} was closed.") from error
@@ -178,12 +179,12 @@ class GrpcLink:
             stream.cancel()
 
     def _named(self, error: grpc.RpcError) -> OpdError:
-        """The error in our classes, with the replica's name and, for the usual mistakes, the fix."""
+        """The error as one of `opd.errors`, with the replica's address and, for common mistakes, the fix."""
         found = error_from_rpc(error)
         text = _NOISE.sub("", str(found).rstrip("."))
         if isinstance(found, UnavailableError):
             lower = text.lower()
-            # Without TLS, a failed handshake is HTTP/2's: the server is overloaded, no credential is wrong.
+            # Without TLS, a failed handshake is that of HTTP/2: the server is overloaded, and no credential is wrong.
             if self._security.uses_tls and any(sign in lower for sign in _TLS_SIGNS):
                 return AuthError(
                     f"replica {self.address} and this client do not agree on TLS: {text}; check ca_file, server_name "
@@ -201,7 +202,7 @@ class GrpcLink:
         return found
 
     def _closed_why(self) -> str:
-        """What a server that ends a connection without a word may miss, and the setting that gives it."""
+        """What a server that closes a connection without an error may require, and the setting that provides it."""
         if not self._security.uses_tls:
             return "expects TLS: set ca_file"
         if self._security.cert_file is None:

@@ -1,4 +1,4 @@
-"""The fields in which all replicas of a teacher must be equal, and the election between different ones."""
+"""What must be equal in all replicas of a teacher, and the election between replicas that differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What must be equal for two replicas to be one teacher; the fields of `TeacherInfo` that determine the numbers."""
+    """What must be equal for two replicas to be the same teacher: what `TeacherInfo` says that determines scores."""
 
     weights_hash: str
     tokenizer: str
@@ -34,7 +34,7 @@ class Identity:
         )
 
     def differences(self, other: "Identity") -> str:
-        """The differing fields in words, "" when there are none; `self` is the replica, `other` the pool."""
+        """The differing fields in words, "" if there are none; `self` is the replica's identity, `other` the pool's."""
         found = [
             f"{name} {_short(getattr(self, name))} instead of {_short(getattr(other, name))}"
             for name in self.__slots__
@@ -49,14 +49,14 @@ def _short(value: object) -> str:
 
 
 def elect(identities: Mapping[str, Identity], pinned: str = "") -> Identity | None:
-    """The identity of a pool: the pinned weights if given, else that of more replicas than any other.
+    """The identity of a pool: the pinned weights if given, else the identity that most replicas have.
 
     Args:
         identities: by address.
-        pinned: weights hash that the settings demand, or "".
+        pinned: the weights hash that the settings demand, or "".
 
     Returns:
-        The identity, or None when no replica has the pinned weights or two identities have equally many replicas.
+        The identity; None if no replica has the pinned weights, or two identities have equally many replicas.
     """
     votes: dict[Identity, int] = {}
     for identity in identities.values():

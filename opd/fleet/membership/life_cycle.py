@@ -5,15 +5,16 @@
         +------rejected----> REJECTED --changed, or passes a later check--> UNVERIFIED or HEALTHY
 
 * HEALTHY: gets rows.
-* SUSPECT: gets no new rows; what it has may still finish. One answered ping clears it.
+* SUSPECT: gets no new rows; those it has may still finish. An answered ping makes it healthy again.
 * DEAD: its RPCs are cancelled and their rows go elsewhere. It is pinged, at growing intervals if it keeps failing.
-* UNVERIFIED: reachable, not checked. A replica starts here and comes back here after every death: only `admitted`,
-  given once its weights, tokenizer and scores agree with the pool, makes it HEALTHY.
-* REJECTED: checked, and it does not agree with the pool.
-* RETIRED: draining or no longer listed; it finishes what it has. Listed again, it starts over as UNVERIFIED.
+* UNVERIFIED: reachable but not checked. A replica starts here and returns here after every death. Only `admitted`,
+  which is reported once its weights, tokenizer and scores agree with the pool, makes it HEALTHY.
+* REJECTED: it was checked and does not agree with the pool.
+* RETIRED: draining or no longer listed; it finishes the rows it has. If it is listed again, it starts over as
+  UNVERIFIED.
 
-Failures of pings and of requests are counted apart, and an answered ping never forgives a failed request: a wedged
-server that still answers its pings is declared dead all the same. (The split and the check before every return follow
+Failures of pings and of requests are counted separately, and an answered ping never makes up for a failed request, so a
+wedged server that still answers pings is declared dead. (The separation, and the check before every return, follow
 NeMo-RL's fleet health, where generation shards may not return before their weights are known to be current.)
 """
 
@@ -22,12 +23,12 @@ from enum import StrEnum
 
 from opd.fleet.settings import HealthSettings
 
-_CALM_CALLS = 20  # answered requests after which an earlier death no longer lengthens the cool-off
+_CALM_CALLS = 20  # answered requests after which an earlier death no longer lengthens the cool-off period
 _MOST_DOUBLINGS = 6
 
 
 class ReplicaState(StrEnum):
-    """State of a replica."""
+    """The state of a replica."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -38,12 +39,12 @@ class ReplicaState(StrEnum):
 
 
 OUTSIDE = (ReplicaState.UNVERIFIED, ReplicaState.REJECTED)
-"""States of a replica that is reachable and must be checked before it gets rows."""
+"""States of a replica that is reachable but must be checked before it gets rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of state: when (seconds of the injected clock), from, to, and why in words."""
+    """A change of state: when (seconds of the injected clock), from which state, to which, and the reason."""
 
     at: float
     before: ReplicaState
@@ -52,14 +53,14 @@ class Transition:
 
 
 class ReplicaLife:
-    """Health of one replica. Every method takes the time `now` in seconds and returns the transition or None.
+    """The health of one replica. Events take the time `now` in seconds and return the transition they caused, or None.
 
     Attributes:
-        state: the state.
+        state: the current state.
         reason: why it is in that state, for the status view.
-        since: when it came into that state.
+        since: when it entered that state.
         not_before: earliest time at which a dead replica may be checked again.
-        history: transitions, oldest first, at most 64.
+        history: the last 64 transitions, oldest first.
     """
 
     def __init__(self, settings: HealthSettings, now: float = 0.0) -> None:
@@ -84,7 +85,7 @@ class ReplicaLife:
         self.ping_failures = 0
         if self.state is ReplicaState.SUSPECT:
             return self._to(ReplicaState.HEALTHY, "answers again", now)
-        # Never straight to HEALTHY: the process that answers may be another one, with other weights.
+        # Never directly to HEALTHY: the process that answers may be a new one, with other weights.
         if self.state is ReplicaState.DEAD and now >= self.not_before:
             return self._to(ReplicaState.UNVERIFIED, "reachable again, to be checked", now)
         return None
@@ -102,26 +103,26 @@ class ReplicaLife:
         self._calm_calls += 1
         if self._calm_calls >= _CALM_CALLS:
             self._doublings = 0
-        # A request that was under way may still be answered while pings fail: it does not clear those.
+        # A request that was in flight may still be answered while pings fail, and does not make up for them.
         if self.state is ReplicaState.SUSPECT and self.ping_failures == 0:
             return self._to(ReplicaState.HEALTHY, "serves again", now)
         return None
 
     def request_failed(self, now: float, reason: str) -> Transition | None:
-        """A request failed for a reason that lies with the replica or the way to it."""
+        """A request failed for a reason that lies with the replica or the connection to it."""
         if self.state in OUTSIDE:
-            return None  # sent before it was taken out of service, or to its previous process
+            return None  # it was sent before the replica was taken out of service, or to its previous process
         self.request_failures += 1
         if self.request_failures >= self._settings.request_failures:
             return self._died(now, f"{self.request_failures} requests in a row failed: {reason}", cool_off=True)
         return self._suspect(now, f"request failed: {reason}")
 
     def sent_corrupt_data(self, now: float, reason: str) -> Transition | None:
-        """It sent an answer that is corrupt or breaks the contract: no second chance without a new check."""
+        """It sent a response that is corrupt or violates the contract: it gets no second chance without a new check."""
         return self._died(now, f"sent a corrupt answer: {reason}", cool_off=True)
 
     def identity_changed(self, now: float, reason: str) -> Transition | None:
-        """Its identity may have changed (another process, other weights): it must be checked again."""
+        """Its identity may have changed (another process, other weights), so it must be checked again."""
         if self.state is ReplicaState.UNVERIFIED:
             self.reason = reason
             return None
@@ -130,7 +131,7 @@ class ReplicaLife:
         return self._to(ReplicaState.UNVERIFIED, reason, now)
 
     def restarted(self, now: float) -> Transition | None:
-        """Another process answers at its address: its failures belong to the old one, its identity is unknown."""
+        """Another process answers at its address: its failures were the old one's, and its identity is unknown."""
         self.ping_failures = self.request_failures = self._doublings = 0
         self._calm_calls = _CALM_CALLS
         self.not_before = now
@@ -139,27 +140,27 @@ class ReplicaLife:
         return self._to(ReplicaState.UNVERIFIED, "restarted, to be checked", now)
 
     def admitted(self, now: float) -> Transition | None:
-        """Its weights, tokenizer and scores agree with the pool."""
+        """Its check passed: weights, tokenizer and scores agree with the pool."""
         self.ping_failures = self.request_failures = 0
         if self.state not in OUTSIDE:
             return None
         return self._to(ReplicaState.HEALTHY, "agrees with the pool", now)
 
     def postponed(self, now: float, reason: str) -> Transition | None:
-        """It could not be checked now: it is not ready, or its check failed."""
+        """It could not be checked: it is not ready, or the check failed."""
         if self.state in OUTSIDE:
             self.reason = reason
         return None
 
     def rejected(self, now: float, reason: str) -> Transition | None:
-        """It was checked and does not agree with the pool: it stays out until it changes."""
+        """It was checked and does not agree with the pool; it stays out of service until it changes."""
         if self.state is ReplicaState.REJECTED:
             self.reason = reason
             return None
         return self._to(ReplicaState.REJECTED, reason, now)
 
     def retired(self, now: float, reason: str) -> Transition | None:
-        """It drains or left the list: no new rows, what it has may finish."""
+        """It is draining or no longer listed: it gets no new rows, but may finish those it has."""
         if self.state is ReplicaState.RETIRED:
             return None
         return self._to(ReplicaState.RETIRED, reason, now)
@@ -172,8 +173,9 @@ class ReplicaLife:
     def _died(self, now: float, reason: str, *, cool_off: bool) -> Transition | None:
         if self.state in (ReplicaState.DEAD, ReplicaState.RETIRED):
             return None
-        # Without failed requests (a machine that was unplugged) there is nothing to cool off from: check it as soon as
-        # it answers. With them, a replica that dies as soon as it serves would destroy rows again and again.
+        # Without failed requests (a machine that was unplugged) there is no reason to wait: check it as soon as it
+        # answers. After failed requests there is: a replica that dies whenever it serves would destroy rows again and
+        # again.
         if cool_off:
             if self._calm_calls < _CALM_CALLS:
                 self._doublings = min(self._doublings + 1, _MOST_DOUBLINGS)

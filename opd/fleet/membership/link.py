@@ -1,4 +1,4 @@
-"""What the fleet needs of a connection to one server; gRPC implements it, and so does the simulator."""
+"""What the fleet needs from a connection to one server. gRPC implements it, and so does the simulator."""
 
 import itertools
 import secrets
@@ -12,7 +12,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a server is: its teachers by name, the random id of its process, its software version."""
+    """A server's description: its teachers by name, the random id of its process, and its software version."""
 
     teachers: Mapping[str, pb.TeacherInfo]
     instance_id: str
@@ -21,11 +21,11 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRequest:
-    """What one RPC asks a replica: scores of rows of one teacher with one payload.
+    """What one RPC asks of a replica: scores of rows for one teacher with one payload.
 
     Attributes:
         request_id: unique per attempt.
-        info: description of the teacher; bounds the answer (vocabulary, hidden size).
+        info: description of the teacher, by which the response is validated (vocabulary, hidden size).
         items: the rows.
         spec: the payload.
         temperature: divides the logits.
@@ -45,7 +45,7 @@ class ReplicaRequest:
 
 
 class RequestIds:
-    """Ids of requests, all of one form, so that a server cannot tell checks from rows by them.
+    """Ids of requests, all of the same form, so that a server cannot tell checks from rows by them.
 
     Args:
         client: name of this client.
@@ -61,12 +61,12 @@ class RequestIds:
 
 
 class ReplicaLink(Protocol):
-    """A connection to one server. Every method raises `OpdError`s only, and may be cancelled at any point."""
+    """A connection to one server. Its methods raise only `OpdError`s, and may be cancelled at any point."""
 
     address: str
 
     async def describe(self, timeout: float) -> Description:
-        """What the server is; `timeout` in seconds."""
+        """The server's description; `timeout` in seconds."""
         ...
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
@@ -80,25 +80,25 @@ class ReplicaLink(Protocol):
 
         Args:
             request: the rows and the payload.
-            timeout: seconds until the whole call must be over, None for no limit.
+            timeout: seconds until the whole call must be over; None for no limit.
             idle: seconds without a message after which the call is given up with `DeadlineError`.
         """
         ...
 
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
-        """The teacher's output head, checked against its hash."""
+        """The teacher's output head, checked against `expected_hash`."""
         ...
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
-        """Replace a teacher's weights by those in a folder of the server's host; returns their hash."""
+        """Replace a teacher's weights with those in a folder on the server's host; returns their hash."""
         ...
 
     async def reconnect(self) -> None:
-        """Forget the connection and its backoff, so that the next call tries at once."""
+        """Drop the connection and its backoff, so that the next call connects at once."""
         ...
 
     async def close(self) -> None:
-        """Free everything; calls under way fail."""
+        """Free everything; calls in progress fail."""
         ...
 
 

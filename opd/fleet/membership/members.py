@@ -1,4 +1,4 @@
-"""The servers of the fleet: finds them, monitors them, and decides what all replicas of a teacher must be."""
+"""The servers of the fleet: finds them, monitors them, and decides what the replicas of a teacher must be."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from opd.fleet.settings import FleetSettings
 log = logging.getLogger("opd.fleet")
 
 _SETTLE_SECONDS = 5.0
-"""How long the election waits for the other servers once one has answered."""
+"""Seconds that the election waits for the other servers once one has answered."""
 _SILENT_SECONDS = 2.0
-"""How long connect waits before it logs what it waits for."""
+"""Seconds after which connect logs what it is waiting for."""
 _ANY = "any"
-"""Stands in the list of missing teachers for any teacher at all."""
+"""In the list of missing teachers, stands for any teacher at all."""
 
 
 class Members:
@@ -34,16 +34,16 @@ class Members:
     Args:
         sources: where the servers are.
         link: makes the connection to an address.
-        settings: of the fleet.
-        request_id: gives every request for scores its id.
+        settings: the fleet's settings.
+        request_id: returns an id for each request for scores.
 
     Attributes:
         settings, request_id: as given.
-        monitors: by address.
-        pools: by teacher.
-        check_rows: draws the rows that replicas are compared on.
-        on_change: called with (monitor, teacher, change) when a replica changed its state.
-        on_join: makes the load of a new server at an address.
+        monitors: the servers' monitors, by address.
+        pools: the pools, by teacher.
+        check_rows: draws the rows on which replicas are compared.
+        on_change: called with (monitor, teacher, change) when a replica has changed its state.
+        on_join: called with the address of a new server; returns its `ServerLoad`.
         on_leave: called with the address of a server that has left.
     """
 
@@ -71,14 +71,14 @@ class Members:
         self._discovery: asyncio.Task[None] | None = None
         self._leavers: set[asyncio.Task[None]] = set()
 
-    # What monitors need of their owner.
+    # The interface for monitors, see `Owner`.
 
     def now(self) -> float:
         """Seconds of the loop's clock."""
         return asyncio.get_running_loop().time()
 
     def pool(self, teacher: str) -> Pool:
-        """The pool of a teacher, made when it is new."""
+        """The pool of a teacher, created if it is new."""
         if teacher not in self.pools:
             self.pools[teacher] = Pool(teacher, down_since=self.now())
         return self.pools[teacher]
@@ -89,7 +89,7 @@ class Members:
         return allowed is None or teacher in allowed
 
     def changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
-        """A replica changed its state."""
+        """Take note of a replica's change of state."""
         pool = self.pool(teacher)
         if any(self._usable(teacher)):
             pool.down_since = None
@@ -99,7 +99,7 @@ class Members:
         self._news.set()
 
     def contacted(self, monitor: ReplicaMonitor) -> None:
-        """A server was asked for the first time."""
+        """Take note that a server was asked for the first time."""
         self._news.set()
 
     def usable(self, teacher: str) -> list[ReplicaMonitor]:
@@ -113,13 +113,13 @@ class Members:
     # Connecting.
 
     async def connect(self) -> None:
-        """Find the servers, elect the pools, wait for the first replica of every teacher asked for.
+        """Find the servers, elect the pools, and wait for the first replica of every teacher that was named.
 
         Raises:
-            UnavailableError, AuthError: no server answered in time; names them and why.
-            IncompatibleTeacherError: no replica of a teacher has the expected weights.
-            UndecidedTeacherError: replicas of one differ and no side has a majority.
-            TeacherNotFoundError: a teacher asked for by name is not served anywhere.
+            UnavailableError, AuthError: if no server answered in time; the message names them and the reasons.
+            IncompatibleTeacherError: if no replica of a teacher has the expected weights.
+            UndecidedTeacherError: if the replicas of a teacher differ and no side has a majority.
+            TeacherNotFoundError: if a named teacher is not served anywhere.
         """
         await self._discover(first=True)
         self._discovery = asyncio.create_task(self._keep_discovering(), name="fleet discovery")
@@ -142,15 +142,15 @@ class Members:
                 await self._elect()
             if self._elected and not self._missing():
                 return
-            # A wrong token does not become right by waiting.
+            # A wrong token does not become right with time.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
-            # For a server that was never asked there would be no reason to name.
+            # Only once all were asked: for a server that was not, there would be no reason to report.
             if refused or (asked and now - start >= self.settings.connect_seconds):
                 raise self._why_not_connected()
             await self.wait_for_news(0.5)  # the limits above pass without any news
 
     async def settle(self, seconds: float) -> bool:
-        """Wait until every server that answers has had its replicas checked; False after `seconds`."""
+        """Wait until every server that answers has had its replicas checked; False if it takes more than `seconds`."""
         end = self.now() + seconds
         while not all(one.contacted and (one.error or one.admission.settled) for one in self.monitors.values()):
             if self.now() >= end:
@@ -159,7 +159,7 @@ class Members:
         return True
 
     async def _elect(self) -> None:
-        """Decide what each pool is and computes, from all servers that have answered, and let replicas be admitted."""
+        """Decide, from all servers that have answered, what each pool is and computes, and let replicas be admitted."""
         names = sorted({name for monitor in self.monitors.values() for name in monitor.infos})
         members: list[tuple[Pool, ReplicaMonitor]] = []
         for name in names:
@@ -167,7 +167,7 @@ class Members:
             pool = self.pool(name)
             identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
             agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
-            # One alone has no other to vote with: its own answer becomes the reference when it is admitted.
+            # A single replica has none to vote with: its own scores become the reference when it is admitted.
             members += [(pool, self.monitors[address]) for address in agreed if len(agreed) > 1]
         await self._settle_references(members)
         self._elected = True
@@ -175,7 +175,7 @@ class Members:
             monitor.admission.open()
 
     async def _settle_references(self, members: list[tuple[Pool, ReplicaMonitor]]) -> None:
-        """Let the replicas of a teacher vote on one row; of two that disagree, the one listed first is right."""
+        """Let the replicas of a teacher vote on one row; of two that disagree, the one listed first counts as right."""
         rows = {pool.name: self.check_rows.draw(monitor.infos[pool.name]) for pool, monitor in members}
         asked = {
             asyncio.create_task(
@@ -190,7 +190,7 @@ class Members:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         vectors: dict[str, list[NDArray[np.float32]]] = {}
-        # In the order of the list, not of arrival: ties must not depend on timing.
+        # In the order of the list instead of arrival, so that ties do not depend on timing.
         for task in (task for task in asked if task in done):
             vector = None if task.exception() is not None else task.result()
             if vector is not None:
@@ -199,7 +199,7 @@ class Members:
             self.pools[name].settle_reference(rows[name], found)
 
     def _missing(self) -> list[str]:
-        """Teachers that must have a replica before connect returns and have none."""
+        """Teachers that must have a usable replica before connect returns, but have none."""
         asked = {name for source in self._sources for name in source.teachers or ()}
         names = asked or set(self.pools)
         return sorted(name for name in names if not any(self._usable(name))) or ([] if names else [_ANY])
@@ -211,7 +211,7 @@ class Members:
         if not self.monitors:
             listed = ", ".join(source.text for source in self._sources)
             return UnavailableError(f"no teacher server is listed at {listed}; check the file or the name.")
-        # From what all servers share to what one teacher lacks: the first that is true explains the rest.
+        # From what all servers have in common to what one teacher lacks: the first that applies explains the rest.
         if len(errors) == len(self.monitors):
             if all(isinstance(error, AuthError) for error in errors):
                 return AuthError(f"no teacher server accepts this client: {sentences}")
@@ -237,7 +237,7 @@ class Members:
         return UnavailableError(f"teacher {missing[0]!r} has no usable replica: {'; '.join(reasons)}.")
 
     async def wait_for_news(self, seconds: float) -> None:
-        """Wait until a replica changes its state or a server is asked for the first time, `seconds` at most."""
+        """Wait, for at most `seconds`, until a replica changes its state or a server is asked for the first time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -258,7 +258,7 @@ class Members:
                 log.exception("discovery failed; the known servers stay")
 
     async def _discover(self, *, first: bool) -> None:
-        # At the start nothing is known: a wrong file is then an error, and later keeps what was known.
+        # At the start nothing is known, so a wrong file is an error; later it leaves the known servers as they are.
         self._found = await resolve_all(self._sources, {} if first else self._found)
         self._places = merge(self._found)
         for address in self._places:
@@ -273,29 +273,29 @@ class Members:
     def _join(self, address: str) -> None:
         server = self.on_join(address)
         monitor = self.monitors[address] = ReplicaMonitor(address, self._link(address), server, self)
-        # Before the election no server is admitted: the first would decide for all what the teacher is.
+        # Before the election no replica is admitted: the first would decide for all what the teacher is.
         if self._elected:
             monitor.admission.open()
         monitor.start()
 
     async def _leave(self, monitor: ReplicaMonitor) -> None:
-        """Let a server that is no longer listed finish what it has, then forget it if it is not listed again."""
+        """Let a server that is no longer listed finish its RPCs, then forget it unless it is listed again."""
         monitor.leaving = True
         for name, life in monitor.lives.items():
             monitor.apply(name, life.retired(self.now(), "no longer listed"))
         while monitor.server.rpcs:
             if monitor.address in self._places:
-                monitor.leaving = False  # its next description has it checked
+                monitor.leaving = False  # its next description leads to a new check
                 return
             await asyncio.sleep(0.1)
         await monitor.stop()
         self.monitors.pop(monitor.address, None)
         self.on_leave(monitor.address)
-        if monitor.address in self._places:  # listed again during the stop; `_discover` skips addresses with a monitor
+        if monitor.address in self._places:  # listed again during `stop`; `_discover` skips addresses with a monitor
             self._join(monitor.address)
 
     async def close(self) -> None:
-        """End discovery and all monitors."""
+        """Stop discovery and all monitors."""
         tasks = [task for task in (self._discovery, *self._leavers) if task is not None]
         for task in tasks:
             task.cancel()

@@ -1,6 +1,6 @@
-"""The outage policy: how long a teacher has been without a usable replica, and what is due because of it. Pure.
+"""Outages: how long a teacher has been without a usable replica, and what is due because of it. No I/O.
 
-The fleet keeps the clock; the caller acts, in its own thread, because only it can save a checkpoint.
+The fleet keeps the clock; the caller acts, in its own thread, because only the caller can save a checkpoint.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from opd.fleet.settings import OutageSettings
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A teacher that cannot serve now.
+    """A teacher that cannot serve at present.
 
     Attributes:
         teacher: its name.
-        seconds: how long it has been away.
-        rows: rows that wait for it.
+        seconds: how long it has been unavailable.
+        rows: number of rows that wait for it.
         reason: why its replicas are not usable.
-        budget_seconds: after which the rows fail.
+        budget_seconds: seconds after which the rows fail.
     """
 
     teacher: str
@@ -28,7 +28,7 @@ class Outage:
     budget_seconds: float
 
     def sentence(self) -> str:
-        """What a trainer prints while it waits."""
+        """The message that a trainer prints while it waits."""
         return (
             f"waiting for teacher {self.teacher!r} for {self.seconds:.0f} s with {self.rows} rows "
             f"(at most {self.budget_seconds:.0f} s): {self.reason}"
@@ -37,12 +37,12 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class OutageHooks:
-    """What the caller wants to be told; called in the thread that waits for scores.
+    """Callbacks for outages, called in the thread that waits for scores.
 
     Attributes:
-        waiting: every `notice_seconds` of an outage.
-        emergency: once per outage, after `emergency_after_seconds`: the moment to save a checkpoint.
-        recovered: when the teacher can serve again.
+        waiting: called every `notice_seconds` of an outage.
+        emergency: called once per outage, after `emergency_after_seconds`: the moment to save a checkpoint.
+        recovered: called when the teacher can serve again.
     """
 
     waiting: Callable[[Outage], None] | None = None
@@ -51,7 +51,7 @@ class OutageHooks:
 
 
 class OutageWatch:
-    """Turns the outages seen over time into hook calls, each at its time and not more often."""
+    """Turns the outages observed over time into calls of the hooks, each when it is due and not more often."""
 
     def __init__(self, settings: OutageSettings, hooks: OutageHooks) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class OutageWatch:
         self._saved: set[str] = set()
 
     def see(self, outages: list[Outage]) -> None:
-        """Call the hooks that are due, given all present outages with waiting rows."""
+        """Call the hooks that are due, given all current outages with waiting rows."""
         present = {outage.teacher: outage for outage in outages}
         for name in [name for name in self._last if name not in present]:
             outage = self._last.pop(name)
@@ -70,7 +70,7 @@ class OutageWatch:
             if self._hooks.recovered is not None:
                 self._hooks.recovered(outage)
         for name, outage in present.items():
-            # A replica that fails one ping is back within a second: not worth a notice, nor a "recovered".
+            # A replica that fails one ping is back within a second, which deserves neither a notice nor a "recovered".
             if outage.seconds < min(1.0, self._settings.notice_seconds):
                 continue
             self._last[name] = outage

@@ -1,4 +1,4 @@
-"""A teacher's pool: what all its replicas must be and compute, and since when it cannot be served."""
+"""A teacher's pool: what its replicas must be and compute, and since when it has been unavailable."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScoredCheckRow:
-    """A check row and the [T] log-probs of its response tokens, nats."""
+    """A check row, and the [T] log-probs of its response tokens in nats."""
 
     row: ScoreItem
     log_probs: NDArray[np.float32]
@@ -24,21 +24,21 @@ class ScoredCheckRow:
 
 @dataclass(eq=False)
 class Pool:
-    """One teacher over all its replicas.
+    """One teacher, over all its replicas.
 
     Attributes:
-        name: the teacher.
-        info: its description with the strictest limits of all replicas seen, None before the first.
-        bounds: the same for the checks of a row.
+        name: the teacher's name.
+        info: its description, with the strictest limits of all replicas seen; None before the first.
+        bounds: the same, as the bounds for checks of rows.
         identity: what every replica must be; None before the election.
-        weights_hash: of the weights that a hot swap has given it, "" without one.
-        era: counts the calls of `adopt`; the result of a check that began in an earlier era is void.
-        reference: a check row and what its replicas say about it; None before the first was asked.
-        heads: the fetched head by content hash.
-        head_lock: held while it is fetched.
-        down_since: time since when no replica is usable, None while one is.
-        refused_since: time since when all usable replicas refuse calls as too busy, None while one takes rows.
-        rows: rows submitted and not yet done.
+        weights_hash: hash of the weights that a swap gave it; "" if there was none.
+        era: number of calls of `adopt`; the result of a check that began in an earlier era is void.
+        reference: a check row and its scores, by which replicas are judged; None before the first.
+        heads: the fetched head, by content hash.
+        head_lock: held while a head is fetched.
+        down_since: time since when no replica is usable; None while one is.
+        refused_since: time since when all usable replicas have refused calls as too busy; None while one takes rows.
+        rows: number of rows submitted and not yet done.
     """
 
     name: str
@@ -56,26 +56,26 @@ class Pool:
 
     @property
     def info_now(self) -> pb.TeacherInfo | None:
-        """`info`; None where it is of earlier weights: after `adopt`, until a replica has joined."""
+        """`info`, or None if it describes earlier weights: after `adopt`, until a replica has joined."""
         if self.info is None or self.identity is None or self.info.weights_hash != self.identity.weights_hash:
             return None
         return self.info
 
     @property
     def out_since(self) -> float | None:
-        """Time since when no replica takes rows, whatever the reason; None while one does."""
+        """Time since when no replica takes rows, for whatever reason; None while one does."""
         return self.refused_since if self.down_since is None else self.down_since
 
     def choose(self, seen: dict[str, pb.TeacherInfo], pinned: str = "") -> Identity:
-        """The pool's identity; elects it among the replicas seen (address to description) when there is none yet.
+        """The pool's identity. If there is none yet, it is elected among the replicas seen (address to description).
 
         Raises:
-            IncompatibleTeacherError: when no replica has the pinned weights.
-            UndecidedTeacherError: when no side has a majority.
+            IncompatibleTeacherError: if no replica has the pinned weights.
+            UndecidedTeacherError: if no side has a majority.
         """
         if self.identity is not None:
             return self.identity
-        # A hot swap outranks the settings, which name the weights of the start.
+        # A swap outranks the settings, which name the weights at the start.
         pinned = self.weights_hash or pinned
         identities = {address: Identity.of(info) for address, info in seen.items()}
         self.identity = elect(identities, pinned)
@@ -100,10 +100,10 @@ class Pool:
         return self.identity
 
     def join(self, info: pb.TeacherInfo) -> None:
-        """Take an agreeing replica's limits and capabilities into account: the pool can do what all can do."""
+        """Account for the limits and abilities of a replica that agrees: the pool can do what all replicas can do."""
         merged = pb.TeacherInfo()
         merged.CopyFrom(info)
-        before = self.info_now  # what replicas could before `adopt` says nothing
+        before = self.info_now  # the abilities of replicas before `adopt` do not count
         if before is not None:
             for name in info.limits.DESCRIPTOR.fields_by_name:
                 one, other = getattr(before.limits, name), getattr(info.limits, name)
@@ -119,20 +119,20 @@ class Pool:
         self.bounds = RequestBounds.from_info(merged)
 
     def settle_reference(self, row: ScoreItem, vectors: list[NDArray[np.float32]]) -> ScoredCheckRow:
-        """The reference; without one yet, the answer that is closest to the others', the first of two, becomes it."""
+        """The reference. If there is none yet, the vector closest to the others, or the first of two, becomes it."""
         if self.reference is None:
             self.reference = ScoredCheckRow(row, vectors[medoid(vectors)])
         return self.reference
 
     def adopt(self, weights_hash: str = "") -> None:
-        """Forget what the replicas must be; the next replica to be checked decides, if it has the given weights."""
+        """Forget what the replicas must be; the next one to be checked decides, provided it has the given weights."""
         self.identity = self.reference = None
         self.weights_hash = weights_hash
         self.era += 1
 
 
 def _sides(identities: dict[str, Identity]) -> dict[Identity, list[str]]:
-    """The replicas of each identity, in the order in which they were seen."""
+    """The addresses of each identity, in the order in which they were seen."""
     sides: dict[Identity, list[str]] = {}
     for address, identity in identities.items():
         sides.setdefault(identity, []).append(address)

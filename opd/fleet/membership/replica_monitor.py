@@ -1,7 +1,8 @@
-"""Monitors one server: pings, restarts, draining; its replicas are checked by `admission` before they serve.
+"""Monitors one server: pings, restarts, draining. Its replicas are checked by `admission` before they serve.
 
-One task per server. It asks `GetLoad` while all is well and `Describe` while a replica is unverified; what it learns
-goes into the replicas' life cycles. It decides nothing about rows: the core does, when a life cycle changes.
+There is one task per server. It calls `GetLoad` while all is well and `Describe` while a replica is out of service, and
+reports what it learns to the replicas' life cycles. It decides nothing about rows; the core does, when a life cycle
+changes.
 """
 
 import asyncio
@@ -24,20 +25,20 @@ _RETRY_PAUSE = 0.2
 
 
 class ReplicaMonitor:
-    """One server of the fleet and its replicas.
+    """One server of the fleet, and its replicas.
 
     Attributes:
-        address: where it is.
-        link: the connection.
+        address: address of the server.
+        link: the connection to it.
         server: what is in flight there.
-        lives: health of its replicas, by teacher.
-        infos: its last description, by teacher.
-        instance: random id of its process, "" before the first answer.
+        lives: the health of its replicas, by teacher.
+        infos: its last descriptions, by teacher.
+        instance: random id of its process; "" before the first answer.
         version: version of its software.
         load: its last load report.
-        agreement: by teacher, the largest difference from the pool at the last check, nats.
-        error: why it did not answer the last time, None when it did.
-        contacted: whether it was asked at least once.
+        agreement: by teacher, the largest difference from the pool at the last check, in nats.
+        error: why it did not answer the last time; None if it did.
+        contacted: whether it has been asked at least once.
         leaving: whether it is no longer listed.
         admission: checks its replicas; opened once the fleet has elected its pools.
     """
@@ -61,11 +62,11 @@ class ReplicaMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to ping."""
+        """Start pinging."""
         self._task = asyncio.create_task(self._run(), name=f"monitor {self.address}")
 
     async def stop(self) -> None:
-        """End the pings and the checks, and close the connection."""
+        """Stop pings and checks, and close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -73,11 +74,11 @@ class ReplicaMonitor:
         await self.link.close()
 
     def ping_soon(self) -> None:
-        """Ping now: something about it looks wrong."""
+        """Ping now, because something about the server looks wrong."""
         self._ping_now.set()
 
     def apply(self, teacher: str, change: Transition | None) -> None:
-        """Announce what an event did to a replica's life cycle, if it did anything."""
+        """Announce the transition that an event caused in a replica's life cycle, if any."""
         if change is None:
             return
         passing = change.after in (ReplicaState.HEALTHY, ReplicaState.SUSPECT)
@@ -113,7 +114,7 @@ class ReplicaMonitor:
             self.apply(name, life.ping_failed(now, str(error)))
 
     async def _pause(self) -> None:
-        """Wait until the next ping: not long where a replica's state is in doubt, longer while all is well."""
+        """Wait until the next ping: briefly if a replica's state is in doubt, longer while all is well."""
         health = self._owner.settings.health
         states = {life.state for life in self.lives.values()}
         if ReplicaState.SUSPECT in states and self.error is not None:
@@ -122,8 +123,8 @@ class ReplicaMonitor:
             seconds = health.revive_seconds
         else:
             seconds = health.ping_seconds
-        # A broken channel backs off, and until then fails every call with its last error; a fresh one tries at once. A
-        # suspect keeps its channel, since closing it would fail the RPCs that may still finish.
+        # A broken channel backs off, and until then fails every call with its last error; a new one connects at once. A
+        # suspect keeps its channel, since closing it would fail RPCs that may still finish.
         if self.error is not None and ReplicaState.SUSPECT not in states:
             await self.link.reconnect()
         try:
@@ -136,7 +137,7 @@ class ReplicaMonitor:
     async def _ping(self) -> None:
         timeout = self._owner.settings.health.ping_timeout_seconds
         states = {life.state for life in self.lives.values()}
-        # GetLoad is cheap and says when the process changed; only replicas that are out of service need a description.
+        # GetLoad is cheap and reveals a new process; only replicas that are out of service need a description.
         if not self.instance or not states or states - {ReplicaState.HEALTHY, ReplicaState.SUSPECT}:
             await self._describe(timeout)
         try:
@@ -150,7 +151,7 @@ class ReplicaMonitor:
         now = self._owner.now()
         loads = {entry.teacher: entry.state for entry in self.load.teachers}
         for name, life in list(self.lives.items()):
-            # A teacher that the report leaves out is judged by its description alone.
+            # A teacher that is missing from the report is judged by its description only.
             if loads.get(name, pb.TEACHER_STATE_READY) == pb.TEACHER_STATE_DRAINING:
                 self.apply(name, life.retired(now, "draining"))
             else:
@@ -164,7 +165,7 @@ class ReplicaMonitor:
         now = self._owner.now()
         self.admission.described(asked)
         if self.instance and found.instance_id != self.instance:
-            # What was learnt about the old process (speed, pauses, rejections, failures) does not hold for the new one.
+            # What is known about the old process (speed, pauses, rejections, failures) does not hold for the new one.
             self.server.restarted()
             self.admission.forget()
             for name, life in list(self.lives.items()):
@@ -176,7 +177,7 @@ class ReplicaMonitor:
         wanted = {name: info for name, info in found.teachers.items() if self._owner.wants(name, self.address)}
         for name, info in wanted.items():
             life = self.lives.setdefault(name, ReplicaLife(self._owner.settings.health, now))
-            # A replica seen for the first time has no weights that could have changed.
+            # A replica that is seen for the first time has no earlier weights to compare with.
             known = self.infos.get(name, info)
             self.infos[name] = info
             if known.weights_hash != info.weights_hash:
@@ -187,7 +188,7 @@ class ReplicaMonitor:
         for name in set(self.lives) - set(wanted):
             if self.lives[name].state is ReplicaState.UNVERIFIED and loading:
                 # A server loads its teachers one after the other and lists each when its turn comes. What is known of
-                # this one was said by the process before; in that state it is not checked, and not given up either.
+                # this one came from the previous process; in the state LOADING it is neither checked nor given up.
                 self.infos[name].state = pb.TEACHER_STATE_LOADING
             else:
                 self.apply(name, self.lives[name].retired(now, "no longer served here"))
