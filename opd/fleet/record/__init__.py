@@ -1,1 +1,1 @@
-"""Scores kept on disk: recorded, replayed, and answered before the fleet is asked."""
+"""Scores on disk: recorded, replayed, and looked up before the fleet is asked."""

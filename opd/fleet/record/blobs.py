@@ -1,8 +1,9 @@
-"""Bytes by key in one SQLite file: bounded, shared by processes, whole after a kill or a power cut.
+"""Bytes by key in one SQLite file: bounded, shared between processes, and consistent after a kill or a power cut.
 
-Rows are written in transactions with a rollback journal, which the next process to open the file plays back where one
-was killed: a row is there whole or not at all. With a rollback journal appended bytes are written once, where a
-write-ahead log would write them twice, and processes on several hosts may share a folder whose file system has locks.
+Rows are written in transactions with a rollback journal. If a process is killed, the next one to open the file plays
+the journal back, so a row is there as a whole or not at all. With a rollback journal, appended bytes are written once,
+where a write-ahead log would write them twice, and processes on several hosts may share a folder if its file system
+supports locks.
 """
 
 import errno
@@ -22,9 +23,9 @@ _TRIM_TO = 0.9
 _VERSION = 1
 _WAIT_SECONDS = 60.0
 _PAGE = 8192
-_OVERHEAD = 4 * _PAGE  # what a row takes beside its bytes, at most: half-empty pages of the payload and the two indices
+_OVERHEAD = 4 * _PAGE  # most that a row takes besides its bytes: half-empty pages of the payload and the two indices
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# The payload has a table of its own, so that noting a use does not rewrite it.
+# The payload has a table of its own, so that recording a use does not rewrite it.
 _SCHEMA = (
     "CREATE TABLE rows (key BLOB PRIMARY KEY, id INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE payloads (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
@@ -37,12 +38,12 @@ class Blobs:
     """Bytes under keys in hex. Thread-safe; several processes may have the same file open.
 
     Args:
-        path: of the file, made when it is not there.
-        max_bytes: of the file; the rows used least recently make room for new ones. 0 keeps all.
+        path: the file, which is created if it does not exist.
+        max_bytes: largest size of the file; the least recently used rows make room for new ones. 0 keeps all.
 
     Raises:
-        DataError: the file is damaged, or not one of ours.
-        OSError: the file cannot be read or written; so do the methods.
+        DataError: if the file is damaged or not one of ours.
+        OSError: if the file cannot be read or written; the methods raise it too.
     """
 
     def __init__(self, path: Path, max_bytes: int = 0) -> None:
@@ -52,29 +53,29 @@ class Blobs:
         self._used: dict[bytes, int] = {}
         self._trimmed = False
         with self._failures():
-            # Two connections: a reader does not wait until a writer of its own process is on the disk.
+            # Two connections, so that a reader does not wait for a writer of its own process to reach the disk.
             self._reader, self._writer = self._connect(), self._connect()
             self._prepare()
             self._shrink()
 
     def get(self, key: str) -> bytes | None:
-        """The bytes under a key; None where there are none."""
+        """The bytes under a key; None if there are none."""
         name = bytes.fromhex(key)
         with self._failures(), self._reading:
             found = self._reader.execute(
                 "SELECT data FROM rows JOIN payloads USING (id) WHERE key = ?", (name,)
             ).fetchone()
-            # In memory until the next write: a transaction for every read would make readers wait for the disk.
+            # Kept in memory until the next write: a transaction for every read would make readers wait for the disk.
             if found is not None and self._max_bytes:
                 self._used[name] = time.time_ns()
         return None if found is None else found[0]
 
     def put(self, rows: Sequence[tuple[str, bytes]]) -> None:
-        """Keep rows, in one transaction; keys that are there already stay as they are, what never fits is left out."""
+        """Store rows in one transaction. Rows whose key exists stay as they are; rows that never fit are left out."""
         with self._transaction() as database:
-            # 1 GB by default. A longer row would fail the transaction, and with it all that wait beside it, each time.
+            # 1 GB by default. A longer row would make the transaction fail, and all rows that wait with it, every time.
             longest = database.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - _PAGE
-            # First: what was just read must not be what makes room for the new rows.
+            # First, so that what was just read is not dropped to make room for the new rows.
             self._note_uses(database)
             for key, data in rows:
                 name = bytes.fromhex(key)
@@ -84,12 +85,12 @@ class Blobs:
                     database.execute("INSERT INTO rows VALUES (?, ?, ?)", (name, row, time.time_ns()))
 
     def remove(self, key: str) -> None:
-        """Drop a row."""
+        """Remove a row."""
         with self._transaction() as database:
             _delete(database, [bytes.fromhex(key)])
 
     def __iter__(self) -> Iterator[str]:
-        """The keys there are now, in their order."""
+        """The current keys, sorted."""
         with self._failures(), self._reading:
             keys = self._reader.execute("SELECT key FROM rows ORDER BY key").fetchall()
         return (key.hex() for (key,) in keys)
@@ -104,7 +105,7 @@ class Blobs:
             return int(self._reader.execute("SELECT count(*) FROM rows").fetchone()[0])
 
     def close(self) -> None:
-        """Note which rows were used, and close the file."""
+        """Record which rows were used, and close the file."""
         try:
             if self._used:
                 with self._transaction() as database:
@@ -123,7 +124,7 @@ class Blobs:
     def _prepare(self) -> None:
         if self._version() == 0:
             with self._transaction() as database:
-                if self._version() == 0:  # no other process was quicker
+                if self._version() == 0:  # still: no other process was faster
                     for statement in _SCHEMA:
                         database.execute(statement)
         if self._version() != _VERSION:
@@ -138,9 +139,9 @@ class Blobs:
         database.executemany("UPDATE rows SET used = ? WHERE key = ?", [(when, key) for key, when in used.items()])
 
     def _make_room(self, database: sqlite3.Connection, size: int) -> bool:
-        """Drop the rows used least recently where the file would outgrow its bound; False for what never fits.
+        """Drop the least recently used rows if the file would exceed its bound; False for a row that can never fit.
 
-        A tenth of the bound is free afterwards, so that it happens rarely.
+        A tenth of the bound is free afterwards, so that this happens rarely.
         """
         if not self._max_bytes:
             return True
@@ -161,11 +162,11 @@ class Blobs:
         return True
 
     def _shrink(self) -> None:
-        """Give the disk back what a file that had a larger bound holds beyond this one."""
+        """Return disk space to the system if the file, which may have had a larger bound, exceeds this one."""
         if self._max_bytes and self._pages("page_count") * _PAGE > self._max_bytes:
             with self._transaction() as database:
                 self._make_room(database, 0)
-            # A script, since Python's `execute` ends at the first page.
+            # As a script, because Python's `execute` would stop after the first page.
             self._writer.executescript(f"PRAGMA incremental_vacuum({self._pages('freelist_count')})")
 
     def _pages(self, what: str) -> int:
@@ -198,7 +199,7 @@ class Blobs:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte; the rest says where
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
             if code in _DAMAGED:
                 raise DataError(f"score store {self.path} is damaged: {error}; remove it and score again.") from error
             number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO

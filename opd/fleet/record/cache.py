@@ -1,4 +1,4 @@
-"""The score store in front of a live fleet: known rows are answered from disk, new ones written in the background."""
+"""The score store in front of a live fleet: known rows are read from disk, new ones are written in the background."""
 
 import bisect
 import concurrent.futures
@@ -25,25 +25,25 @@ _RETRY_SECONDS = 5.0
 
 
 class CachedScores:
-    """Reads in the caller's thread, writes in one of its own; a failing disk costs the cached rows, not the run.
+    """Reads in the caller's thread, writes in its own. A failing disk costs cached rows but not the run.
 
-    Rows that cannot be written, as on a full disk, stay in memory, up to 256 MiB of scores, until they can be. While
-    more wait for a disk that is merely slow, who asks for more rows waits too.
+    Rows that cannot be written, for example on a full disk, stay in memory until they can be, up to 256 MiB of scores.
+    If more than that wait for a disk that is merely slow, callers that ask for more rows wait too.
 
     Attributes:
-        hits, misses: rows that were found and that were not, so far; shown in `FleetStatus.counters`.
+        hits, misses: number of rows that were found and not found; shown in `FleetStatus.counters`.
     """
 
     def __init__(self, store: ScoreStore) -> None:
         self._store = store
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="opd-fleet-cache")
-        self._lock = threading.Condition()  # notified when rows that waited are taken, or when writing fails
+        self._lock = threading.Condition()  # notified when waiting rows are taken, or when writing fails
         self._waiting: list[StoredRow] = []
         self._waiting_bytes = 0
-        self._failed_at: float | None = None  # when the last try to write failed; None while rows are written
+        self._failed_at: float | None = None  # when the last attempt to write failed; None while rows are written
         self._lost = 0
         self._said: set[str] = set()
-        self._heads: list[Head] = []  # that the disk had no space for
+        self._heads: list[Head] = []  # those for which the disk had no space
         self._described: dict[tuple[str, str, int], bool] = {}
         self.hits = 0
         self.misses = 0
@@ -56,10 +56,10 @@ class CachedScores:
         temperature: float,
         futures: Sequence[concurrent.futures.Future[Scores]],
     ) -> None:
-        """Fulfil the futures of known rows; arrange for the others to be kept when they are answered."""
+        """Complete the futures of known rows; the others are stored when they are answered."""
         if info is None:
             return
-        with self._lock:  # here and not in `write`, which the fleet's own thread calls
+        with self._lock:  # here, not in `write`, which the fleet's own thread calls
             self._lock.wait_for(lambda: self._failed_at is not None or self._waiting_bytes <= _HELD_BYTES)
         if not self._takes(info):
             return
@@ -80,7 +80,7 @@ class CachedScores:
             self.write(StoredRow(*asked, future.result()))
 
     def _takes(self, info: pb.TeacherInfo) -> bool:
-        """Whether a teacher's rows may be kept, beside its description: not where their keys mean other numbers."""
+        """Store a teacher's description; returns whether its rows may be cached, not so if keys mean other scores."""
         what = (info.name, info.weights_hash, info.compute_dtype)
         if what not in self._described:
             known = (self._attempt(self._store.teachers) or {}).values()
@@ -93,17 +93,17 @@ class CachedScores:
                     *(self._store.folder, others[0], info.name, pb.Dtype.Name(info.compute_dtype)),
                 )
             elif self._attempt(partial(self._store.put_teacher, info)) is None:
-                return True  # kept the next time
+                return True  # it is stored the next time
             self._described[what] = not others
         return self._described[what]
 
     def keep_head(self, head: Head) -> None:
-        """Keep a fetched head beside the hidden states that need it; on closing, if there is no space now."""
+        """Store a fetched head with the hidden states that need it; retried on closing if there is no space."""
         if self._attempt(partial(self._store.put_head, head)) is None:
             self._heads.append(head)
 
     def close(self) -> None:
-        """Finish what is being written; the log says how many rows are not kept, if any."""
+        """Finish writing; the log says how many rows could not be stored, if any."""
         self._writer.submit(self._write_waiting, at_once=True)
         self._writer.shutdown(wait=True)
         for head in self._heads:
@@ -116,7 +116,7 @@ class CachedScores:
         self._attempt(self._store.close)
 
     def write(self, row: StoredRow) -> None:
-        """Keep a row, soon; while none can be written only where there is memory for it."""
+        """Store a row soon. While writing fails, rows are held only as long as there is memory for them."""
         size = row.scores.wire_bytes
         with self._lock:
             if self._failed_at is not None and self._waiting_bytes + size > _HELD_BYTES:
@@ -127,17 +127,17 @@ class CachedScores:
         self._writer.submit(self._write_waiting)
 
     def _write_waiting(self, at_once: bool = False) -> None:
-        # Each try writes all that wait: one for every new row would keep a core busy for as long as they fail.
+        # Each attempt writes all waiting rows: one attempt per new row would keep a core busy while writing fails.
         if self._failed_at is not None and not at_once and time.monotonic() < self._failed_at + _RETRY_SECONDS:
             return
-        with self._lock:  # what came while the last rows were written goes to the disk together
+        with self._lock:  # rows that arrived while the last ones were written go to the disk together
             rows, self._waiting, self._waiting_bytes = self._waiting, [], 0
             self._lock.notify_all()
         if not rows:
             return
         try:
             self._store.put(rows)
-        except OSError as error:  # of any number: SQLite calls a quota that is used up an I/O error
+        except OSError as error:  # with any errno: SQLite reports an exceeded quota as an I/O error
             self._hold(rows, error)
         except Exception as error:
             with self._lock:
@@ -150,7 +150,7 @@ class CachedScores:
             self._failed_at = None
 
     def _hold(self, rows: list[StoredRow], error: OSError) -> None:
-        """Have rows wait for the next try, the earliest first; what exceeds the memory for them is not kept."""
+        """Keep rows for the next attempt, earliest first; what exceeds the memory for them is lost."""
         if self._failed_at is None:
             log.warning(
                 "the score cache %s takes no rows (%s): the run goes on, and new rows wait in memory, up to %d MiB of "
@@ -162,7 +162,7 @@ class CachedScores:
         with self._lock:
             self._failed_at = time.monotonic()
             self._lock.notify_all()
-            rows = rows + self._waiting  # others came during the try
+            rows = rows + self._waiting  # others arrived during the attempt
             size = list(itertools.accumulate((row.scores.wire_bytes for row in rows), initial=0))
             kept = bisect.bisect_right(size, _HELD_BYTES) - 1
             self._waiting, self._waiting_bytes = rows[:kept], size[kept]
@@ -181,7 +181,7 @@ class CachedScores:
         return None
 
     def _warn(self, sentence: str) -> None:
-        """Say it once: what is wrong with the store as a whole is met at every row."""
+        """Log a warning once: what is wrong with the store as a whole shows at every row."""
         if sentence not in self._said:
             self._said.add(sentence)
             log.warning("%s", sentence)

@@ -1,4 +1,4 @@
-"""Rows that stores of earlier versions hold: asked for at every position of the response, where spans are asked now."""
+"""Rows in stores of earlier versions, which asked for every response position where spans are asked for today."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 def find(
     read: Callable[[str], Scores | None], weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature: float
 ) -> Scores | None:
-    """The scores of a row, also where a store holds those of its whole response; None where it holds neither."""
+    """The scores of a row, cut from those of its whole response if the store only has these; None if it has neither."""
     for asked in _ways(item):
         scores = read(score_key(weights_hash, asked, spec, temperature))
         if scores is not None:
@@ -22,10 +22,10 @@ def find(
 
 
 def _ways(item: ScoreItem) -> Iterator[ScoreItem]:
-    """The item, and as earlier versions asked for it.
+    """The item, and the forms in which earlier versions asked for it.
 
-    They asked for the ids 0 to K - 1 where nothing is wanted, or for the same ids everywhere, as `teachers.map_stops`
-    does for stop tokens.
+    Where nothing was wanted they asked for the ids 0 to K - 1, or for the same ids at every position, as
+    `teachers.map_stops` does for stop tokens.
     """
     yield item
     if not item.spans:

@@ -1,8 +1,9 @@
-"""A recorded store in the place of a fleet: training without any teacher.
+"""A store of recorded scores in place of a fleet, to train without any teacher.
 
     with TeacherFleet.connect("store:scores/math") as fleet: ...
 
-A row that was not recorded with exactly its ids, payload and temperature is an error: there is no server to ask.
+A row that was not recorded with exactly its ids, payload and temperature is an error, because there is no server to
+ask.
 """
 
 import concurrent.futures
@@ -26,13 +27,13 @@ from opd.wire.v1 import teacher_pb2 as pb
 
 
 class RecordedFleet(ScoreSource):
-    """A `ScoreStore` as a `ScoreSource`; nothing is sent over the network.
+    """A `ScoreStore` as a `ScoreSource`; nothing goes over the network.
 
     Args:
-        folder: of a store that `opd score` or a fleet with a cache has filled.
+        folder: the folder of a store that `opd score`, or a fleet with a cache, has filled.
 
     Raises:
-        DataError: the folder is not a store, or holds no teacher.
+        DataError: if the folder is not a store or holds no teacher.
     """
 
     recorded = True
@@ -76,7 +77,7 @@ class RecordedFleet(ScoreSource):
             future: ScoreFuture = concurrent.futures.Future()
             self._counters.rows_submitted += 1
             try:
-                # Not `get`, which removes what is damaged: a record cannot be scored again.
+                # Not `get`, which removes damaged rows: a record cannot be scored again.
                 scores = earlier.find(self.store.read, info.weights_hash, item, spec, temperature)
                 if scores is None:
                     raise DataError(self._missing(teacher, item, spec, group))
@@ -100,7 +101,7 @@ class RecordedFleet(ScoreSource):
         )
 
     def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
-        """See `ScoreSource.wait`; there are no outages."""
+        """See `ScoreSource.wait`; a record has no outages."""
         return [future.result() for future in futures]
 
     def head(self, teacher: str) -> Head:
@@ -114,16 +115,16 @@ class RecordedFleet(ScoreSource):
         return found
 
     def verify(self, teacher: str) -> AgreementReport:
-        """A record agrees with itself."""
+        """Always agrees: a record has a single replica."""
         self.describe(teacher)
         return AgreementReport(teacher, 0.0, {f"store:{self.store.folder}": 0.0}, {})
 
     def adopt(self, teacher: str, weights_hash: str = "") -> None:
-        """A record has one set of weights."""
+        """Does nothing: a record has one set of weights."""
         self.describe(teacher)
 
     def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
-        """A record has one set of weights."""
+        """Always raises `ConfigError`: a record has one set of weights."""
         self.describe(teacher)
         raise ConfigError(
             f"teacher {teacher!r} is recorded in {self.store.folder}; connect to live servers to update it."
@@ -134,7 +135,7 @@ class RecordedFleet(ScoreSource):
         return []
 
     def status(self) -> FleetStatus:
-        """The recorded teachers as one replica each."""
+        """The recorded teachers, with one replica each."""
         teachers = [
             TeacherStatus(name, info.weights_hash, 1, 1, 0, 0, 0, 0.0) for name, info in sorted(self._infos.items())
         ]

@@ -1,8 +1,8 @@
-"""A stored row: its key, and its form as bytes.
+"""A stored row: its key, and its serialised form.
 
-The key is the SHA-256 of everything the numbers depend on: weights hash, token ids, prompt length, ids to gather,
-payload, temperature and spans. The bytes are a safetensors file with a CRC32C of the arrays and one of the metadata;
-they hold the row as well as its scores, so that a store can be iterated as a data set.
+The key is the SHA-256 of everything that the scores depend on: weights hash, token ids, prompt length, ids to gather,
+payload, temperature and spans. The serialised form is a safetensors file with one CRC32C of the arrays and one of the
+metadata. It holds the row as well as its scores, so that a store can be iterated as a data set.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _META = {
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One stored row: what was asked and what came back."""
+    """A stored row: what was asked for and what was returned."""
 
     teacher: str
     item: ScoreItem
@@ -46,12 +46,12 @@ class StoredRow:
 
     @property
     def key(self) -> str:
-        """Where the store keeps it."""
+        """The key under which a store keeps it."""
         return score_key(self.scores.weights_hash, self.item, self.spec, self.temperature)
 
 
 def score_key(weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0) -> str:
-    """SHA-256, in hex, of everything the scores of a row depend on."""
+    """SHA-256, in hex, of everything that the scores of a row depend on."""
     digest = hashlib.sha256()
     what = [weights_hash, spec.kind.value, spec.k, spec.value_dtype, float(temperature), item.prompt_length]
     digest.update(json.dumps([*what, len(item.token_ids)]).encode())
@@ -64,10 +64,10 @@ def score_key(weights_hash: str, item: ScoreItem, spec: PayloadSpec, temperature
 
 
 def to_bytes(row: StoredRow) -> bytes:
-    """A row as a store keeps it."""
+    """The serialised form of a row."""
     arrays = {name: getattr(row.scores, name) for name in _FIELDS if getattr(row.scores, name) is not None}
     if row.spec.kind is PayloadKind.GATHER and row.item.gather_ids is not None:
-        # The caller's own ids come back as `ids`; they are kept once.
+        # For gather, `ids` equals the caller's own ids, so they are stored once.
         arrays.pop("ids", None)
         arrays["gather_ids"] = row.item.gather_ids
     arrays["token_ids"] = np.asarray(row.item.token_ids, np.uint32)
@@ -89,16 +89,17 @@ def to_bytes(row: StoredRow) -> bytes:
 
 
 def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
-    """The row that `to_bytes` wrote.
+    """The row that `to_bytes` serialised.
 
     Raises:
-        DataError: the bytes are damaged, or are not those of the key; names the key and `where` it was kept.
+        DataError: if the bytes are damaged or belong to another key; the message names the key and `where` they were
+            kept.
     """
     try:
         arrays, meta = load_with_meta(data)
         if _checksum(arrays) != int(meta["crc32c"]):
             raise ValueError("its checksum does not match")
-        told = meta.pop("meta_crc32c", None)  # rows of older versions have none
+        told = meta.pop("meta_crc32c", None)  # missing in rows of older versions
         if arrays.keys() - {*_FIELDS, "token_ids", "gather_ids", "spans"}:
             raise ValueError("it has arrays that are not a row's")
         if meta.keys() != _META or (told is not None and int(told) != _meta_checksum(meta)):
@@ -112,7 +113,7 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
             fields["ids"] = gather
         scores = Scores(**fields, weights_hash=meta["weights_hash"], wire_bytes=int(meta["wire_bytes"]))
         row = StoredRow(meta["teacher"], item, spec, float(meta["temperature"]), scores)
-        # The key covers what was asked, in rows of older versions too.
+        # The key covers the request, in rows of older versions too.
         if row.key != key:
             raise ValueError("they do not belong to their key")
     except (KeyError, ValueError, InvalidRequestError, SafetensorError) as error:
@@ -123,7 +124,7 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
 def load_with_meta(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Arrays and metadata of a safetensors file."""
     arrays = load(data)
-    # `load` drops the metadata, which stand in the header: 8 bytes of its length, then JSON.
+    # `load` drops the metadata, which is in the header: eight bytes with its length, then JSON.
     length = int.from_bytes(data[:8], "little")
     return arrays, json.loads(data[8 : 8 + length]).get("__metadata__", {})
 
@@ -136,5 +137,5 @@ def _checksum(arrays: dict[str, NDArray[Any]]) -> int:
 
 
 def _meta_checksum(meta: dict[str, str]) -> int:
-    # Sorted: safetensors writes metadata in an order that changes from one call to the next.
+    # Sorted, because safetensors writes metadata in an order that varies from call to call.
     return crc32c(json.dumps(meta, sort_keys=True).encode())

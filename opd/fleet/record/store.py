@@ -33,12 +33,12 @@ class ScoreStore:
     """Scores on disk. Thread-safe; several processes may share a folder.
 
     Args:
-        folder: made when it is not there.
-        max_bytes: of the scores; those used least recently make room for new ones. 0 keeps all.
+        folder: the folder, which is created if it does not exist.
+        max_bytes: largest size of the scores' file; the least recently used scores make room for new ones. 0 keeps all.
 
     Raises:
-        RunFolderError: the folder cannot be made.
-        DataError: it is damaged or has the form of an earlier version.
+        RunFolderError: if the folder cannot be created.
+        DataError: if the store is damaged or was written by an incompatible earlier version.
     """
 
     def __init__(self, folder: Path | str, max_bytes: int = 0) -> None:
@@ -59,7 +59,7 @@ class ScoreStore:
     # Scores.
 
     def get(self, key: str) -> Scores | None:
-        """The scores under a key; None when there are none. A damaged row is removed and counts as none."""
+        """The scores under a key; None if there are none. A damaged row is removed and counts as none."""
         try:
             return self.read(key)
         except DataError:
@@ -67,29 +67,29 @@ class ScoreStore:
             return None
 
     def read(self, key: str) -> Scores | None:
-        """The scores under a key; None when there are none. Nothing on the disk is touched.
+        """The scores under a key; None if there are none. Nothing on disk is changed.
 
         Raises:
-            DataError: the row is damaged; names it.
+            DataError: if the row is damaged; the message names it.
         """
         data = self._scores.get(key)
         return None if data is None else from_bytes(key, data, self.folder).scores
 
     def put(self, rows: Sequence[StoredRow]) -> list[str]:
-        """Keep rows, all of them or none; returns their keys. One call for many is much faster than many for one."""
+        """Store rows, all or none; returns their keys. One call with many rows is much faster than many calls."""
         keys = [row.key for row in rows]
         self._scores.put([(key, to_bytes(row)) for key, row in zip(keys, rows, strict=True)])
         return keys
 
     def entries(self) -> Iterator[StoredRow]:
-        """All rows in the order of their keys.
+        """All rows, in the order of their keys.
 
         Raises:
-            DataError: a row is damaged; names it.
+            DataError: if a row is damaged; the message names it.
         """
         for key in self._scores:
             data = self._scores.get(key)
-            if data is not None:  # else another process has dropped it since
+            if data is not None:  # otherwise another process has dropped it
                 yield from_bytes(key, data, self.folder)
 
     def __contains__(self, key: str) -> bool:
@@ -105,14 +105,14 @@ class ScoreStore:
     # Teachers and heads.
 
     def put_teacher(self, info: pb.TeacherInfo) -> Path:
-        """Keep what a teacher is, in the file that is returned."""
+        """Store a teacher's description; returns its file."""
         return _write(self._teacher_path(info.name), json_format.MessageToJson(info).encode())
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
         """The recorded teachers by name.
 
         Raises:
-            DataError: a description is damaged; names it.
+            DataError: if a description is damaged; the message names it.
         """
         found = {}
         for path in sorted((self.folder / "teachers").glob("*.json")):
@@ -124,7 +124,7 @@ class ScoreStore:
         return found
 
     def put_head(self, head: Head) -> Path:
-        """Keep a head under its content hash, in the file that is returned."""
+        """Store a head under its content hash; returns its file."""
         arrays = {"weight": np.ascontiguousarray(head.weight)}
         if head.bias is not None:
             arrays["bias"] = np.ascontiguousarray(head.bias)
@@ -132,10 +132,10 @@ class ScoreStore:
         return _write(self._head_path(head.hash), save(arrays, meta))
 
     def head(self, content_hash: str) -> Head | None:
-        """The head with a content hash; None when it was not recorded.
+        """The head with a content hash; None if it was not recorded.
 
         Raises:
-            DataError: the file does not have the hash of its name.
+            DataError: if the file is damaged, or its contents do not have the hash in its name.
         """
         path = self._head_path(content_hash)
         if not path.exists():
