@@ -1,17 +1,17 @@
-"""The budgets of re-issues and hedges, which keep a fleet in trouble from being given even more work."""
+"""Budgets for re-issues and hedges, which keep a fleet in trouble from getting even more work."""
 
 import math
 import random
 
 
 class RetryBudget:
-    """Re-issues are paid for by first attempts (a tenth each by default) and by the passing of time.
+    """A budget for re-issues, filled by first attempts (each pays for a tenth by default) and by the passing of time.
 
-    Without it, a fleet that fails under load would be given twice the load. A re-issue that finds the budget empty
-    waits; it is not given up.
+    Without it, a fleet that fails under load would get twice the load. A re-issue that finds the budget empty waits; it
+    is not given up.
 
     Args:
-        ratio: re-issues that one first attempt pays for.
+        ratio: re-issues that a first attempt pays for.
         rate: re-issues per second that are granted in any case.
         burst: most re-issues that can be saved up.
     """
@@ -24,24 +24,24 @@ class RetryBudget:
         self._at: float | None = None
 
     def first_attempt(self, rows: int = 1) -> None:
-        """`rows` were sent for the first time."""
+        """Note that `rows` were sent for the first time."""
         self._tokens = min(self._burst, self._tokens + self._ratio * rows)
 
     def wait_seconds(self, now: float, most: float = math.inf) -> float:
-        """Take one re-issue; returns the seconds after which it is covered, 0 when it is covered now.
+        """Take one re-issue; returns the seconds until it is covered, 0 if it is covered already.
 
-        Where `most` seconds are waited at most, no more is added to the debt than is paid off in them.
+        With a limit `most` on the wait, the debt never grows beyond what `most` seconds pay off.
         """
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + self._rate * max(0.0, now - self._at))
         self._at = now
-        # Below zero: the debt is what spaces the re-issues that wait, one per 1 / rate seconds.
+        # May be negative: the debt spaces waiting re-issues 1 / rate seconds apart.
         self._tokens = max(self._tokens - 1.0, min(self._tokens, -most * self._rate))
         return min(most, max(0.0, -self._tokens / self._rate))
 
 
 class HedgeBudget:
-    """At most `cap` of all rows are hedged; the very first hedge is allowed whatever the share."""
+    """A budget for hedges: at most `cap` of all rows, except that the very first hedge is always allowed."""
 
     def __init__(self, cap: float) -> None:
         self._cap = cap
@@ -49,11 +49,11 @@ class HedgeBudget:
         self.hedged = 0
 
     def sent(self, rows: int) -> None:
-        """`rows` were sent for the first time."""
+        """Note that `rows` were sent for the first time."""
         self.rows += rows
 
     def take(self) -> bool:
-        """Whether one more row may be hedged; counts it when it may."""
+        """Whether one more row may be hedged; if so, it is counted."""
         if self._cap <= 0.0 or self.hedged + 1 > max(1.0, self._cap * self.rows):
             return False
         self.hedged += 1

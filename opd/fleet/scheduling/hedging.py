@@ -1,9 +1,10 @@
-"""Which straggling row is worth a second attempt elsewhere. Pure: no I/O, the clock is an argument.
+"""Which straggling rows deserve a second attempt elsewhere. No I/O; the clock is an argument.
 
-Two reasons, both bounded by the hedge budget (5 % of the rows):
+There are two reasons, both limited by the hedge budget (5 % of the rows by default):
 
-* overdue: the RPC is older than the 0.95 quantile of recent latency-to-expectation ratios allows;
-* tail: nothing waits any more, and an idle replica would be done clearly sooner than the one that has the row.
+* overdue: the RPC is older than its expected latency times the 0.95 quantile of recent ratios of actual to expected
+  latency;
+* tail: no rows wait any more, and an idle replica would finish clearly sooner than the one that has the row.
 """
 
 from collections import deque
@@ -22,13 +23,13 @@ from opd.fleet.settings import HedgeSettings
 _WINDOW = 256
 _FIRST_RATIO = 3.0
 _ENOUGH = 20
-_TAIL_GAIN = 0.25  # of the remaining time that a hedge at the end of a step must save, as speeds are estimates
-_STALL_GAIN = 0.5  # the same for taking a row away without doubling it: what its server has done of it is lost
+_TAIL_GAIN = 0.25  # share of the remaining time that a hedge at the end of a step must save, as speeds are estimates
+_STALL_GAIN = 0.5  # the same for moving a row instead of doubling it: what its server has done of it is lost
 _MOST_MOVES = 3
 
 
 class RatioQuantile:
-    """A running quantile of latency divided by expected latency; 3 until twenty RPCs were seen, never below 1.5."""
+    """Running quantile of latency over expected latency; 3 until twenty RPCs have finished, and never below 1.5."""
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
@@ -37,16 +38,16 @@ class RatioQuantile:
         self._fresh = 0
 
     def add(self, ratio: float) -> None:
-        """One finished RPC."""
+        """Add the ratio of a finished RPC."""
         self._ratios.append(ratio)
         self._fresh += 1
-        if len(self._ratios) >= _ENOUGH and self._fresh >= 8:  # sorted now and then: one ratio hardly moves a quantile
+        if len(self._ratios) >= _ENOUGH and self._fresh >= 8:  # not each time: one ratio hardly moves a quantile
             self._fresh = 0
             ordered = sorted(self._ratios)
             self._cached = max(1.5, ordered[min(len(ordered) - 1, int(self._quantile * len(ordered)))])
 
     def value(self) -> float:
-        """The ratio beyond which an RPC is overdue."""
+        """The ratio above which an RPC is overdue."""
         return self._cached
 
 
@@ -54,8 +55,8 @@ class Hedger:
     """Chooses hedges.
 
     Attributes:
-        budget: how many rows were sent and hedged.
-        overdue: the adaptive ratio.
+        budget: how many rows were sent and how many hedged.
+        overdue: the adaptive ratio beyond which an RPC is overdue.
     """
 
     def __init__(self, settings: HedgeSettings) -> None:
@@ -64,20 +65,20 @@ class Hedger:
         self.overdue = RatioQuantile(settings.quantile)
 
     def finished(self, rpc: Rpc, now: float) -> None:
-        """A first-attempt RPC was answered completely."""
+        """Note that an RPC was answered completely; hedges are ignored."""
         if not rpc.hedge and rpc.expected > 0:
             self.overdue.add((now - rpc.started) / rpc.expected)
 
     def long_overdue(self, rpc: Rpc, now: float, seconds: float) -> bool:
-        """Whether an RPC is older than twice what makes it overdue, and than `seconds`."""
+        """Whether an RPC is more than twice as old as an overdue one, and older than `seconds`."""
         return now - rpc.started > max(seconds, 2 * self.overdue.value() * rpc.expected)
 
     def choose(self, scheduler: Scheduler, now: float) -> tuple[list[Rpc], list[Rpc]]:
-        """Start the hedges that are worth it now, the largest expected gain first.
+        """Start the hedges that are worth it now, beginning with the largest expected gain.
 
         Returns:
-            The started hedges, and the RPCs to take back: overdue ones on a server that has stalled, once the
-            budget is spent. Their rows move instead of being doubled, each at most three times.
+            The hedges that were started, and the RPCs to take back: those that are overdue on a server that has
+            stalled, once the budget is spent. Their rows are moved instead of doubled, each at most three times.
         """
         started: list[Rpc] = []
         stalled: dict[int, Rpc] = {}
@@ -91,7 +92,7 @@ class Hedger:
             stragglers = [found for rpc, late in rpcs for found in _stragglers(ready, rpc, late, now)]
             for straggler in sorted(stragglers, key=_by_gain):
                 rpc, task = straggler.rpc, straggler.task
-                finish, target = ready.best(rpc, task)  # again: hedges started before it may have taken the server
+                finish, target = ready.best(rpc, task)  # again, because earlier hedges may have taken the server
                 if target is None or straggler.remaining - finish < self._settings.min_seconds:
                     continue
                 if self.budget.take():
@@ -102,7 +103,7 @@ class Hedger:
         return started, list(stalled.values())
 
     def _suspects(self, scheduler: Scheduler, now: float) -> dict[str, list[tuple[Rpc, bool]]]:
-        """By teacher, the RPCs that are overdue (True) or that hold up the end (False)."""
+        """By teacher, the RPCs that are overdue (True) or that may hold up the end of the step (False)."""
         found: dict[str, list[tuple[Rpc, bool]]] = {}
         overdue = self.overdue.value()
         for server in scheduler.servers.values():
@@ -110,14 +111,14 @@ class Hedger:
                 if rpc.hedge or not rpc.waiting:
                     continue
                 late = now - rpc.started > overdue * rpc.expected
-                # While rows wait, an idle server is better used for those: only overdue RPCs count then.
+                # While rows wait, an idle server is better used for those, so only overdue RPCs count.
                 if late or not len(scheduler.queues[rpc.teacher]):
                     found.setdefault(rpc.teacher, []).append((rpc, late))
         return found
 
 
 class _Straggler(NamedTuple):
-    """A row worth a second attempt: seconds gained, seconds it would still take where it is, whether overdue."""
+    """A row that deserves a second attempt: seconds gained, seconds left where it is, whether it is overdue."""
 
     gain: float
     remaining: float
@@ -134,7 +135,7 @@ def _stragglers(ready: "_Ready", rpc: Rpc, late: bool, now: float) -> list[_Stra
     """The rows of a suspect RPC that another server would finish clearly sooner."""
     found: list[_Straggler] = []
     remaining = _remaining(rpc, now)
-    for task in reversed(rpc.tasks):  # a server answers in order, so the last row is the furthest from done
+    for task in reversed(rpc.tasks):  # a server answers in order, so the last row is furthest from done
         if task.number not in rpc.waiting or task.hedged or task.done:
             continue
         finish, target = ready.best(rpc, task)
@@ -145,7 +146,7 @@ def _stragglers(ready: "_Ready", rpc: Rpc, late: bool, now: float) -> list[_Stra
 
 
 def _remaining(rpc: Rpc, now: float) -> float:
-    """Seconds until the server has finished this RPC and those before it, at its present speed.
+    """Seconds until the server has finished this RPC and those before it, at its current speed.
 
     A server that has been silent for a while is expected to stay silent for as long again, whatever its speed was.
     """
@@ -153,18 +154,19 @@ def _remaining(rpc: Rpc, now: float) -> float:
     speed = server.throughput.speed(now)
     if not speed:
         return max(now - rpc.started, rpc.expected)
-    # A server works in order of arrival, so what was sent after this RPC does not delay it.
+    # A server works in order of arrival, so what was sent later does not delay this RPC.
     later = sum(other.waiting_tokens for other in server.rpcs.values() if other.number > rpc.number)
     return max((server.ahead(now, speed) - later) / speed, server.throughput.since_answer(now))
 
 
 class _Ready:
-    """The servers that can take a row now, and how soon each would be done with one.
+    """The servers that can take a row now, and how soon each would finish one.
 
-    In arrays: towards the end of a step every row in flight is weighed against every server of a large fleet.
+    Uses arrays because, towards the end of a step, every row in flight is weighed against every server of a large
+    fleet.
 
     Attributes:
-        servers: in the order of the estimate; the first of equals wins.
+        servers: in the order of the estimate; ties go to the first.
     """
 
     def __init__(self, estimate: CompletionEstimate, now: float) -> None:
@@ -181,9 +183,9 @@ class _Ready:
         return np.array([self._estimate.speed(server) for server in self.servers], np.float64)
 
     def best(self, rpc: Rpc, task: ScoreTask) -> tuple[float, ServerLoad | None]:
-        """The server, other than the RPC's, that would finish the row first, and in how many seconds."""
+        """The server, other than the RPC's own, that would finish the row first, and in how many seconds."""
         finish = (self._ahead + task.tokens) / self._speed
-        # Where it waits already, where it failed, and where it may not go.
+        # Excluded: where the row is already, where it failed, and where it must not go.
         away = {rpc.server.address, *task.avoid, *task.barred_now()}
         while True:
             index = int(finish.argmin())
@@ -194,6 +196,6 @@ class _Ready:
             finish[index] = np.inf
 
     def took_a_row(self, server: ServerLoad) -> None:
-        """A hedge was started there."""
+        """Account for a hedge that was started on a server."""
         ahead = self._estimate.ahead(server) if server.open(self._now) else np.inf
         self._ahead[self.servers.index(server)] = ahead

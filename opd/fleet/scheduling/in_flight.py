@@ -1,7 +1,7 @@
-"""What is in flight: rows (`ScoreTask`), the RPCs that carry them, and the load that this client puts on each server.
+"""What is in flight: rows (`ScoreTask`), the RPCs that carry them, and this client's load on each server.
 
-They refer to each other, so they live together: a task lists its RPCs, an RPC its tasks and its server, a server's load
-its RPCs.
+They refer to each other and are therefore in one module: a task lists its RPCs, an RPC its tasks and its server, and a
+server's load its RPCs.
 """
 
 from collections import OrderedDict
@@ -15,37 +15,37 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 _RECENT_GROUPS = 32
 _FIELD_BYTES = 64
-_ACCEPTED_SECONDS = 2.0  # a server refuses before it computes, so an RPC it has had for this long was accepted
+_ACCEPTED_SECONDS = 2.0  # a server refuses before it computes, so it has accepted an RPC that it has had for this long
 _NEVER = float("inf")
 
 
 @dataclass(eq=False, slots=True)
 class ScoreTask:
-    """One row to score, exactly once.
+    """A row that is to be scored exactly once.
 
     Attributes:
         number: order of submission, unique in the fleet.
         teacher: name of the teacher.
-        item, spec, temperature: what to score, as which payload.
-        deliver: called once with the scores or the error.
-        group: rows of one prompt share a group, which keeps them together; "" for none.
-        submitted: seconds of the fleet's clock.
-        deadline: seconds of the fleet's clock, inf for none.
+        item, spec, temperature: what to score, and as which payload.
+        deliver: called once, with the scores or the error.
+        group: name shared by the rows of a prompt, which keeps them together; "" for none.
+        submitted: time of submission on the fleet's clock, in seconds.
+        deadline: deadline on the fleet's clock, in seconds; inf for none.
         trace: metadata of the caller's span.
-        tokens: prompt and response tokens, the cost of the row.
-        size: bytes of the row in a request, at most.
+        tokens: number of prompt and response tokens, which is the cost of the row.
+        size: most bytes that the row takes in a request.
         batch_key: rows with equal keys (payload, temperature) may travel in one RPC.
-        failures: attempts that failed.
+        failures: number of failed attempts.
         avoid: servers where an attempt failed; others are preferred.
         barred: servers where it must not go.
-        cross_score: whether it is one of the rows that two replicas score.
+        cross_score: whether it was chosen to be scored by two replicas.
         is_check: whether it only checks the scores of its twin.
-        twin: the task for the same row that must not share a server with it, None for none.
-        answered_by: the server whose scores it got, "" before.
-        rpcs: RPCs that carry the row now: one, or two when it is hedged.
+        twin: the task for the same row that must not share a server with it; None for none.
+        answered_by: address of the server whose scores it got; "" before.
+        rpcs: the RPCs that carry the row at present: one, or two if it is hedged.
         hedged: whether a second RPC was started.
-        moves: how often it was taken back from a server that stalled.
-        refused_since: time of the first refusal by a busy server since it was last sent elsewhere, None before.
+        moves: number of times it was taken back from a server that stalled.
+        refused_since: time of the first refusal by a busy server, None if there was none.
         done: whether a result, an error or a cancellation was delivered.
     """
 
@@ -81,15 +81,15 @@ class ScoreTask:
         self.batch_key = (self.spec, self.temperature)
 
     def accepts(self, address: str, serving: Set[str]) -> bool:
-        """Whether it may go to a server; to one where it failed only if all others that serve its teacher failed."""
+        """Whether it may go to a server; to a server where it failed only if all others that serve it failed too."""
         barred = self.barred_now()
         if address in barred:
             return False
-        # Where every server has failed it once, the failure may be the row's own: better tried again than never.
+        # If every server has failed it once, the failure may be the row's own; another attempt is better than none.
         return address not in self.avoid or serving - barred <= self.avoid
 
     def barred_now(self) -> Set[str]:
-        """Servers where it must not go: those that are barred, and those that have or answered its twin."""
+        """Servers where it must not go: those that are barred, and those that have, or answered, its twin."""
         if self.twin is None:
             return self.barred
         return self.barred | {rpc.server.address for rpc in self.twin.rpcs} | {self.twin.answered_by}
@@ -97,16 +97,16 @@ class ScoreTask:
 
 @dataclass(eq=False, slots=True)
 class Rpc:
-    """One RPC: rows of one teacher with one payload on one server.
+    """An RPC: rows for one teacher, with one payload, on one server.
 
     Attributes:
         number: order of dispatch.
-        server: where it went.
+        server: the server that it was sent to.
         teacher: name of the teacher.
-        tasks: the rows in the order of the request.
-        waiting: numbers of the rows that have not been answered.
-        started: seconds of the fleet's clock.
-        expected: seconds after which it should be done, from the server's throughput and what is before it.
+        tasks: the rows, in the order of the request.
+        waiting: numbers of the rows that are not answered yet.
+        started: time of dispatch on the fleet's clock, in seconds.
+        expected: seconds after which it should be done, from the server's throughput and the work ahead of it.
         hedge: whether it is a second attempt.
     """
 
@@ -121,7 +121,7 @@ class Rpc:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of the rows that have not been answered."""
+        """Tokens of the rows that are not answered yet."""
         return sum(task.tokens for task in self.tasks if task.number in self.waiting)
 
 
@@ -129,15 +129,15 @@ class ServerLoad:
     """What this client has in flight on one server, and how fast the server processes it.
 
     Attributes:
-        address: of the server.
-        teachers: names that may be asked for here now: its usable replicas.
-        rpcs: RPCs in flight by number.
-        in_flight_tokens, in_flight_rows: what has been sent and not answered.
-        window: tokens that may be in flight beyond the first two rows.
-        last_sent: when an RPC last went out.
-        paused_until: time before which nothing new is sent, from the server's pushback.
-        refused_since: time of the first pushback after the last answer, inf when there was none.
-        throughput: its speed as this client sees it.
+        address: address of the server.
+        teachers: names of the teachers that may be asked for here: those with a usable replica.
+        rpcs: RPCs in flight, by number.
+        in_flight_tokens, in_flight_rows: what has been sent and is not answered.
+        window: tokens that may be in flight, apart from the first two rows, which always may.
+        last_sent: when an RPC was last sent.
+        paused_until: time before which nothing new is sent, because the server pushed back.
+        refused_since: time of the first pushback since the last answer; inf if there was none.
+        throughput: the server's speed as measured by this client.
     """
 
     def __init__(self, address: str, limit_tokens: int) -> None:
@@ -153,8 +153,8 @@ class ServerLoad:
         self.throughput = Throughput()
         self._limit = limit_tokens
         self._halved_at = float("-inf")
-        self._first_rows = 2  # may be in flight whatever the window: one is computed while the next one travels
-        self._oldest: float | None = None  # tokens of the oldest unanswered row; None when it must be looked up
+        self._first_rows = 2  # in flight whatever the window: one is computed while the next one travels
+        self._oldest: float | None = None  # tokens of the oldest unanswered row; None if it must be looked up
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def open(self, now: float) -> bool:
@@ -168,23 +168,23 @@ class ServerLoad:
         return max(0.0, self.window - self.in_flight_tokens)
 
     def rows_of(self, teacher: str) -> int:
-        """Rows of a teacher that have been sent and not answered."""
+        """Number of a teacher's rows that have been sent and are not answered."""
         return sum(len(rpc.waiting) for rpc in self.rpcs.values() if rpc.teacher == teacher)
 
     def ahead(self, now: float, speed: float) -> float:
-        """Tokens not processed yet: what is in flight, less what `speed` has done since the last answer.
+        """Tokens that are not processed yet: those in flight, minus what `speed` allows since the last answer.
 
-        At most the oldest unanswered row counts as done, so that a stalled server does not seem to make progress.
+        At most the oldest unanswered row counts as processed, so that a stalled server does not seem to make progress.
         """
         if not self.rpcs:
             return 0.0
-        if self._oldest is None:  # cached: `ahead` is asked far more often than rows come and go
+        if self._oldest is None:  # cached, because `ahead` is called far more often than rows come and go
             waiting = (task.tokens for rpc in self.rpcs.values() for task in rpc.tasks if task.number in rpc.waiting)
             self._oldest = float(next(waiting, 0))
         return self.in_flight_tokens - min(speed * self.throughput.since_answer(now), self._oldest)
 
     def sent(self, rpc: Rpc, now: float) -> None:
-        """Account for an RPC that starts now."""
+        """Account for an RPC that is sent now."""
         self.rpcs[rpc.number] = rpc
         self._oldest = None
         self.last_sent = now
@@ -194,26 +194,27 @@ class ServerLoad:
         for task in rpc.tasks:
             if task.group:
                 self._groups[(task.teacher, task.group)] = None
-                # Latest last, whether it is new or was there: the oldest group falls out.
+                # Most recent last, whether it is new or not, so that the oldest group is evicted.
                 self._groups.move_to_end((task.teacher, task.group))
         while len(self._groups) > _RECENT_GROUPS:
             self._groups.popitem(last=False)
 
     def answered(self, tokens: int, now: float) -> None:
-        """A row of `tokens` was answered: free its place, measure, and open the window by twice as much.
+        """A row of `tokens` tokens was answered: release it, measure the speed, and widen the window by twice as much.
 
-        Slow start as in TCP: what was answered may go out again, and as much on top, so the window doubles per round.
+        This is TCP's slow start: as many tokens as were answered may be sent again, and as many on top, so the window
+        doubles every round trip.
         """
         self.throughput.answered(tokens, now)
-        # Only an answer widens it: a server that takes rows and never answers would otherwise be given more and more.
+        # Only answers widen the window; otherwise a server that accepts rows and never answers would get more and more.
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
         self.refused_since = _NEVER
         self._free(tokens)
 
     def released(self, tokens: int, now: float) -> None:
-        """A row of `tokens` left without an answer; the time it took counts."""
-        # Nothing was answered in that time, so it makes the server slower, as it should.
+        """A row of `tokens` tokens left without an answer; the time that it took counts."""
+        # Nothing was answered in that time, so the server appears slower, as it should.
         self.throughput.answered(0, now)
         self._free(tokens)
 
@@ -225,19 +226,19 @@ class ServerLoad:
             self.throughput.idle()
 
     def pushed_back(self, now: float, until: float, sent: float) -> None:
-        """The server refused what was `sent` then: nothing new before `until`, and half as much from then on."""
+        """The server refused an RPC `sent` at that time: pause until `until`, then send half as much."""
         self.paused_until = max(self.paused_until, until)
         self.refused_since = min(self.refused_since, now)
-        if sent > self._halved_at:  # else it was on its way when the window was halved: once per round trip, as in TCP
+        if sent > self._halved_at:  # once per round trip, as in TCP: other RPCs were in flight at the last halving
             self._halved_at = now
             self.window /= 2
         self._first_rows = 1
 
     def refuses(self, now: float) -> bool:
-        """Whether the server has done nothing but refuse RPCs lately.
+        """Whether the server has lately done nothing but refuse RPCs.
 
-        Not while it works on an RPC that it accepted before, and not from two seconds after its pause on: what it has
-        not refused by then it has accepted.
+        That is not so while it works on an RPC that it accepted before, nor from two seconds after its pause on: an RPC
+        that it has not refused by then is accepted.
         """
         if now >= self.paused_until + _ACCEPTED_SECONDS or self.refused_since == _NEVER:
             return False
@@ -250,11 +251,11 @@ class ServerLoad:
         self.throughput.forget()
 
     def restarted(self) -> None:
-        """Another process answers at the address: as `reset`, and the pause that the old one asked for is over."""
+        """Another process answers at this address: reset, and end the pause that the old one asked for."""
         self.reset()
         self.paused_until = 0.0
         self.refused_since = _NEVER
 
     def recent_groups(self, teacher: str) -> list[str]:
-        """Groups of `teacher` that were sent here lately, latest first."""
+        """Groups of `teacher` that were recently sent here, most recent first."""
         return [group for name, group in reversed(self._groups) if name == teacher]

@@ -1,4 +1,4 @@
-"""The rows that wait for one teacher: ordered by length, findable by group, and by age."""
+"""The rows that wait for one teacher: sorted by length, and accessible by group and by age."""
 
 import bisect
 from collections import deque
@@ -10,11 +10,11 @@ _SCAN = 128
 
 
 class TeacherQueue:
-    """Waiting rows of one teacher.
+    """The waiting rows of one teacher.
 
     Attributes:
         tokens: tokens of all waiting rows.
-        served: tokens handed out so far, the teacher's virtual time for fairness.
+        served: tokens handed out so far: the teacher's virtual time, for fairness.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class TeacherQueue:
         self.served = 0.0
         self._sorted: list[tuple[int, int, ScoreTask]] = []
         self._groups: dict[str, dict[int, ScoreTask]] = {}
-        # Rows stay in it when they leave the queue, because removing from the middle is slow; `_present` tells.
+        # Rows that leave the queue stay in it, because removing from the middle is slow; `_present` tells which remain.
         self._arrival: deque[ScoreTask] = deque()
         self._present: set[int] = set()
 
@@ -48,14 +48,14 @@ class TeacherQueue:
             self._arrival.append(task)
 
     def remove(self, task: ScoreTask) -> None:
-        """Take a row out."""
-        # Numbers are unique, so this is the row itself and no other of its length.
+        """Remove a row from the queue."""
+        # Numbers are unique, so this finds the row itself and not another one of the same length.
         index = bisect.bisect_left(self._sorted, (-task.tokens, task.number), key=_order)
         del self._sorted[index]
         self._present.discard(task.number)
         self.tokens -= task.tokens
         if not self._sorted:
-            self._arrival.clear()  # it may hold rows that left before an older one
+            self._arrival.clear()  # it may hold rows that left before an older one did
         members = self._groups.get(task.group)
         if members is not None:
             members.pop(task.number, None)
@@ -63,21 +63,21 @@ class TeacherQueue:
                 del self._groups[task.group]
 
     def oldest(self) -> ScoreTask | None:
-        """The row that has waited longest, re-issues first."""
+        """The row that has waited longest; re-issues come first."""
         while self._arrival and self._arrival[0].number not in self._present:
             self._arrival.popleft()
         return self._arrival[0] if self._arrival else None
 
     def shortest(self) -> ScoreTask | None:
-        """The shortest row."""
+        """The shortest row, or None."""
         return self._sorted[-1][2] if self._sorted else None
 
     def longest(self, most_tokens: float, accept: Callable[[ScoreTask], bool]) -> ScoreTask | None:
-        """The longest acceptable row of at most `most_tokens` tokens, among the first 128 of that length or less.
+        """The longest acceptable row of at most `most_tokens` tokens, among the first 128 that are short enough.
 
-        The bound keeps a choice cheap when thousands of rows are barred from this server.
+        The limit keeps a choice cheap if thousands of rows are barred from a server.
         """
-        # Sorted by minus the length: from here on all rows fit.
+        # Sorted by negative length, so all rows from here on are short enough.
         start = bisect.bisect_left(self._sorted, -most_tokens, key=_length)
         for _, _, task in self._sorted[start : start + _SCAN]:
             if accept(task):
@@ -85,7 +85,7 @@ class TeacherQueue:
         return None
 
     def group(self, name: str) -> list[ScoreTask]:
-        """The waiting rows of a group, in order of submission."""
+        """The waiting rows of a group, in order of submission; none for the group ""."""
         return list(self._groups.get(name, {}).values()) if name else []
 
 
