@@ -1,1 +1,1 @@
-"""The fleet at one moment: typed records, read from the living fleet, shown as a table."""
+"""The state of the fleet at one moment: typed records, taken from the live fleet, and shown as a table."""

@@ -1,27 +1,28 @@
-"""The fleet at one moment, as typed records: for `opd fleet status`, for metrics and logs."""
+"""The state of the fleet at one moment as typed records, for `opd fleet status`, metrics and logs."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class FleetCounters:
-    """What happened since the fleet was connected; all only grow.
+    """Counts since the fleet was connected; they only grow.
 
     Attributes:
         rows_submitted, rows_answered, rows_failed, rows_cancelled: rows by outcome.
         tokens_answered: prompt and response tokens of answered rows.
         wire_bytes: bytes of tensors received with answered rows.
         calls: RPCs started, hedges included.
-        calls_failed: RPCs that ended in an error.
+        calls_failed: RPCs that ended with an error.
         reissues: rows sent again after a failure.
         moved: rows taken back from a server that stalled.
         hedges, hedges_won: rows sent to a second replica, and those that it answered first.
         pushbacks: calls that a busy server refused.
-        corrupt_payloads: answers that failed validation.
-        replica_deaths: how often a replica was given up as dead.
-        checked_rows, checked_tokens: rows that a second replica scored too, on top of the answered ones.
-        disagreements: replicas rejected because their scores of such a row stood alone.
-        cache_hits, cache_misses: rows that were found in the score cache, and rows that were not.
+        corrupt_payloads: responses that failed validation.
+        replica_deaths: number of times that a replica was given up as dead.
+        checked_rows, checked_tokens: rows, and their tokens, that a second replica scored too; not in the answered
+            ones.
+        disagreements: replicas rejected because their scores of such a row differed from those of others.
+        cache_hits, cache_misses: rows that were found, and not found, in the score cache.
     """
 
     rows_submitted: int = 0
@@ -51,14 +52,14 @@ class ReplicaStatus:
     """One teacher on one server.
 
     Attributes:
-        teacher, address: which.
-        state, reason, since_seconds: of its life cycle.
-        weights_hash, engine, version: what it says it is.
-        agreement_nats: largest difference from the pool at the last check, None before the first.
-        in_flight_rows, in_flight_tokens, window_tokens: of the whole server, from this client.
-        tokens_per_second: of the whole server, as this client measures it; None before the first answer.
-        queued_tokens: what the server says waits there from all clients; None when it did not say.
-        paused_seconds: how long its pushback still holds.
+        teacher, address: which teacher, on which server.
+        state, reason, since_seconds: its state, the reason for it, and how long it has lasted.
+        weights_hash, engine, version: from its description.
+        agreement_nats: largest difference from the pool at the last check; None before the first.
+        in_flight_rows, in_flight_tokens, window_tokens: of this client, on the whole server.
+        tokens_per_second: of the whole server, as measured by this client; None before the first answer.
+        queued_tokens: tokens of all clients in the server's queue, from its load report; None without one.
+        paused_seconds: seconds for which its pushback still applies.
     """
 
     teacher: str
@@ -80,15 +81,15 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class TeacherStatus:
-    """One teacher over all its replicas.
+    """One teacher, over all its replicas.
 
     Attributes:
         teacher: its name.
-        weights_hash: of the pool, "" before the first replica was admitted.
-        usable, replicas: how many can serve, of how many known.
+        weights_hash: hash of the pool's weights; "" before the first replica was admitted.
+        usable, replicas: number of replicas that can serve, and of all known ones.
         queued_rows, queued_tokens: what waits in this client.
-        in_flight_rows: what has been sent.
-        down_seconds: since a replica of it last took rows (none is healthy, or all are too busy); 0 while one does.
+        in_flight_rows: rows that were sent and are not answered.
+        down_seconds: seconds since a replica last took rows (none is healthy, or all are too busy); 0 while one does.
     """
 
     teacher: str
@@ -103,11 +104,11 @@ class TeacherStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """A server that is listed but has not described itself yet.
+    """A listed server that has not described itself yet.
 
     Attributes:
-        address: where it should be.
-        error: why it did not answer, "" when it was not asked yet.
+        address: where it is expected.
+        error: why it did not answer; "" if it was not asked yet.
     """
 
     address: str
@@ -122,7 +123,7 @@ class FleetStatus:
         teachers: sorted by name.
         replicas: sorted by teacher and address.
         silent: servers that never described themselves.
-        counters: a copy.
+        counters: a copy of the fleet's counters.
     """
 
     teachers: list[TeacherStatus]

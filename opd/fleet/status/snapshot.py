@@ -1,4 +1,4 @@
-"""Builds a `FleetStatus` from the live fleet."""
+"""Building a `FleetStatus` from the live fleet."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from opd.fleet.status.records import FleetStatus, ReplicaStatus, ServerStatus, T
 def take_status(
     monitors: Mapping[str, ReplicaMonitor], pools: Mapping[str, Pool], dispatcher: Dispatcher, now: float
 ) -> FleetStatus:
-    """The fleet at the time `now`; the counters are the dispatcher's own."""
+    """The state of the fleet at the time `now`; the counters are the dispatcher's own object."""
     teachers = [_teacher(pool, monitors, dispatcher, now) for _, pool in sorted(pools.items())]
     replicas = [
         _replica(monitor, name, now) for monitor in monitors.values() for name in monitor.lives if name in monitor.infos
@@ -35,7 +35,7 @@ def _teacher(pool: Pool, monitors: Mapping[str, ReplicaMonitor], dispatcher: Dis
         replicas=len(lives),
         queued_rows=len(waiting),
         queued_tokens=sum(task.tokens for task in waiting),
-        # What is live and does not wait has been sent.
+        # A row that is live and does not wait has been sent.
         in_flight_rows=pool.rows - len(waiting),
         down_seconds=0.0 if pool.out_since is None else now - pool.out_since,
     )

@@ -1,4 +1,4 @@
-"""The live table of `opd fleet status`, narrow enough for a terminal of 80 columns."""
+"""The table of `opd fleet status`, narrow enough for a terminal with 80 columns."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def status_view(status: FleetStatus) -> Group:
-    """Teachers, replicas, what each runs, what is wrong with them, counters."""
+    """Tables of teachers and replicas, then what each runs, what is wrong, and the counters."""
     parts: list[Table | Text] = [_teachers(status), _replicas(status), *_versions(status), *_troubles(status)]
     counters = status.counters
     parts.append(
@@ -35,7 +35,7 @@ def status_view(status: FleetStatus) -> Group:
 
 
 def _table(*names: str, left: int) -> Table:
-    """A table without lines between columns; the first `left` columns hold words, the others numbers."""
+    """A table without lines between columns; the first `left` columns hold text, the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(names):
         words = index < left
@@ -82,7 +82,7 @@ def _replica_row(replica: ReplicaStatus) -> list[str | Text]:
 
 
 def _versions(status: FleetStatus) -> Iterator[Text]:
-    """A line for each engine, version and weights that replicas of a teacher run; there should be one."""
+    """A line for each combination of engine, version and weights that a teacher's replicas run; one is normal."""
     who: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for replica in status.replicas:
         runs = f"{replica.engine}, opd {replica.version}, weights {replica.weights_hash[:12]}"
