@@ -1,4 +1,8 @@
-"""A job: everything a run needs, built and checked from a recipe before the first step."""
+"""Builds the parts of a run from a recipe, and checks them before the first step.
+
+`student.preparation` builds the parts that need no weights; `build_job` adds the student, the scorers, the learner and
+the sampler. The loop (`student.loop`) drives what it returns.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -60,7 +64,11 @@ from student.services import LoopServices
 
 @dataclass(slots=True)
 class Job:
-    """The parts of a run; see the classes for what each does."""
+    """The parts of a run; each is documented at its class.
+
+    `asks_ahead` says whether rows sampled ahead are sent to the models at once, or only verified because the strategy
+    may still drop them; `learns_early`, whether the gradient of a step may begin before all its scores are there.
+    """
 
     recipe: Recipe
     accelerator: Accelerator
@@ -91,24 +99,24 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
 
     Args:
         recipe: the recipe.
-        stack: closes what the job opened.
-        model_path: weights to load instead of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
-        poll: called while waiting for the fleet.
+        stack: takes callbacks that close what the job opens.
+        model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
+        poll: called repeatedly while waiting for the fleet; may raise to give up.
     """
     found = prepare(recipe, stack, model_path)
     plugins, tokenizer = found.plugins, found.tokenizer
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)
     watch = RankWatch(ranks)
-    stack.push(watch.leave)  # exits run in reverse: the others hear of the end once all below is closed
+    stack.push(watch.leave)  # exits run in reverse order: other ranks hear that this one ends once its parts are closed
     student, twin = _student(recipe, found, accelerator, stack)
     student.hooks = [hook for controller in plugins.controllers for hook in controller.hooks()]
     scorers = _scorers(recipe, found, student, accelerator, ranks, stack)
     scorer, local = scorers.make(plugins.needs), scorers.local
     early = found.fleet is not None and learns_early(recipe, plugins)
     learner = _learner(recipe, plugins, student, accelerator, ranks, tokenizer, scorer, early=early)
-    # Evaluations may need other payloads than the objective, and so a scorer of their own; candidates are kept at the
-    # rollout, once, as many as either needs.
+    # Evaluations may need other payloads than the objective, and then have a scorer of their own. Candidates are kept
+    # once, at the rollout, as many as the more demanding of the two needs.
     measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
     kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
     spec = _rollout_spec(recipe, found, accelerator, max(plugins.needs.candidates, kl_needs.candidates))
@@ -116,7 +124,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     setup = EngineSetup(student.lm, tokenizer, spec, found.weights.base, found.weights.revision, shards)
     sampler = _sampler(recipe, plugins, setup, learner, stack)
     asks_ahead = plugins.rewards.reads_signals or not plugins.strategy.judges
-    # Rows that the strategy may still leave out are only judged ahead; models are asked about those that it keeps.
+    # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
     on_row = scorer.submit if asks_ahead else scorer.verify
     ahead = _ahead(recipe, plugins, setup, sampler, learner, local, twin, on_row, scorer.flush, stack)
     cursor = PromptCursor(found.source)
@@ -134,7 +142,7 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         cursor,
         scorers.verification,
     )
-    scorers.services = services  # rewards may ask what is built from scorers
+    scorers.services = services  # set afterwards: rewards use the services, which hold a scorer
     return Job(
         recipe=recipe,
         accelerator=accelerator,
@@ -164,14 +172,14 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
 def _followers(
     recipe: Recipe, found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]
 ) -> list[Controller]:
-    """What keeps a served teacher at the student's average: last, because methods may move the average too."""
+    """The controller that sends the student's average to a served teacher: last, as methods may change the average."""
     if found.fleet is None or recipe.teachers is None or recipe.teachers.ema.served is None:
         return []
     return [ServedAverage(recipe, found.fleet, local, learner.student, found.tokenizer, learner.ranks, poll)]
 
 
 def _stop_check(recipe: Recipe, found: Prepared, sampler: PolicySampler, scorers: "_Scorers") -> StopCheck | None:
-    """What compares stop tokens before the first step; recorded scores cannot be asked again."""
+    """The check of stop tokens before the first step; None without a live teacher to ask (recorded scores are not)."""
     live = found.fleet is not None and not found.fleet.recorded and found.plugins.needs.teacher
     if not live or not found.models.infos:
         return None
@@ -180,10 +188,10 @@ def _stop_check(recipe: Recipe, found: Prepared, sampler: PolicySampler, scorers
 
 @dataclass(slots=True)
 class _Scorers:
-    """Makes scorers: each keeps requests of its own, all share what answers them.
+    """Makes scorers, each with its own needs; all share the fleet, the local models and the verifiers.
 
     Attributes:
-        services: for rewards; known once all parts are there.
+        services: passed to rewards; set once all parts are built.
     """
 
     recipe: Recipe
@@ -194,7 +202,7 @@ class _Scorers:
     services: LoopServices | None = None
 
     def make(self, needs: Needs, stops: StopMap | None = None) -> Scorer:
-        """A scorer for `needs`, with another map of stop tokens where one is given."""
+        """A scorer for `needs`; `stops` replaces the run's own map of stop tokens."""
         return Scorer(
             self.found.fleet,
             self.recipe.teachers,
@@ -227,7 +235,7 @@ def _scorers(
 def _student(
     recipe: Recipe, found: Prepared, accelerator: Accelerator, stack: ExitStack
 ) -> tuple[Student, PreTrainedModel | None]:
-    """The student, and where it is sharded and samples beside learning, a whole copy that does so."""
+    """The student, and an unsharded copy that samples ahead if the student is sharded and the engine has no weights."""
     weights = found.weights
     student = load_student(
         weights.base,
@@ -284,7 +292,7 @@ def _rollout_spec(recipe: Recipe, found: Prepared, accelerator: Accelerator, can
         stop_ids=frozenset(found.stop_ids),
         cache_tokens=recipe.rollout.cache_tokens,
         autocast=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
-        # `most_likely` returns more ids than it keeps; where teachers are asked at too few, `map_of` has refused.
+        # `most_likely` must return more ids than it is made to keep; `map_of` has refused teachers asked at too few.
         keep_ids=keep_ids if candidates > len(keep_ids) else (),
         read_given=bool(needs.signals or needs.reward or candidates),
         experts=needs.experts,
@@ -311,10 +319,13 @@ def _ahead(
     on_end: Callable[[], None],
     stack: ExitStack,
 ) -> Ahead | None:
-    """What samples while the loop trains, with an engine on a copy of the student where the run's holds no weights."""
+    """What samples while the loop trains: the run's engine if it holds weights, otherwise one on a copy of the student.
+
+    None if `train.max_staleness` is 0.
+    """
     if not recipe.train.max_staleness:
         return None
-    tokenizer = copy.deepcopy(setup.tokenizer)  # a fast one may not be used by two threads at once
+    tokenizer = copy.deepcopy(setup.tokenizer)  # a fast tokenizer must not be used by two threads at once
     own: RolloutEngine | None = None
     if not plugins.engine.holds_weights:
         own = CopyEngine(RolloutEngineSettings(name="copy"))
@@ -363,10 +374,10 @@ def _local_models(
 
 
 def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
-    """Device, precision and ranks.
+    """The accelerator, which knows device, precision and ranks.
 
     Raises:
-        ConfigError: when there are more ranks than prompts in a step.
+        ConfigError: if there are more ranks than prompts in a step.
     """
     patience = recipe.train.disk_patience
     if recipe.teachers is not None:
@@ -375,7 +386,7 @@ def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
     if mixed == "auto":
         mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     accelerator = make_accelerator(mixed, patience)
-    # accelerate keeps precision per process: without this a second job of another precision would be refused.
+    # accelerate keeps the precision per process and would refuse a second job with another precision.
     stack.callback(AcceleratorState._reset_state)
     if recipe.rollout.prompts_per_step < accelerator.num_processes:
         raise ConfigError(
@@ -386,5 +397,5 @@ def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
 
 
 def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:
-    """What identifies the served models, for the run folder."""
+    """What each served model said of itself in the handshake, as JSON values, for the run folder."""
     return {name: MessageToDict(info, preserving_proto_field_name=True) for name, info in infos.items()}

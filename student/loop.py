@@ -1,13 +1,13 @@
-"""The one loop: plan, rollout, score, compose, learn, act on the weights, observe. RL and distillation alike.
+"""The training loop, shared by distillation and reinforcement learning.
 
 plan   = plan_step(step)         which prompts, how many samples, how long
-rows   = strategy.run(plan)      in rounds of sampling; each row leaves as soon as it is finished ...
+rows   = strategy.run(plan)      rounds of sampling; a row leaves the sampler as soon as it is finished ...
 signal = score(row)              ... and is scored at once
 batch  = compose(rows)           filter, replay, re-weight
-for update in updates(batch):    epochs and minibatches, or a method's own order
+for update in updates(batch):    epochs of minibatches, or a method's own order
     learner.update(update)       objective, backward, clip, optimizer
 after_update()                   jumps, refreshes
-observe(report)                  controllers learn
+observe(report)                  strategy, terms, rewards and controllers learn from the step
 """
 
 import time
@@ -50,16 +50,16 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
     """Run a student job to its end.
 
     Args:
-        recipe: the job.
+        recipe: what to train, on what, and how.
         resume: continue from the newest intact checkpoint of the run folder.
-        telemetry: sinks for metrics; made from the recipe when None.
+        telemetry: sinks for metrics; None makes those that the recipe asks for.
 
     Returns:
-        The summary that is also written to summary.json.
+        The summary, which the main process also writes to summary.json.
 
     Raises:
-        CancelledError: after Ctrl-C or SIGTERM, when the state has been saved.
-        OpdError: anything else that stops a run, with its own exit code.
+        CancelledError: after Ctrl-C or SIGTERM, once the state has been saved.
+        OpdError: for anything else that stops a run; each subclass has its own exit code.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -83,7 +83,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         job.sampler.wait_for(folder.space)
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
-        # Exits run in reverse: `rename` first, so `RunEnding` records the lost rank and not the collective's error.
+        # Exits run in reverse order: `rename` comes first, so `RunEnding` records the lost rank, not torch's error.
         if main:
             stack.push(RunEnding(folder, job.fleet, report=sinks.folder is not None))
         stack.push(job.watch.rename)
@@ -95,7 +95,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
 def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | None, Path | None]:
     check_trackers(recipe.trackers)
     if not resume:
-        # Refused before any model loads; made only once everything else has been checked.
+        # Refuse a folder in use before any model loads; create it only once everything else has been checked.
         RunFolder.check_new(recipe.run)
         check_port(recipe.metrics_port, recipe.metrics_host)
         return None, None
@@ -104,7 +104,7 @@ def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | N
 
 
 class _Run:
-    """A running job: the loop itself. What outlives a step is `state`; see `student.run.saving`."""
+    """The loop of one job. `state` holds what outlives a step; see `student.run.saving`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Run:
         self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.evaluations.start = self.state.before
-        # When the present step began; None once methods may move weights of their own between its updates.
+        # `learner.updates` when the current step began; None once a method orders the updates and may move weights.
         self._updates: int | None = job.learner.updates
         labels = job.source.labels() or frozenset()
         self._groups = {
@@ -134,8 +134,8 @@ class _Run:
         job.local.start(job.models.local, fresh=checkpoint is None)
 
     def run(self) -> dict[str, Any]:
-        """All remaining steps, then the summary; whatever stops them, the state is saved first."""
-        # In this order: a controller that samples when it starts needs the sampler to know the resumed weights.
+        """Take all remaining steps and return the summary; an error that stops them is raised after saving."""
+        # The sampler must know the resumed weights before `begin`, in which a controller may already sample.
         hooks = outage_hooks(self.state, self.saver, self.interrupts, self.sinks.log)
         self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
@@ -144,12 +144,12 @@ class _Run:
         try:
             after = self.ranks.agree(self._told)
         except OpdError as error:
-            # Saving is what failed, or the other ranks wait where this one has left, and not to save.
+            # Either saving itself failed, or the other ranks wait in a collective that this rank will not join.
             if isinstance(error, RunFolderError) or self.ranks.apart:
                 raise
             steps = self.state.steps
             done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
-            # Without an update there is nothing to save: a resumed run begins at the beginning.
+            # Before the first update there is nothing to save: a resumed run would start from the beginning anyway.
             path = self.saver.save(self.state) if steps else None
             said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
             advice = "continue with --resume" if path or isinstance(error, RESUMABLE) else "start it again"
@@ -161,25 +161,25 @@ class _Run:
         return self._finish(after)
 
     def _rescue(self, error: Exception) -> None:
-        """After a fault of a plug-in, save the steps done, where the step that failed has moved nothing."""
+        """After an unexpected exception, save the finished steps, unless the failed step has moved the weights."""
         steps, moved = self.state.steps, self.job.learner.updates != self._updates
         if not steps or moved or self.state.unfinished is not None or self.ranks.count > 1:
             return
-        with suppress(Exception):  # the fault is what the user has to hear of
+        with suppress(Exception):  # the original exception is the one to report
             path = self.saver.save(self.state)
             error.add_note(f"{steps} of {self.recipe.train.steps} steps are saved in {path}; continue with --resume.")
 
     def _told(self) -> EvalReport | None:
-        """All remaining steps; where this rank cannot go on, the others are told, wherever they are."""
+        """`_train`; if this rank fails, tell the other ranks, which may be waiting in any collective."""
         try:
             return self._train()
         except OpdError as error:
-            if not isinstance(error, RunFolderError):  # which is that of all
+            if not isinstance(error, RunFolderError):  # all ranks raise this one together
                 self.job.watch.ending(error)
             raise
 
     def _train(self) -> EvalReport | None:
-        """All remaining steps, between two evaluations."""
+        """Evaluate, take all remaining steps, and evaluate again; returns the last evaluation."""
         if self.state.steps == 0:
             for remark in self.job.remarks:
                 self.sinks.log(f"note: {remark}")
@@ -188,15 +188,15 @@ class _Run:
             if self.state.before is not None:
                 self.sinks.evaluated(metrics_of(self.state.before))
         self.sinks.start(self.state.steps)
-        if self.state.unfinished is not None:  # resumed from a checkpoint between updates and controllers
+        if self.state.unfinished is not None:  # resumed from a checkpoint taken between updates and controllers
             clock = self._clock()
-            # The step has one record, also of the time that it took before it was interrupted.
+            # The record of the step also counts the time that it took before the interruption.
             clock.seconds = self.state.unfinished.seconds
             self._follow_up(self.state.unfinished, clock)
         elif self.state.last is not None:
             self.sinks.recall(self.state.steps, *self.state.last)
         while self.state.steps < self.recipe.train.steps and not self._finished():
-            if self.ranks.any(self.interrupts.requested):  # the signal may have reached one rank only
+            if self.ranks.any(self.interrupts.requested):  # the signal may have reached only one of the ranks
                 raise CancelledError("stopped by a signal")
             with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
                 self._step(self.state.steps)
@@ -213,7 +213,7 @@ class _Run:
 
     def _step(self, step: int) -> None:
         job, clock = self.job, self._clock()
-        # No update has begun: when a rank cannot go on, the state of all is that of the last step.
+        # Until an update begins, a failure on any rank leaves the state of every rank as it was after the last step.
         job.cursor.begin()
         self._updates = job.learner.updates
         stages = StepStages(job, step, clock, self.interrupts.poll)
@@ -226,12 +226,12 @@ class _Run:
             costs = job.services.costs
             costs.sampled("train", rollouts.rows)
             costs.scored("train", job.scorer.positions(rollouts.scored))
-            # After the costs, which are of all that was sampled and scored, also where a method leaves it out.
+            # After the costs, which count every row that was sampled and scored, even if a method drops it.
             rows = composed(job.controllers, rows)
             outcomes = self._assess(rows, stages, rollouts)
-        stops = self._stop_ratios(rows)  # may ask the fleet, which must not fail between the updates and their record
+        stops = self._stop_ratios(rows)  # may ask the fleet, whose failure must not come after the updates
         updated = self._learn(rows, step, clock)
-        # The weights have moved: from here on the step is done, and an interruption continues behind it.
+        # The weights have moved: the step counts as done, and a run interrupted from here on resumes after it.
         moved = job.local.after_step(step)
         self.state.steps = step + 1
         if job.ahead is not None:
@@ -247,7 +247,7 @@ class _Run:
             raise updated.failure
 
     def _assess(self, rows: Sequence[Row], stages: StepStages, rollouts: Rollouts) -> list[Outcome]:
-        """Show the terms the whole step; where scores are still on their way, learn from those that are there."""
+        """Show the terms the whole step; if some scores are still on their way, begin the gradient without them."""
         outcomes, places = gather_outcomes(rows, self.ranks)
         self.job.learner.objective.assess(rows, outcomes, places)
         if stages.arriving is None:
@@ -256,19 +256,19 @@ class _Run:
         if self.ranks.any(late > 0):
             with stages.clock.stage("learn"):
                 self.job.learner.begin(rows, stages.step, stages.arrive)
-        self.ranks.agree(lambda: stages.arrive(rows))  # also those that no term learns from
+        self.ranks.agree(lambda: stages.arrive(rows))  # including rows that no term learns from
         rollouts.measure("scored_while_learning", late, len(rows))
-        return gather_outcomes(rows, self.ranks)[0]  # which have sums of the scores, too
+        return gather_outcomes(rows, self.ranks)[0]  # again: outcomes include sums of the scores, which have arrived
 
     def _show_samples(self, rows: Sequence[Row]) -> None:
-        """Keep the first rows of a step for readers, as often as the recipe says."""
+        """Write the first rows of the step to the run's samples, every `samples.every` steps."""
         shown = self.recipe.samples
         if shown.every and self.state.steps % shown.every == 0:
             samples = [sample_of(row, self.job.tokenizer) for row in rows[: shown.count]]
             self._keep_samples(entries(samples, step=self.state.steps, label="train"))
 
     def _counted(self, rows: Sequence[Row], rollouts: Rollouts, stops: list[float], step: int) -> dict[str, float]:
-        """Metrics of a step from counts, which all ranks add up in one exchange; counts its tokens for the summary."""
+        """Metrics of a step from counts summed over the ranks in one exchange; adds its tokens to `state.tokens`."""
         job = self.job
         sampled = sum(row.length for row in rollouts.rows)
         mine = count_rows(rows, sampled, stops) | rollouts.counts()
@@ -286,7 +286,7 @@ class _Run:
         return stop_log_ratios(rows, job.scorer.head_of, len(job.tokenizer), self.recipe.rollout.temperature)
 
     def _learn(self, rows: Sequence[Row], step: int, clock: StageClock) -> Updated:
-        """All optimizer updates of a step."""
+        """Make all optimizer updates of a step."""
         train, job = self.recipe.train, self.job
         if any(type(method).updates is not Controller.updates for method in job.controllers):
             self._updates = None
@@ -299,10 +299,10 @@ class _Run:
             ranks=self.ranks,
         )
         if job.learner.objective.recomputes:
-            # The rows have been scored with the weights that the first update starts from.
+            # For the first update the scores are already those of the weights that it starts from.
             updates = (replace(update, recompute=number > 0) for number, update in enumerate(updates))
         updates = ordered(job.controllers, updates, job.services)
-        # Weights that have moved cannot be sampled from again, so a signal waits for the end of the step.
+        # Once the weights have moved, the step cannot be taken again, so a signal waits until the updates are made.
         with clock.stage("learn"), self.interrupts.held():
             made = make_updates(job.learner, updates, step, job.services.costs, job.scorer.reread)
         if made.skipped:
@@ -316,17 +316,17 @@ class _Run:
         return StageClock(self.spans, self.sinks.timeline, self.state.steps)
 
     def _planned(self, step: int) -> StepPlan:
-        """The plan of a step: made now, or when its rows were launched; first launches what these weights sample."""
+        """The plan of a step; with sampling ahead, first launch the later steps that these weights have to sample."""
         cursor, ahead, count = self.job.cursor, self.job.ahead, self.recipe.rollout.prompts_per_step
         if ahead is None:
             return self._plan(step, cursor.take(count))
         for later in ahead.due(step):
             ahead.launch(self._plan(later, cursor.take(count)), version=step)
-            cursor.commit()  # from here on they are in the plan that a checkpoint holds
+            cursor.commit()  # a checkpoint holds the plan, and so these prompts
         return ahead.plan(step)
 
     def _plan(self, step: int, prompts: Sequence[Prompt]) -> StepPlan:
-        """The plan for `prompts` on all ranks, as the controllers rewrite it."""
+        """The plan for the `prompts` of all ranks, after the controllers have rewritten it."""
         rollout = self.recipe.rollout
         plan = plan_step(
             step,
@@ -338,22 +338,22 @@ class _Run:
         return planned(self.job.controllers, plan)
 
     def _follow_up(self, left: Unfinished, clock: StageClock) -> None:
-        """What follows an update. If it is interrupted, a resumed run continues with the controller it had reached."""
+        """Run what follows the updates of a step; a resumed run continues with the controller it had reached."""
         job, metrics, step = self.job, left.metrics, self.state.steps - 1
         job.services.outcomes = left.outcomes
         with clock.stage("after_update"):
             for controller in job.controllers[left.acted :]:
-                job.services.costs.take()  # of a call that was interrupted
+                job.services.costs.take()  # discard the costs of a call that was interrupted
                 job.cursor.begin()
                 found = acted(controller, step, job.services)
                 for name, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[name] = metrics.get(name, 0.0) + value
                 metrics |= found
-                # `left` is part of the saved state: a run that is interrupted now resumes behind this controller.
+                # `left` is part of the saved state: a run interrupted from here on resumes after this controller.
                 left.acted += 1
                 job.cursor.commit()
         job.sampler.moved(self.state.steps)  # controllers may have written to the weights
-        if not left.observed:  # what learns from the step does so once, also when the evaluation below is interrupted
+        if not left.observed:  # the step is observed once, even if the evaluation below is interrupted and repeated
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
             job.strategy.observe(report)
@@ -366,7 +366,7 @@ class _Run:
                 evaluation = self.evaluations.run(f"step {self.state.steps}", self.state.steps)
             metrics |= metrics_of(evaluation) if evaluation is not None else {}
         self.state.unfinished, self.state.last = None, (metrics, clock.seconds)
-        self.saver.outdate()  # of a checkpoint of this step that an interruption left
+        self.saver.outdate()  # an interruption may have left a checkpoint of this step in its unfinished state
         self._save_now_and_then(clock)
         self.sinks.step(self.state.steps, metrics | self.saver.metrics(), clock.seconds)
 
@@ -385,7 +385,7 @@ class _Run:
 
     def _finish(self, after: EvalReport | None) -> dict[str, Any]:
         state = self.state
-        # Outside of the condition below: all ranks save together.
+        # Built on every rank, because all ranks save together.
         summary = {
             "run": str(self.folder.path),
             "checkpoint": str(self.saver.save(state)),

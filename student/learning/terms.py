@@ -1,8 +1,8 @@
-"""What an objective is made of: terms over the trained tokens of a micro-batch.
+"""Terms, the summands of an objective: the base class, and the tensors that a term computes its loss from.
 
-A term sees tensors flattened over the micro-batch's trained positions and returns one loss per position; the
-objective owns weights, masks and denominators. Legend of shapes: N positions, K candidates, H hidden width, V
-vocabulary rows, R rows of the micro-batch.
+A term sees the response positions of a micro-batch as flat tensors and returns one loss per position. Weights, masks
+and denominators belong to the objective (`student.learning.objective`). Shapes: N positions, K candidate ids,
+H hidden width, V vocabulary rows, T tokens of one response.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 
 def have(value: T | None, what: str) -> T:
-    """`value`, which a term asked for in its `needs`.
+    """Return `value`, which is there if the term declared it in its `needs`.
 
     Raises:
-        ValueError: when it is None, because the term did not ask.
+        ValueError: if it is None, because the term did not ask for it; `what` names it.
     """
     if value is None:
         raise ValueError(f"batch carries no {what}; name it in the needs of the term.")
@@ -54,14 +54,14 @@ def have(value: T | None, what: str) -> T:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudentTokens:
-    """The student's distribution at N positions, at the training temperature; None where no term asked.
+    """The student's distribution at N positions, at the training temperature; what no term needs is None.
 
     Attributes:
-        scores: log-prob of the response token, log-probs at the student's candidates (K = 0 when none were kept), log
-            tail and entropy, nats.
-        scores_at_teacher: the same at the teacher's top-k ids.
-        hidden: [N, H] final hidden states, with gradient; used with `head`.
-        head: the student's head, with gradient.
+        scores: log-prob of the response token, log-probs at the student's candidates (K = 0 if none were kept), log
+            mass outside the candidates, and entropy; nats, with gradient.
+        scores_at_teacher: the same, with the teacher's top-k ids in place of the candidates.
+        hidden: [N, H] final hidden states, with gradient; `head` turns them into logits.
+        head: the student's output head, with gradient.
     """
 
     scores: TokenScores | None = None
@@ -72,16 +72,16 @@ class StudentTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignalTokens:
-    """A served model's signal at N positions, float32, nats; None where the payload does not carry it.
+    """What a model that scores rows says at N positions; float32, nats; None where the payload does not carry it.
 
     Attributes:
         sampled: [N] log-prob of the response token.
         values: [N, K] log-probs at `ids`.
-        ids: [N, K] int64.
-        log_tail: [N] log mass outside the ids.
-        hidden: [N, H] hidden states; used with `head`.
-        head: the served model's head.
-        logits: [N, V].
+        ids: [N, K] int64, the ids that the payload is about.
+        log_tail: [N] log of the probability mass outside `ids`.
+        hidden: [N, H] final hidden states of the model; `head` turns them into logits.
+        head: the model's output head.
+        logits: [N, V] logits over the whole vocabulary.
     """
 
     sampled: Float[Tensor, " n"] | None = None
@@ -95,12 +95,12 @@ class SignalTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherShare:
-    """One of several teachers whose divergences are summed.
+    """One of several teachers that score the same rows and whose divergences are summed.
 
     Attributes:
-        weight: of its divergence; the weights of a batch sum to 1.
-        signals: its payloads as the signals of role "teacher", with those of the other roles.
-        student: the student's distribution, at this teacher's ids where they matter.
+        weight: weight of its divergence in the sum; the weights of a batch sum to 1.
+        signals: its payloads under role "teacher", and those of all other roles.
+        student: the student's distribution; `scores_at_teacher` is at this teacher's ids.
     """
 
     weight: float
@@ -110,22 +110,22 @@ class TeacherShare:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """The trained positions of a micro-batch, flattened row after row.
+    """The response positions of a micro-batch, flattened row after row.
 
     Attributes:
         token_ids: [N] int64, response tokens.
-        mask: [N] bool, True where the token is trained on.
-        weights: [N] float32, weight of each position in the term's mean over the whole step; 0 where masked.
+        mask: [N] bool, True where the term trains on the token.
+        weights: [N] float32, weight of each position in the term's mean over the update; 0 where masked.
         row: [N] int64, index into `rows`.
         position: [N] int64, index t within the response.
-        behaviour_logp: [N] float32 nats, log-prob under the sampler.
-        candidates: [N, K] int64, the student's candidates at rollout, or None.
-        student: the student's distribution now.
-        signals: served models by (role, payload kind).
-        shares: the teachers whose divergences are summed, where there are several; `signals` has none of them then.
-        rows: the rows, for row-level facts.
+        behaviour_logp: [N] float32, log-prob of the response token under the sampler, nats.
+        candidates: [N, K] int64, the student's candidates at rollout, or None if none were kept.
+        student: the student's distribution under the current weights.
+        signals: signals of the models that scored the rows, by (role, payload kind).
+        shares: the teachers whose divergences are summed, if there are several; `signals` then has none of them.
+        rows: the rows, for facts about a whole row.
         temperature: divides the student's logits.
-        valid_vocab: number of vocabulary rows that carry real tokens; divergences mask the rest.
+        valid_vocab: number of vocabulary rows that are real tokens; divergences leave out the padding after them.
     """
 
     token_ids: Int[Tensor, " n"]
@@ -143,20 +143,20 @@ class TokenBatch:
     shares: tuple[TeacherShare, ...] = ()
 
     def of_rows(self, values: Sequence[float]) -> Float[Tensor, " n"]:
-        """[N] the value of each position's row, from one value per row; bools stay bools."""
+        """Spread one value per row over the row's positions: [N], bool if the values are."""
         import torch
 
         return torch.tensor(values, device=self.mask.device)[self.row]
 
     def of_tokens(self, values: Sequence[float | NDArray[np.float32]]) -> Float[Tensor, " n"]:
-        """[N] float32, from one number or one array [T] per row."""
+        """Concatenate one array [T] per row, or one number for all tokens of a row: [N] float32."""
         import torch
 
         parts = [np.broadcast_to(np.float32(v), row.length) for v, row in zip(values, self.rows, strict=True)]
         return torch.from_numpy(np.concatenate(parts)).to(self.mask.device)
 
     def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
-        """The signal of `role` with payload `kind`; sampled log-probs also come with top-k and gather."""
+        """The signal of `role` with payload `kind`; for SAMPLED, gather or top-k serve too, as both carry it."""
         if kind is PayloadKind.SAMPLED and (role, kind) not in self.signals:
             kind = PayloadKind.GATHER if (role, PayloadKind.GATHER) in self.signals else PayloadKind.TOPK
         return self.signals[role, kind]
@@ -167,9 +167,9 @@ class TermOutput:
     """What a term computed: either `loss` or `total`.
 
     Attributes:
-        loss: [N] loss per position, nats, with gradient; masked positions are ignored by the objective.
-        total: scalar, the sum of the losses times `TokenBatch.weights`, for kernels that take weights.
-        metrics: name -> (numerator, denominator), summed over micro-batches and ranks before the division.
+        loss: [N] loss per position, nats, with gradient; the objective ignores masked positions.
+        total: scalar, the sum of the losses times `TokenBatch.weights`, for kernels that apply the weights themselves.
+        metrics: name -> (numerator, denominator), each summed over micro-batches and ranks before the division.
     """
 
     loss: Float[Tensor, " n"] | None = None
@@ -178,12 +178,12 @@ class TermOutput:
 
 
 def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
-    """What `term` computes on `batch`: sum_i w_i D_i where divergences to several teachers are summed.
+    """Compute `term` on `batch`; with several teachers, sum_i w_i D_i over the teachers of `batch.shares`.
 
-    Each D_i is the term on a batch with teacher i alone; a term that needs no teacher is computed once.
+    D_i is the term on a batch with teacher i alone. A term that needs no teacher is computed once.
 
     Returns:
-        Loss per position or weighted total, nats; metrics are means over the teachers with the same weights.
+        Loss per position or weighted total, nats. The teachers' metrics are averaged with the same weights w_i.
     """
     if not batch.shares or not term.needs().teacher:
         return _checked(term, batch)
@@ -191,7 +191,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
     total: Tensor | None = None
     metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
     for share in batch.shares:
-        # Totals carry the weight already, because they are sums with the weights that the batch gives.
+        # A total is a sum with the batch's weights, so w_i goes into these; a loss per position is scaled below.
         alone = replace(
             batch, signals=share.signals, student=share.student, weights=batch.weights * share.weight, shares=()
         )
@@ -208,7 +208,7 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
 
 
 def _checked(term: Term, batch: TokenBatch) -> TermOutput:
-    """What a term gives for a batch; a loss of another shape would be spread over all positions without a word."""
+    """Call `token_losses` and check the result: a loss of the wrong shape would silently broadcast over positions."""
     output = term.token_losses(batch)
     if not isinstance(output, TermOutput):
         raise PluginError(f"{type(term).__name__} gave a {type(output).__name__}; token_losses returns a TermOutput.")
@@ -254,20 +254,20 @@ class TermSettings(Settings):
 
 
 class Term:
-    """A term of the objective. Subclasses set `settings_type` and implement `needs` and `token_losses`.
+    """Base class of the terms of an objective. Subclasses set `settings_type`, `needs` and `token_losses`.
 
     Attributes:
-        label: its name in metrics, numbered by the objective where several terms have one name.
-        repeats: whether an earlier term of the objective has the same name; all its metrics begin with the label then.
+        label: the term's name in metrics; the objective numbers terms of the same name.
+        repeats: whether an earlier term of the objective has the same name; if so, all its metrics begin with `label`.
     """
 
     settings_type: ClassVar[type[TermSettings]] = TermSettings
     sums_teachers: ClassVar[bool] = False
-    """Whether the weighted sum of the losses to several teachers means something: true of divergences."""
+    """Whether losses against several teachers may be summed with weights, which is meaningful for divergences."""
 
     ranks_tokens: ClassVar[bool] = False
-    """Whether what a token weighs depends on the other tokens of its response, so that a shorter response is not a part
-    of a longer one."""
+    """Whether a token's weight depends on the other tokens of its response, so that the loss of a truncated response
+    is not the loss of the same tokens within the whole."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -276,15 +276,15 @@ class Term:
 
     @property
     def recomputes(self) -> bool:
-        """Whether signals of role "student" are read again before every update but the first of a step."""
+        """Whether signals of role "student" are recomputed before every update of a step except the first."""
         return False
 
     @property
     def why_not_stale(self) -> str:
-        """Why the term cannot learn from rows that weights of earlier steps sampled, a clause; "" where it can.
+        """A clause saying why the term cannot learn from rows sampled with older weights; "" if it can.
 
-        It can where its loss, given the prefix, does not depend on who drew the token, or is weighted with
-        p(y) / behaviour(y), bounded or not.
+        It can if its loss, given the prefix, does not depend on which policy drew the token, or if the loss is
+        weighted by the importance ratio p(y) / behaviour(y), capped or not.
         """
         if self.settings.rows == "expert":
             return ""
@@ -296,20 +296,20 @@ class Term:
         return True
 
     def needs(self) -> Needs:
-        """What the term needs; the loop refuses a run whose fleet cannot serve it."""
+        """What the term needs from teachers, rollout and student; a run whose fleet cannot serve it is refused."""
         return Needs()
 
     def check(self, recipe: Recipe) -> None:
-        """Look at the whole recipe before anything is loaded, also in a dry run.
+        """Check the whole recipe before anything is loaded, in dry runs too.
 
         Raises:
-            ConfigError: when the term cannot learn in it.
+            ConfigError: if the term cannot work with it.
         """
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """Advice to log on a recipe that is valid but may not do what its author expects, one clause each.
+        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each.
 
-        Here, that later updates of a step learn from rows of older weights, where the term does not go with them.
+        The base class warns if a step has several updates and the term cannot learn from rows of older weights.
         """
         updates = recipe.train.epochs * recipe.train.minibatches
         if updates == 1 or not self.why_not_stale:
@@ -320,80 +320,82 @@ class Term:
         ]
 
     def bind(self, tokenizer: Any) -> None:
-        """Called once before the first step with the student's tokenizer."""
+        """Receive the student's tokenizer, once, before the first step."""
 
     def module(self, student: Student) -> tuple[nn.Module, float] | None:
-        """Weights of the term's own, which are trained with the student's, and their learning rate at its peak.
+        """Parameters of the term's own, trained along with the student's, and their peak learning rate.
 
-        Called once, before the optimizer is made. Not with a sharded student, which is refused.
+        Called once, before the optimizer is made. A term with such parameters is refused if the student is sharded.
         """
         return None
 
     def hooks(self) -> Sequence[ModelHook]:
-        """What acts on the student's forward, for all terms; see `student.learning.hooks`. Called after `module`."""
+        """Hooks on the student's forward pass, which affect all terms; see `student.learning.hooks`.
+
+        Called after `module`."""
         return ()
 
     def admits(self, row: Row | Outcome) -> bool:
-        """Whether the setting `rows` lets the term look at a row, or at its outcome."""
+        """Whether the setting `rows` includes a row, judged by the row itself or by its outcome."""
         return self.settings.rows == "all" or row.on_policy == (self.settings.rows == "sampled")
 
     def selects(self, row: Row) -> bool:
-        """Whether the term learns from `row`; called after `prepare`. Other rows count in no mean of the term."""
+        """Whether the term learns from `row`; rows that it does not select count in none of its means."""
         unread = row.unread and any(need.role in row.unread for need in self.needs().signals)
         return row.trained and self.admits(row) and not unread
 
     def within(self, row: Row) -> NDArray[np.bool_]:
-        """[T] the positions of a selected row that the term may learn from, by the setting `first_turns`."""
+        """[T] bool, the positions of a selected row that the setting `first_turns` leaves to the term."""
         first = self.settings.first_turns
         if first is None or not row.turns:
             return np.ones(row.length, np.bool_)
         return np.arange(row.length) < row.turns[:first][-1][1]
 
     def sequence(self, row: Row) -> Hashable:
-        """Rows for which this is equal count as one response in aggregation: those of an episode."""
+        """A key for aggregation: rows with equal keys, such as the rows of an episode, count as one response."""
         return row.key.rollout
 
     def stratum(self, row: Row) -> str:
-        """Which stratum of aggregation balanced `row` belongs to, by the setting `strata`."""
+        """The stratum of `row` for aggregation balanced, by the setting `strata`."""
         what = self.settings.strata
         if what in ("domain", "teacher"):
             return (row.prompt.domain or "") if what == "domain" else row.teacher
         return row.tags.get(what, "")
 
     def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Strata of the rows of all ranks, from their outcomes."""
+        """All strata that occur in the step, over all ranks, from the outcomes of the rows; sorted."""
         what = self.settings.strata
         if what in ("domain", "teacher"):
             return sorted({outcome.domain if what == "domain" else outcome.teacher for outcome in outcomes})
         return sorted({outcome.tags.get(what, "") for outcome in outcomes})
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        """Look at the whole batch of the step, once before its first update: statistics over rows belong here.
+        """Look at the whole batch of the step, once, before its first update; statistics over rows belong here.
 
         Args:
             rows: this rank's rows.
-            outcomes: those of all rows on all ranks.
-            places: where in `outcomes` each of `rows` is.
+            outcomes: the outcomes of all rows on all ranks.
+            places: the index in `outcomes` of each of `rows`.
         """
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Look at this rank's rows of an update before they are cut into micro-batches."""
+        """Look at this rank's rows of an update, before they are split into micro-batches."""
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The loss of each position of a micro-batch."""
         raise PluginError(f"{type(self).__name__} does not implement token_losses.")
 
     def observe(self, report: StepReport) -> None:
-        """Learn from the finished step."""
+        """Learn from the report of a finished step."""
 
     def measured(self, report: StepReport, metric: str) -> float | None:
-        """What this term measured in the step under `metric`, and not another one; None where it measured nothing."""
+        """The value that this very term reported as `metric` in the step; None if it reported none."""
         found = report.metrics.get(f"{self.label}/{metric}")
         return found if found is not None or self.repeats else report.metrics.get(metric)
 
     def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

@@ -4,22 +4,27 @@ With y ~ S = pi_theta and prefixes s_t = (x, y_<t) held fixed ("discount 0"):
 
     L = sum_t D( S(.|s_t), T(.|s_t) ),      D = KL(S || T) by default
 
-The payload decides what of T is known, and so how D is computed; for reverse KL all have its gradient in expectation,
-given the prefix. Over whole responses the estimates stay unbiased with aggregation constant; a mean over lengths, which
-depend on the sampled tokens, biases sampled most, gather and topk less, hidden not at all (docs/estimators.md):
+The payload decides how much of T is known, and so how D is computed. For the reverse KL, every payload gives its
+gradient in expectation, given the prefix. Over whole responses the estimates stay unbiased with aggregation constant;
+means divide by lengths, which depend on the sampled tokens, and this biases sampled most, gather and topk less, and
+hidden not at all (docs/estimators.md):
 
-    sampled   policy gradient on log S(y_t) - log T(y_t)              4 bytes per token, the most variance
+    sampled   policy gradient on log S(y_t) - log T(y_t)              4 bytes per token, the highest variance
     gather    exact on the student's top k, sampled on the tail       default: about a tenth of that variance
-    topk      the same on the teacher's top k; other divergences with a tail bucket
+    topk      the same on the teacher's top k
     hidden    exact over the vocabulary, from hidden states and the teacher's head
 
-The teacher is the one that the prompt's route names, or with `role` a model in this process: ema, the student's moving
-average, initial, its first weights, or student, itself under a context of its own (contexts.student).
+Divergences other than the reverse KL sum over the k ids and one bucket for the tail with gather and topk, and over the
+vocabulary with hidden.
 
-On rows that the student did not sample (origin expert) the response token is not a sample: gather and topk sum their
-head and give every token of the tail the mean log-ratio that follows from both models' tail masses (`given_rows`),
-hidden is exact, sampled is refused. With method expert_rows this is GKD's mix of on-policy and given data: share
-1 - lambda of the rows is given.
+The teacher is the model that the prompt's route names or, by the setting `role`, a model in this process: ema (the
+moving average of the student's weights), initial (its first weights) or student (the student itself, reading the row
+under another context, contexts.student).
+
+On rows that the student did not sample (origin expert), the response token is not a sample from S. There gather and
+topk sum their k ids and give every token of the tail the mean log-ratio that follows from both models' tail masses
+(`given_rows`), hidden is exact, and sampled is refused. With method expert_rows this is GKD's mixture of on-policy and
+fixed data: a share 1 - lambda of the rows is given.
 
 Sources: MiniLLM (arXiv 2306.08543), GKD (2306.13649), Qwen3 report (2505.09388).
 """
@@ -132,7 +137,7 @@ class OpdSettings(TermSettings):
 
 
 class OnPolicyDistillation(Term):
-    """The term; see the module for the formula."""
+    """Divergence from the teacher at every trained position; the module docstring has the formula."""
 
     settings_type = OpdSettings
     settings: OpdSettings
@@ -140,7 +145,7 @@ class OnPolicyDistillation(Term):
 
     @property
     def why_not_stale(self) -> str:
-        """Estimates from the sampled token need an importance weight; sums over ids do not depend on who sampled."""
+        """Estimates from the sampled token need an importance weight; sums over ids hold for any sampling policy."""
         s = self.settings
         if s.discount:
             return "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
@@ -152,7 +157,7 @@ class OnPolicyDistillation(Term):
         )
 
     def needs(self) -> Needs:
-        """One payload from the teacher, and the student's matching view."""
+        """One payload from the teacher, and the matching view of the student's distribution."""
         s = self.settings
         spec = PayloadSpec.named(s.payload, s.k)
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
@@ -166,10 +171,10 @@ class OnPolicyDistillation(Term):
         return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse the student as its own teacher under its own prompt.
+        """Refuse role student without a context of its own: under the student's prompt, it would teach nothing.
 
         Raises:
-            ConfigError: naming the context to give.
+            ConfigError: for role student without contexts.student.
         """
         if self.settings.role == STUDENT and STUDENT not in recipe.contexts:
             raise ConfigError(
@@ -178,7 +183,7 @@ class OnPolicyDistillation(Term):
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """Also that the student's own weights teach it nothing new."""
+        """Also warn if the only teacher is the student's own starting point, under the same prompt."""
         s, found = self.settings, super().remarks(recipe)
         alike = s.teacher_temperature is None and s.student_temperature is None
         if s.role in (EMA, INITIAL) and s.role not in recipe.contexts and alike and len(recipe.objective) == 1:
@@ -189,7 +194,11 @@ class OnPolicyDistillation(Term):
         return found
 
     def bind(self, tokenizer: Any) -> None:
-        """Refuse watch_topk beyond the vocabulary."""
+        """Refuse a watch_topk that is larger than the vocabulary.
+
+        Raises:
+            ConfigError: if it is.
+        """
         watched = self.settings.watch_topk
         if watched is not None and watched > len(tokenizer):
             raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
@@ -201,19 +210,19 @@ class OnPolicyDistillation(Term):
 
     @reads_no_scores
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Refuse given rows where the payload is an estimate from the response token alone."""
+        """Refuse rows that the student did not sample if the payload carries the sampled token alone."""
         if self.settings.payload == "sampled":
             refuse_given_rows(self, rows)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Divergence per position, nats; its metrics carry the name of the divergence."""
+        """Divergence per position, nats, reported under the name of the divergence."""
         result = {"sampled": self._sampled, "gather": self._partial, "topk": self._partial, "hidden": self._exact}[
             self.settings.payload
         ](batch)
         metrics = divergence_metrics(self.settings.divergence, result, batch)
         metrics |= self._overlap(batch)
         exact = self.settings.payload == "hidden"
-        # The linear divergence takes its gradient in the forward pass, for the weights it was given.
+        # `linear_divergence` computes its gradient in the forward pass, with the weights that it is given.
         loss, total = (None, result.total) if exact else (result.per_token, None)
         if self.settings.discount:
             s = self.settings
@@ -223,7 +232,7 @@ class OnPolicyDistillation(Term):
         return TermOutput(loss, total, metrics)
 
     def _overlap(self, batch: TokenBatch) -> Metrics:
-        """Share of the student's k most likely ids, at rollout, that are among the teacher's k."""
+        """Share of the student's k most likely ids at rollout that are among the teacher's top k."""
         if self.settings.payload != "topk" or batch.candidates is None:
             return {}
         k = self.settings.k
@@ -243,7 +252,7 @@ class OnPolicyDistillation(Term):
     def _partial(self, batch: TokenBatch) -> Divergence:
         kind = PayloadKind(self.settings.payload)
         signal = batch.signal(kind, self.settings.role)
-        # The student is compared where the teacher's numbers are: at its own candidates, or at the teacher's list.
+        # Compare at the ids for which the teacher sent log-probs: the student's candidates, or the teacher's top k.
         gather = kind is PayloadKind.GATHER
         ids = have(batch.candidates if gather else signal.ids, "candidates")
         scores = have(batch.student.scores if gather else batch.student.scores_at_teacher, "scores")
@@ -289,10 +298,10 @@ class OnPolicyDistillation(Term):
 
 
 def tempered(head: OutputHead, factor: float) -> OutputHead:
-    """A teacher's head whose logits are multiplied by `factor`: the student's temperature over its own.
+    """A teacher's head with its logits multiplied by `factor`, the student's temperature over the teacher's.
 
     Raises:
-        ConfigError: for a factor with a soft-cap, behind which logits cannot be scaled.
+        ConfigError: for a head with a soft-cap unless `factor` is 1: capped logits cannot be scaled through the head.
     """
     if factor != 1.0 and head.soft_cap:
         raise ConfigError(
