@@ -1,14 +1,14 @@
 """How the losses of a term's tokens are averaged: which tokens form a sequence, a prompt or a stratum.
 
-    token_mean      every trained token of the step weighs the same
+    token_mean      every trained token of the update weighs the same
     sequence_mean   every response weighs the same, its tokens sharing                       (GRPO's paper)
     prompt_mean     every prompt weighs the same, the tokens of its responses sharing        (ScaleRL)
     turn_mean       every turn of every episode weighs the same, its tokens sharing          (TurnOPD)
     constant        sum over tokens, divided by responses times the length limit             (Dr. GRPO)
     balanced        token mean within each stratum, strata weighted by their responses       (arXiv 2605.04077)
 
-An episode that has several rows counts as one response. The division itself is done by `opd.maths.token_weights`, over
-all rows of an update on all ranks.
+An episode of several rows counts as one response. `opd.maths.token_weights` does the division itself, over all rows of
+an update on all ranks.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -36,16 +36,19 @@ _MODES = {
 def position_weights(
     terms: Sequence[Term], strata: Sequence[Sequence[str]], rows: Sequence[Row], length_limit: int, device: torch.device
 ) -> list[Float[Tensor, " N"]]:
-    """Per term the weight of every response position, row after row; 0 where it is not trained.
+    """For each term, the weight [N] of every response position, row after row; 0 where the term does not train.
 
     Args:
         terms: the terms, the same on every rank.
-        strata: per term, the strata found on any rank: each rank numbers all of them, also those it has no row of.
-        rows: this rank's rows of an update; it may have none.
+        strata: for each term, the strata that occur on any rank; a rank numbers even those that it has no row of.
+        rows: this rank's rows of an update; may be empty.
         length_limit: response tokens per row that `constant` divides by.
         device: where the weights go.
+
+    Returns:
+        Float32, scaled so that gradients averaged over ranks are those of the whole update.
     """
-    # Dtypes are explicit, because a rank may have no rows to infer them from.
+    # Dtypes are explicit, because a rank without rows has nothing to infer them from.
     lengths = torch.tensor([row.length for row in rows], dtype=torch.long, device=device)
     place = torch.arange(len(rows), device=device).repeat_interleave(lengths)
     trained = torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(row.loss_mask for row in rows)])).to(device)
@@ -65,7 +68,7 @@ def position_weights(
             sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
             of_token, count = spread(sequences), len(set(sequences))
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
-        # The same order on all ranks: `token_weights` adds up counts over ranks by index.
+        # The same order on all ranks, because `token_weights` sums counts over ranks by index.
         every = sorted({*known, *labels})
         parts[str(index)] = maths.LossWeights(
             mask=trained & spread([term.selects(row) for row in rows]).bool() & positions_of(term, rows).to(device),
@@ -76,35 +79,35 @@ def position_weights(
             num_strata=max(1, len(every)) if mode == "balanced" else 1,
             length=length_limit if mode == "constant" else 1,
         )
-    # All terms in one call: their counts go over the ranks in a single reduction.
+    # All terms in one call, so that a single reduction over ranks carries all counts.
     found = maths.token_weights(parts)
-    # A row's own weight comes after the division, so that it scales the row's gradient and not the denominator.
+    # A row's own weight is applied after the division: it scales the row's gradient, not the denominator.
     return [found[str(index)] * factor for index in range(len(terms))]
 
 
 def positions_of(term: Term, rows: Sequence[Row]) -> Bool[Tensor, " N"]:
-    """The positions of `rows`, row after row, that a term may learn from where it learns from the row."""
+    """[N] bool, the positions of `rows`, row after row, that `Term.within` leaves to the term."""
     if term.settings.first_turns is None:
         return torch.ones(sum(row.length for row in rows), dtype=torch.bool)
     return torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(term.within(row) for row in rows)]))
 
 
 def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
-    """[N] the turn of each position, counted over the rows, and how many there are.
+    """The turn of each position [N], numbered through all rows, and the number of turns.
 
-    Tokens between two turns belong to the earlier one, and tokens before the first turn to the first; a row without
-    turns is one turn.
+    Tokens between two turns belong to the earlier one, tokens before the first turn to the first. A row without turns
+    is one turn.
     """
     found, first = [np.zeros(0, np.int64)], 0
     for row in rows:
-        starts = [start for start, _ in row.turns][1:]  # of the first turn too, it would be a boundary of its own
+        starts = [start for start, _ in row.turns][1:]  # without the first, so that tokens before it belong to it
         found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
         first += len(starts) + 1
     return np.concatenate(found), first
 
 
 def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:
-    """What each row is a part of; a row that occurs twice, as a replayed one may, counts twice."""
+    """The sequence that each row belongs to; a row that occurs twice, as a replayed row may, counts twice."""
     if whole_prompts:
         return [(row.key.step, row.key.uid) for row in rows]
     seen: dict[Hashable, int] = {}
@@ -116,6 +119,6 @@ def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[
 
 
 def _numbered(labels: Iterable[Hashable]) -> list[int]:
-    """Labels as numbers from 0 on, in the order of their first occurrence."""
+    """Number the labels from 0 in the order of first occurrence."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(label, len(numbers)) for label in labels]

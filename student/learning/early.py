@@ -1,16 +1,16 @@
-"""Learning while teachers still score: the gradient of a step begins before all of its scores are there.
+"""Learning while teachers still score: the gradient of a step begins before all of its scores have arrived.
 
     sampler    rollout |
     teachers      scoring ..................... |
     learner            | micro-batch | micro-batch | micro-batch | optimizer
 
-The loss of a micro-batch needs the scores of its own rows alone. So where nothing else in the recipe reads the scores
-of a step before its update, the loop waits for each micro-batch by itself. Micro-batches and their order are those of a
-loop that waits for all in the same order, and so are the weights, bit for bit: the shortest rows first, because they
-are sampled and scored first. Until the optimizer's step nothing has moved: a teacher that stays away and Ctrl-C find
-the step as it was before it.
+The loss of a micro-batch needs only the scores of its own rows. So unless something else in the recipe reads the scores
+of a step before its update, the learner waits for one micro-batch at a time. Micro-batches of the shortest rows come
+first, because these are sampled and scored first. The weights are bit-identical to those of a loop that waits for all
+scores and takes the micro-batches in the same order. Until the optimizer's step nothing has changed, so a step that is
+interrupted, or whose teacher is lost, can be taken again.
 
-`train.micro_batch_tokens` decides how finely the two are interleaved; with one micro-batch there is nothing to gain.
+`train.micro_batch_tokens` sets how finely scoring and learning interleave; with a single micro-batch nothing is gained.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _OF_METHODS = ("compose", "hooks", "updates")
 
 
 def reads_no_scores(hook: Hook) -> Hook:
-    """Mark a hook of a term, a method, a strategy or a reward that looks at no scores: they may come after its call.
+    """Mark a hook of a term, method, strategy or reward that reads no scores, so that they may arrive after its call.
 
-    A function that overrides it is not marked. A marked hook that gives rows gives those that it was given.
+    An override in a subclass is not marked. A marked hook that returns rows must return the ones it was given.
     """
     hook.reads_no_scores = True  # type: ignore[attr-defined]
     return hook
 
 
 def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
-    """Whether the update of a step may begin before all of its scores are there."""
+    """Whether the gradient of a step may begin before all of its scores have arrived."""
     train = recipe.train
     if train.epochs > 1 or train.minibatches > 1:
         return False
-    # Contexts of outcomes are asked about once rows are judged.
+    # Contexts built from outcomes are only known once rows are judged, and their requests are sent after that.
     if any(reads_outcomes(role, context) for role, context in recipe.contexts.items()):
         return False
     hooks = [(getattr(type(term), name), getattr(Term, name)) for term in plugins.terms for name in _OF_TERMS]

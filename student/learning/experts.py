@@ -1,13 +1,13 @@
-"""Which experts of a mixture a token passes: recorded in one forward, used again in another.
+"""Records which experts of a mixture each token passes in one forward pass, for replay in another.
 
-    p = softmax of the router's logits                                   over all E experts
+    p = softmax of the router's logits, over all E experts
     own choice       i = the k largest p
     replayed         i = the experts that were recorded
-    gate             p_i / sum_k p_i, or p_i where the model does not normalise (`norm_topk_prob: false`)
+    gate             p_i / sum_k p_i, or p_i if the model does not normalise (`norm_topk_prob: false`)
 
-Only the choice is replayed: the gate is computed from the router's present logits, so that its gradient reaches the
-router. Routers are transformers' modules named ...TopKRouter that return (logits, gates, choice) by the formula above;
-others, such as sigmoid routers with groups, are refused at their first forward.
+Only the choice is replayed. The gate is computed from the router's current logits, so its gradient reaches the router.
+Routers are the modules of transformers whose class is named ...TopKRouter and which return (logits, gates, choice) by
+the formula above; others, such as sigmoid routers with groups, are refused at their first forward pass.
 """
 
 from types import TracebackType
@@ -25,10 +25,10 @@ from opd.errors import ConfigError
 
 
 def routers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The routers of a mixture, layer by layer.
+    """The routers of a mixture of experts, layer by layer.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: if the model has no router.
     """
     found = [module for module in lm.modules() if type(module).__name__.lower().endswith("topkrouter")]
     if not found:
@@ -41,8 +41,8 @@ def routers(lm: PreTrainedModel) -> list[nn.Module]:
 def gates(
     router: nn.Module, logits: Float[Tensor, "n e"], experts: Int[Tensor, "n k"], like: torch.dtype
 ) -> Float[Tensor, "n k"]:
-    """The weights with which `experts` are mixed, by the router's own rule, with gradient to the logits."""
-    # In float32, as the models do it, also for float64 weights.
+    """The weights with which the outputs of `experts` are summed, by the router's rule, with gradient to the logits."""
+    # In float32, as the models do, even for float64 weights.
     chosen = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, experts)
     if getattr(router, "norm_topk_prob", True):
         chosen = chosen / chosen.sum(-1, keepdim=True)
@@ -50,10 +50,10 @@ def gates(
 
 
 def check_rule(router: nn.Module, output: Any) -> None:
-    """Refuse a router whose gates are not those of the module's formula.
+    """Refuse a router whose gates do not follow the formula of this module.
 
     Raises:
-        ConfigError: naming its class.
+        ConfigError: naming the router's class.
     """
     ours: Tensor | None = None
     if isinstance(output, tuple) and len(output) == 3 and output[2].dtype == torch.long:
@@ -68,10 +68,10 @@ def check_rule(router: nn.Module, output: Any) -> None:
 
 
 class Recorder:
-    """Keeps what the routers choose; a context manager around forwards.
+    """Records the choices of all routers; a context manager around forward passes.
 
     Args:
-        lm: a mixture.
+        lm: a mixture-of-experts model.
     """
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -93,7 +93,7 @@ class Recorder:
         self._found.append(output[2])
 
     def take(self, sequences: int) -> NDArray[np.int16]:
-        """[sequences, tokens, layers, k] of the last forward."""
+        """The experts chosen in the forward passes since the last call: [sequences, tokens, layers, k] int16."""
         stacked = torch.stack(self._found, dim=1).to(torch.int16).cpu().numpy()
         self._found = []
         return stacked.reshape(sequences, -1, *stacked.shape[1:])

@@ -1,15 +1,14 @@
-"""Hooks on the student's forward in a named pass: noise on hidden states, experts that were chosen elsewhere.
+"""Hooks on the student's forward pass: noise on hidden states, or experts that were chosen in another pass.
 
     with student.around(lambda: reading):
-        loss = ...                                       # the forward
-        loss.backward()                                  # the hooks are still there where activations are recomputed
+        loss = ...                                       # the forward pass
+        loss.backward()                                  # the hooks still act where activations are recomputed
 
-A hook is a context manager around one forward of a micro-batch, in an update around its backward too: activation
-checkpointing runs the layers again in the backward pass, and must meet the same hook. Methods and terms of the
-objective give hooks (`Controller.hooks`, `Term.hooks`); one finds modules in the model it is handed (`decoder_layers`,
-or by their names) and registers torch's own forward hooks on them, which work as well under DDP, FSDP2 and adapters.
-What it does to a row must depend on the row alone, so that it does not change with micro-batches, ranks and steps that
-are taken again.
+A hook is a context manager around the forward pass of a micro-batch. In an update it also covers the backward pass,
+because activation checkpointing runs the layers there again and must meet the same hook. Methods and terms return hooks
+(`Controller.hooks`, `Term.hooks`). A hook finds modules in the model that it is given (`decoder_layers`, or by name)
+and registers torch's own forward hooks on them, which also work under DDP, FSDP2 and adapters. What a hook does to a
+row must depend on that row alone, so that it does not change with micro-batches or ranks, or when a step is repeated.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
     from student.data.row import Row
 
 Pass = Literal["update", "student", "kept"]
-"""An update's forward; the student's weights read without gradient, as the old policy or by a probe; copies of it
-("initial", "ema") likewise."""
+"""update: a forward pass of an update. student: the student's weights without gradient, for old log-probs or a probe.
+kept: the same with kept weights, roles "initial" and "ema"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a forward reads.
+    """What a forward pass reads.
 
     Attributes:
-        kind: the pass.
-        rows: of each of B sequences the row that it is the whole of, prompt and response; None where it is another
-            text, or one window of several.
-        width: L, tokens that every sequence is padded to, on the right.
-        names: of each sequence a name that is its own in the step, in whatever pass of an update it is read; in other
-            passes none.
-        lengths: tokens of each sequence, as `names`.
-        update: optimizer updates of the run before this one; 0 in other passes.
+        kind: the kind of pass.
+        rows: for each of B sequences, the row whose prompt and response it consists of; None for any other text, and
+            for one of several windows of a row.
+        width: L, the number of tokens to which every sequence is padded on the right.
+        names: in an update, a name for each sequence that is unique within the step and does not depend on the
+            micro-batch; empty in other passes.
+        lengths: in an update, the number of tokens of each sequence; empty in other passes.
+        update: optimizer updates that the run made before this one; 0 in other passes.
     """
 
     kind: Pass
@@ -57,15 +56,15 @@ class Reading:
 
 
 class ModelHook(Protocol):
-    """Acts on the student's forward."""
+    """A hook on the student's forward pass."""
 
     def around(self, lm: PreTrainedModel, reading: Reading) -> AbstractContextManager[None]:
-        """Entered before the forward, and left after it, or after the backward of an update."""
+        """A context that is entered before the forward pass and left after it; in an update, after the backward."""
 
 
 @contextmanager
 def around(hooks: Sequence[ModelHook], lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
-    """All of `hooks` around one forward."""
+    """Enter all of `hooks` around one forward pass."""
     with ExitStack() as stack:
         for hook in hooks:
             stack.enter_context(hook.around(lm, reading))
@@ -74,7 +73,7 @@ def around(hooks: Sequence[ModelHook], lm: PreTrainedModel, reading: Reading) ->
 
 @contextmanager
 def registered(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Torch's hooks, removed at the end whatever happens."""
+    """Remove torch hooks on exit, after an exception too."""
     try:
         yield
     finally:
@@ -83,6 +82,6 @@ def registered(handles: Sequence[RemovableHandle]) -> Iterator[None]:
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers in order: what transformers never splits over devices; adapters leave them where they are."""
+    """The decoder layers in order, found as the modules that transformers never splits over devices."""
     names = set(getattr(lm, "_no_split_modules", None) or ())
     return [module for module in lm.modules() if type(module).__name__ in names]

@@ -1,9 +1,9 @@
-"""Gaussian noise on the input of every decoder layer, of a learnt size by layer; silent outside of `LayerNoise.on`.
+"""Gaussian noise on the input of every decoder layer, with a learnt scale per layer; active within `LayerNoise.on`.
 
-    h_l <- h_l + exp(log_size_l) eps_l,   eps_l ~ N(0, I) from a stream of its own for every sequence, layer and update
+    h_l <- h_l + exp(log_size_l) eps_l,   eps_l ~ N(0, I) from a random stream per sequence, layer and update
 
-A sequence's noise does not depend on the micro-batch or the rank that it is in, and is the same when a step is taken
-again or a checkpointed layer is run again by the backward pass.
+A sequence's noise does not depend on its micro-batch or rank, and is the same when a step is taken again or the
+backward pass recomputes a checkpointed layer.
 """
 
 import math
@@ -23,11 +23,11 @@ from student.learning.hooks import Reading, decoder_layers
 
 
 class LayerNoise(nn.Module):
-    """See the module.
+    """Noise with a trainable scale per layer; see the module docstring.
 
     Args:
-        lm: the model, which gets a hook on each layer.
-        size: standard deviation to begin with, in units of the hidden states.
+        lm: the model; a hook is registered on each of its decoder layers.
+        size: initial standard deviation, in units of the hidden states.
 
     Attributes:
         log_sizes: [layers] float32, natural logarithms of the standard deviations; trained.
@@ -44,11 +44,11 @@ class LayerNoise(nn.Module):
 
     @contextmanager
     def on(self, reading: Reading, seed: int) -> Iterator[None]:
-        """Add noise to a forward, and to what its backward pass runs again, until the end of the block.
+        """Add noise within the block, to a forward pass and to what its backward pass recomputes.
 
         Args:
-            reading: what the forward reads.
-            seed: the run's.
+            reading: what the forward pass reads.
+            seed: the run's seed.
         """
         draws = (stream(seed, "layer noise", reading.update, name) for name in reading.names)
         self._keys, self._lengths = [int(draw.integers(2**62)) for draw in draws], reading.lengths
@@ -60,7 +60,7 @@ class LayerNoise(nn.Module):
     def _hook(self, index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._keys is None:
             return None
-        # Recomputed in the backward pass: the gradient of a size needs its noise, as large as the hidden states.
+        # Checkpointed, because the gradient of a scale needs its noise, which is as large as the hidden states.
         add = partial(self._add, keys=[key + index for key in self._keys], lengths=self._lengths)
         size = self.log_sizes[index].exp()
         if args:
@@ -73,7 +73,7 @@ class LayerNoise(nn.Module):
     ) -> Float[Tensor, "b l h"]:
         noise = torch.zeros_like(hidden)
         for sequence, (key, length) in enumerate(zip(keys, lengths, strict=True)):
-            # Of its tokens alone: were padding drawn too, the noise would go by the longest sequence beside it.
+            # Drawn for the sequence's own tokens only: noise for padding would make it depend on its neighbours.
             generator = torch.Generator(hidden.device).manual_seed(key)
             drawn = torch.randn(length, hidden.shape[-1], generator=generator, device=hidden.device)
             noise[sequence, :length] = drawn

@@ -1,4 +1,4 @@
-"""Everything that terms see of a micro-batch, from the student's hidden states and the rows' signals."""
+"""Builds the batch that terms see from the student's hidden states and the signals of the rows."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ def lay_out(
     spec: ProjectionSpec,
     head_of: HeadLookup,
 ) -> TokenBatch:
-    """The batch for the terms.
+    """Build the batch for the terms.
 
     Args:
-        hidden: [N, H] the student's states before each response token, with gradient.
-        head: the student's head, with gradient.
-        micro: rows that have all their signals.
+        hidden: [N, H] the student's hidden states from which each response token is predicted, with gradient.
+        head: the student's output head, with gradient.
+        micro: the micro-batch; its rows have all their signals.
         needs: what the terms need.
-        spec: what to project of `hidden`, and how.
-        head_of: heads of served models, for hidden payloads.
+        spec: what to compute from `hidden`, and how.
+        head_of: looks up the output heads of other models, for hidden payloads.
     """
     device = hidden.device
-    # `split` keeps rows with other teachers apart, so that the first row speaks for all.
+    # `split` keeps rows with different teachers apart, so the first row stands for all.
     several = micro.rows[0].teachers if needs.teacher else ()
     signals = {
         (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, head_of, device)
@@ -76,10 +76,9 @@ def _at_teacher(
     micro: MicroBatch,
     spec: ProjectionSpec,
 ) -> StudentTokens:
-    """The student's distribution at the ids of one of several teachers.
+    """The student's distribution at the top-k ids of one of several teachers.
 
-    Each teacher lists ids of its own: the hidden states are those of the one pass, and only these ids are projected
-    anew.
+    The hidden states come from the one forward pass; only the projection to this teacher's ids is repeated.
     """
     topk = signals.get((TEACHER, PayloadKind.TOPK))
     if topk is None or SCORES_AT_TEACHER not in spec.want:

@@ -1,4 +1,4 @@
-"""The learner: micro-batches, forward, loss, backward, clip, update; its state for checkpoints."""
+"""The learner: owns the trained weights and the optimizer, and makes optimizer updates from scored rows."""
 
 import copy
 import dataclasses
@@ -31,23 +31,23 @@ from student.scoring.needs import HIDDEN, Needs
 
 
 class Learner:
-    """Owns the trained weights and the optimizer.
+    """Owns the trained weights and the optimizer; an update runs micro-batches, clips the gradient and steps.
 
     Args:
-        student: the model.
+        student: the model to train.
         objective: what to minimise.
         needs: everything the terms need, merged.
         settings: the recipe's `train` group.
         accelerator: device, precision and ranks.
-        valid_vocab: ids the tokenizer can produce.
-        temperature: of rollouts; divides the student's logits.
-        head_of: heads of served models, for hidden payloads.
-        ranks: those of the process; made when None.
-        shortest_first: pass the micro-batch of the shortest rows first, as where rows are learnt from while they are
-            scored: they are sampled and scored first. The longest first shows at once where memory is too small.
+        valid_vocab: number of ids that the tokenizer can produce.
+        temperature: the temperature of rollouts; divides the student's logits.
+        head_of: looks up the output heads of other models, for hidden payloads.
+        ranks: the ranks of the run; made from `accelerator` if None.
+        shortest_first: take the micro-batches of the shortest rows first, for learning while rows are still being
+            scored. Otherwise the longest come first, so that a lack of memory shows at once.
 
     Attributes:
-        random: torch's random state before a gradient that was begun and is not applied; None at all other times.
+        random: torch's random state before a gradient that was begun and not yet applied; None at all other times.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Learner:
         self._shortest_first = shortest_first
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
-        # Weight decay is for matrices; gains and biases are exempt, as is usual.
+        # As usual, weight decay applies to matrices only, not to norms and biases.
         matrices = [p for p in student.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in student.parameters() if p.requires_grad and p.ndim < 2]
         groups: list[dict[str, Any]] = [
@@ -81,40 +81,40 @@ class Learner:
             {"params": others, "weight_decay": 0.0},
         ]
         for place, (module, rate) in objective.modules(student).items():
-            # With the student, so that gradients are averaged over ranks as its own are.
+            # Registered on the student, so that their gradients are averaged over ranks like its own.
             student.beside[place] = module
             times = rate / settings.learning_rate
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
         student.hooks = [*student.hooks, *objective.hooks()]
         adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
-        # As it is: accelerate's wrapper serves TPUs and float16, and looks for a package on the disk twice a step.
+        # Not wrapped by accelerate, whose wrapper serves TPUs and float16 and searches for a package twice a step.
         self.optimizer: torch.optim.Optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
-        # A sharded student averages gradients itself; accelerate's own FSDP wrapper would be plain DDP on a CPU.
+        # FSDP2 averages gradients itself, and accelerate's own FSDP support would be plain DDP on a CPU.
         self.sharded = bool(units(student))
         self.wrapped: Any = student
         if not self.sharded:
             self.wrapped = accelerator.prepare(student)
-        # In the order of the model, which decides the bits of the gradient's norm; sharding exchanges parameters.
+        # In model order, which fixes the rounding of the gradient norm. Not kept if sharded: FSDP2 replaces parameters.
         self._parameters = None if self.sharded else [*self.wrapped.parameters()]
         self.updates = 0
         self.random: dict[str, Any] | None = None
         self._begun: tuple[Sequence[Row], Metrics | None] | None = None  # rows of a gradient, not applied yet
 
     def update(self, rows: Sequence[Row], step: int) -> Metrics | None:
-        """One optimizer update on rows of a step.
+        """Make one optimizer update on rows of a step.
 
         Args:
-            rows: this rank's rows; none are fine as long as another rank has some.
-            step: decides the learning rate, which is that of all updates of the step.
+            rows: this rank's rows; may be empty as long as another rank has some.
+            step: the step, which determines the learning rate.
 
         Returns:
-            Metrics as (numerator, denominator), summed over micro-batches and ranks; a denominator of 0 says that there
-            was nothing to measure. None when no rank has a row that a term learns from: then nothing was done.
+            Metrics as (numerator, denominator), summed over micro-batches and ranks; a denominator of 0 means that
+            nothing was measured. None if no rank has a row that a term learns from: nothing was done then.
 
         Raises:
-            NonFiniteError: when loss or gradient is not finite; the weights are left as they were.
-            DeviceMemoryError: when a micro-batch does not fit the only rank's device; likewise. With several ranks
-                it is torch's error, because the others wait for this one in the middle of a reduction.
+            NonFiniteError: if a loss or the gradient is not finite; the weights are unchanged.
+            DeviceMemoryError: if a micro-batch does not fit on the device in a run of one rank; the weights are
+                unchanged. With several ranks torch's error is raised, because the others wait in a reduction.
         """
         begun, self._begun, self.random = self._begun, None, None
         if begun is not None and [*map(id, begun[0])] != [*map(id, rows)]:
@@ -132,10 +132,10 @@ class Learner:
         sums = self._gradient(rows, step) if begun is None else begun[1]
         if sums is None:
             return None
-        # The norm is that of the whole gradient, before it is scaled: not finite if any part of it is not.
+        # The norm of the whole gradient before clipping: not finite if any element of the gradient is not.
         parameters = self._parameters or self.wrapped.parameters()
         norm = float(full(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
-        # The gradient last: a loss says which term it was.
+        # The gradient comes last, because a loss that is not finite also names the term.
         sizes = {name: top for name, (top, _) in sums.items() if name.startswith("loss/")} | {"gradient": norm}
         for name, value in sizes.items():
             if not math.isfinite(value):
@@ -144,23 +144,23 @@ class Learner:
                     f"the {name} of step {step} is not finite ({value}); lower train.learning_rate, or look at what "
                     "the teacher and the terms gave in this step."
                 )
-        self.updates += 1  # before: whatever fails in the optimizer may have moved some weights
+        self.updates += 1  # before the step: an optimizer that fails may have moved some weights already
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         clipped = float(norm > self.settings.max_grad_norm)
         return sums | {"grad_norm": (norm, 1.0), "grad_clipped": (clipped, 1.0), "learning_rate": (rate, 1.0)}
 
     def begin(self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None]) -> None:
-        """Take the gradient of the next update while the scores of its rows arrive; `update` goes on from there.
+        """Compute the gradient of the next update while the scores of its rows arrive; `update` then applies it.
 
         Args:
-            rows: of the next update.
+            rows: the rows of the next update.
             step: see `update`.
-            arrive: waits for the scores of some rows; where it fails on a rank, it fails on all.
+            arrive: waits for the scores of some rows; if it fails on one rank, it fails on all.
 
         Raises:
-            OpdError: what `update` may raise but for a gradient that is not finite, or what `arrive` did. No gradient
-                is left then, and the random state is that of before.
+            OpdError: what `update` raises, except for a loss or gradient that is not finite, or what `arrive` raised.
+                The gradient is then cleared and the random state restored.
         """
         device = self.accelerator.device
         self.random = random_state(device)
@@ -175,7 +175,7 @@ class Learner:
     def _gradient(
         self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None
     ) -> Metrics | None:
-        """As `accumulate`, for an update of a step."""
+        """`accumulate` in train mode for an update of `step`; lack of device memory becomes an error with advice."""
         if not (self.student.training and self.student.lm.training):  # setting it walks through every module
             self.student.train()
         self.objective.step = step
@@ -202,19 +202,19 @@ class Learner:
     ) -> Metrics | None:
         """Add the gradient of the objective on `rows` to the parameters' `.grad`.
 
-        All ranks make as many passes as the one with the most micro-batches, because the reduction of gradients waits
-        for each; the others fill up with passes of one token whose loss is 0.
+        Gradients are reduced over ranks in collectives, so every rank makes as many passes as the rank with the most
+        micro-batches; the others make up the number with passes over one token whose loss is 0.
 
         Args:
             rows: this rank's rows.
-            select: narrows the trained positions of a micro-batch to a bool mask [N]; weights stay those of all
-                rows, so gradients of disjoint selections add up to the whole.
-            weights: per term, of every position of `rows`; those of `Objective.position_weights` on `rows` if None.
-            arrive: waits for the scores of some rows: called in each pass behind the forward, which needs none, or
-                before it where all ranks, or the shards of weights, must agree that none has failed.
+            select: returns a bool mask [N] that narrows the trained positions of a micro-batch. The weights stay those
+                of all rows, so that the gradients of disjoint selections add up to the whole.
+            weights: for each term, the weight of every position of `rows`; from `Objective.position_weights` if None.
+            arrive: waits for the scores of some rows. With one rank it is called after the forward pass, which needs no
+                scores; with several ranks or a sharded student before it, where all ranks can agree on a failure.
 
         Returns:
-            Metrics as `update` gives them; None, and no gradient, when no rank has a row that a term learns from.
+            Metrics as `update` returns them; None, and no gradient, if no rank has a row that a term learns from.
         """
         parts = split(
             rows,
@@ -223,27 +223,26 @@ class Learner:
             by_teacher=HIDDEN in self.needs.student,
             shortest_first=self._shortest_first,
         )
-        # The reduction of gradients waits for all ranks, so all make as many passes as the busiest one.
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
             return None
         self.objective.prepare(rows)
-        # Without a row to learn from, an update would move the weights by decay and momentum alone.
+        # Without a row to learn from, an update would only apply weight decay and momentum.
         if not any(self.ranks.gather(self.objective.selects_any(rows))):
             return None
         if weights is None:
-            # Over all rows at once, so that weights do not depend on how rows are cut into micro-batches.
+            # From all rows at once, so that weights do not depend on how rows are split into micro-batches.
             weights = self.objective.position_weights(rows, self.accelerator.device)
-        # Weights lie row after row in the order of `rows`, while a micro-batch takes rows from anywhere.
+        # Weights are stored row after row in the order of `rows`; a micro-batch may take any of the rows.
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}
         for index in range(rounds):
             last, part = index == rounds - 1, parts[index] if index < len(parts) else []
             arrived = None if arrive is None else partial(arrive, [rows[i] for i in part])
             if arrived is not None and (self.sharded or self.ranks.count > 1):
-                self.ranks.agree(arrived)  # before torch's collectives, in which a failure could not be told
+                self.ranks.agree(arrived)  # before torch's collectives, which cannot report a failure to other ranks
                 arrived = None
-            # Gradients are reduced once, with the last pass.
+            # Gradients are reduced over ranks once, in the last pass.
             unsent = self.accelerator.no_sync(self.wrapped) if not last else nullcontext()
             with self.ranks.bound(), self.accelerator.autocast(), unsent:
                 if not part:
@@ -280,7 +279,7 @@ class Learner:
         return sums
 
     def _filler(self) -> Tensor:
-        """A loss of 0 that reaches every parameter, from a pass over one token."""
+        """A loss of 0 whose graph contains every parameter, from a pass over one token."""
         one = torch.ones((1, 1), dtype=torch.long, device=self.accelerator.device)
         zero = torch.zeros(1, dtype=torch.long, device=self.accelerator.device)
         hidden = self.wrapped(torch.zeros_like(one), one, zero, zero)
@@ -292,35 +291,35 @@ class Learner:
     def token_batch(
         self, micro: MicroBatch, *, needs: Needs | None = None, arrived: Callable[[], None] | None = None
     ) -> TokenBatch:
-        """Run the student on a micro-batch and, once scores have `arrived`, lay out everything that terms see."""
+        """Run the student on a micro-batch and, once `arrived` returns, build the batch that terms see."""
         needs = needs or self.needs
-        # Without gradients ranks may make different numbers of passes, which the wrapper of several would not allow.
+        # Without gradients, ranks may make different numbers of passes, which DDP's wrapper would not allow.
         model = self.wrapped if torch.is_grad_enabled() else self.student
         hidden = model(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
         if arrived is not None:
             arrived()
-        head = self.student.head()  # once: a sharded head is gathered here
+        head = self.student.head()  # called once, because it gathers a sharded head
         spec = dataclasses.replace(self.projection, want=needs.student)
         return lay_out(hidden, head, micro, needs, spec, self.head_of)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Trained parameters by the name they have in the saved model; their shards where they are sharded."""
+        """Trained parameters with their names in the saved model; of a sharded student, this rank's shards."""
         reshard(self.student)
         for name, parameter in self.student.lm.named_parameters():
             if parameter.requires_grad:
                 yield name, parameter
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """As `named_parameters`, each whole while it is looked at; every rank must run through them."""
+        """As `named_parameters`, detached and each gathered in turn; every rank must iterate over all of them."""
         if self.sharded:
             self.ranks.meet()
         return ((name, full(parameter.detach())) for name, parameter in self.named_parameters())
 
     def whole(self) -> AbstractContextManager[None]:
-        """See `student.learning.sharding.whole`; where another rank could not go on, this one hears it here.
+        """See `student.learning.sharding.whole`; ranks meet first, so that none gathers weights without the others.
 
         Raises:
-            CancelledError: within work that the ranks agree on.
+            CancelledError: within work that the ranks agree on, if another rank failed.
         """
         if not self.sharded:
             return nullcontext()
@@ -328,7 +327,7 @@ class Learner:
         return whole(self.student)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments by parameter name, update count, and the weights beside the model's."""
+        """Optimizer moments by parameter name, the number of updates, and the terms' own parameters."""
         moments = {name: dict(self.optimizer.state.get(p, {})) for name, p in self._all_parameters()}
         beside = {name: p.detach() for name, p in self.student.beside.named_parameters()}
         return {"updates": self.updates, "moments": moments} | ({"beside": beside} if beside else {})
@@ -338,7 +337,11 @@ class Learner:
         yield from ((f"beside.{name}", p) for name, p in self.student.beside.named_parameters())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the model's weights are loaded with the model."""
+        """Restore what `state_dict` returned; the model's own weights are loaded with the model.
+
+        Raises:
+            CheckpointError: if the state is of another kind of optimizer or of another model.
+        """
         if not same_kind(state["moments"], self.settings.optimizer):
             raise CheckpointError(
                 f"the checkpoint has moments of another optimizer than train.optimizer {self.settings.optimizer}; "
@@ -349,7 +352,7 @@ class Learner:
                 raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
             moments = state["moments"][name]
             if moments:
-                # The count of steps is a scalar, which has no rows to shard as its parameter's moments have.
+                # The step count is a scalar and, unlike the moments, is not sharded like its parameter.
                 self.optimizer.state[parameter] = {
                     key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
                     for key, value in moments.items()

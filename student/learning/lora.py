@@ -1,11 +1,11 @@
-"""LoRA (arXiv 2106.09685) and DoRA (arXiv 2402.09353) students: peft's layers inside the model, its folders in and out.
+"""LoRA (arXiv 2106.09685) and DoRA (arXiv 2402.09353) students, with the layers and the folder format of PEFT.
 
     y = W x + (alpha / r) B A x        W frozen; A [r, in], B [out, r] trained, B = 0 at first
 
-Only the factors are trained, saved, kept in copies and given to rollout engines that hold weights of their own, always
-in float32, also over a bfloat16 base: rounded to bfloat16 a small update would move nothing. The model with its
-adapters off is the base bit for bit, so that the reference `initial` costs no memory. Heads and embeddings cannot be
-targets: losses read the head's weight itself, and would silently miss an adapter on it.
+Only the factors are trained, saved, copied, and sent to rollout engines that hold weights of their own. They are always
+float32, over a bfloat16 base too, because rounding to bfloat16 would lose small updates. With its adapters off, the
+model is the base bit for bit, so the reference `initial` costs no memory. The head and the embeddings cannot be
+targets: losses read the head's weight directly and would silently miss an adapter on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from student.recipe import LoraSettings
 ADAPTER = "default"
 _PREFIX = "base_model.model."
 _BESIDE_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
-"""peft's ways to begin factors that leave the base as it is; others, such as pissa, take a part out of it."""
+"""PEFT's initialisations that leave the base weights as they are; others, such as pissa, subtract a part of them."""
 
 
 def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision: str | None = None) -> None:
@@ -35,11 +35,11 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
     Args:
         lm: a causal LM without adapters.
         settings: the recipe's `model.lora`.
-        base: folder or hub id that `lm` came from; the saved adapter names it.
-        revision: of a hub id.
+        base: folder or hub id that `lm` was loaded from; the saved adapter refers to it.
+        revision: revision of a hub id.
 
     Raises:
-        ConfigError: when peft is missing, or the targets match nothing, the head or the embeddings.
+        ConfigError: if peft is not installed, or the targets match nothing, the head or the embeddings.
     """
     peft = import_peft()
     targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
@@ -64,9 +64,9 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
             )
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
-            parameter.data = parameter.data.float()  # peft gives them the dtype of the base
+            parameter.data = parameter.data.float()  # peft creates them in the dtype of the base
     saved: Any = lm.peft_config[ADAPTER]
-    # As peft's own loaders follow it: a folder by its full path, so that the adapter loads from anywhere.
+    # PEFT's loaders read this: a folder is stored by its full path, so that the adapter loads from anywhere.
     saved.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
     saved.revision = revision
 
@@ -75,7 +75,7 @@ def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> N
     """Copy the factors of a saved adapter into those of `lm`.
 
     Raises:
-        ConfigError, CheckpointError: when it cannot be read, or its rank, alpha, kind or targets are others.
+        ConfigError, CheckpointError: if it cannot be read, or differs from `settings` in rank, alpha, kind or targets.
     """
     own: Any = lm.peft_config[ADAPTER]
     check_same(adapter_settings(folder), settings, own.alpha_pattern, folder)
@@ -100,7 +100,7 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[st
     """Refuse an adapter whose shape, scale or base is not the recipe's.
 
     Args:
-        saved: its adapter_config.json.
+        saved: the contents of its adapter_config.json.
         settings: the recipe's `model.lora`.
         alphas: what peft itself gives layers of this model in place of alpha, such as joined experts.
         folder: for the message.
@@ -117,7 +117,7 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[st
                 f"adapter {folder} has {name} {found}, but model.lora.{name} is {value}; set it to {found}, or begin "
                 "a new run."
             )
-    # None of these shows in the factors, and each makes the same factors mean another model.
+    # These do not show in the factors, and with each of them the same factors are a different model.
     odd = {key: saved[key] for key in ("use_rslora", "alpha_pattern") if saved.get(key)}
     if odd.get("alpha_pattern") == alphas:
         del odd["alpha_pattern"]
@@ -131,7 +131,7 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[st
 
 
 def _own_name(name: str) -> str:
-    """The name of a saved factor within the model: peft leaves the adapter's name out of its files."""
+    """The model's name for a saved factor; PEFT leaves the adapter's name out of its files."""
     name = name.removeprefix(_PREFIX)
     if name.endswith("lora_magnitude_vector"):
         return f"{name}.{ADAPTER}.weight"
@@ -140,11 +140,11 @@ def _own_name(name: str) -> str:
 
 
 def adapter_tensors(lm: PreTrainedModel, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The factors by the names of PEFT's files, and the settings beside them.
+    """The factors under the names of PEFT's files, and the contents of adapter_config.json.
 
     Args:
         lm: a model with adapters.
-        given: factors by name, in place of the model's own of the same name.
+        given: factors by name, which replace the model's own of the same name.
     """
     found = {}
     for name, parameter in lm.named_parameters():
@@ -158,7 +158,7 @@ def adapter_tensors(lm: PreTrainedModel, given: Mapping[str, Tensor]) -> tuple[d
 
 
 def sends_adapters(lm: PreTrainedModel) -> bool:
-    """Whether a model has adapters that engines can add themselves; DoRA's they cannot."""
+    """Whether a model has adapters that rollout engines can apply themselves: LoRA, but not DoRA."""
     found: Any = getattr(lm, "peft_config", None) or {}
     return has_lora(lm) and not found[ADAPTER].use_dora
 
@@ -170,7 +170,10 @@ def has_lora(lm: PreTrainedModel) -> bool:
 
 @contextmanager
 def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
-    """The base model, bit for bit. Changes state of the modules: no other thread may run them meanwhile."""
+    """Switch the adapters off, which leaves the base model bit for bit.
+
+    This changes the state of the modules, so no other thread may run them meanwhile.
+    """
     lm.disable_adapters()
     try:
         yield

@@ -1,4 +1,7 @@
-"""The student model: load, run to the hidden states of response positions, project to what the terms asked for."""
+"""The student model: loading it, running it to hidden states, and projecting these to what the terms need.
+
+The head is applied in tiles, to response positions only, so logits of all positions are never held at once.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -45,9 +48,9 @@ class Weights:
     """Where a student's weights come from.
 
     Attributes:
-        base: folder or hub id of a model; also gives the tokenizer.
-        revision: of a hub id.
-        adapter: folder of a PEFT adapter on top of it.
+        base: folder or hub id of the model, and of its tokenizer.
+        revision: revision of a hub id.
+        adapter: folder of a PEFT adapter to put on top of the model.
     """
 
     base: str
@@ -56,7 +59,7 @@ class Weights:
 
     @classmethod
     def of(cls, model: ModelSettings, path: str | None = None) -> "Weights":
-        """Those of the recipe's model, or of `path` instead: a model, a PEFT adapter's folder, or BASE+ADAPTER."""
+        """The weights of the recipe's model, or those at `path`: a model, a PEFT adapter's folder or BASE+ADAPTER."""
         if path is None:
             start = None if model.lora is None else model.lora.start
             return cls(model.path, model.revision, None if start is None else Path(start).expanduser())
@@ -72,10 +75,13 @@ class Weights:
 
 
 class _AsRead(GenerationConfig):
-    """Is written as it was read: transformers reads sampling flags without do_sample, and refuses to write them."""
+    """A generation config that is saved exactly as it was loaded.
+
+    transformers loads sampling flags without do_sample but refuses to save them.
+    """
 
     def validate(self, *arguments: Any, **keywords: Any) -> None:
-        """Nothing: what is saved is what came with the model."""
+        """Accept everything, because the config came with the model."""
 
 
 def load_student(
@@ -92,22 +98,22 @@ def load_student(
 
     Args:
         path: folder or hub id.
-        dtype: of the weights; adapters are float32.
+        dtype: name of the weights' torch dtype; adapters are float32.
         attention: attention implementation, or None for the model's default.
         gradient_checkpointing: recompute activations in the backward pass.
-        revision: of a hub id.
+        revision: revision of a hub id.
         lora: train adapters instead of the weights.
-        adapter: folder of a PEFT adapter: where `lora` begins; without `lora` it is added to the weights.
+        adapter: folder of a PEFT adapter. With `lora`, training starts from it; without, it is merged into the weights.
 
     Raises:
-        ConfigError: when there is no such model, it has no output head or logits that are not this head's, or "sdpa"
-            would drop its attention soft-cap.
+        ConfigError: if the model cannot be loaded, has no output head, makes logits that its head does not explain, or
+            has a soft-cap on attention logits that "sdpa" would drop.
     """
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
         if attention in (None, "sdpa"):
             attention = _attention(attention, config.get_text_config())
-        # Given on, because transformers would read it again.
+        # Passed on, because transformers would otherwise read the config again.
         extra: dict[str, Any] = {"config": config} | ({"attn_implementation": attention} if attention else {})
         quantized = lora is not None and lora.quantize is not None
         if quantized:
@@ -126,7 +132,7 @@ def load_student(
         if adapter is not None:
             load_factors(model, adapter, lora)
     if gradient_checkpointing:
-        # Not the reentrant form: it passes no gradient on where its inputs need none, as above frozen embeddings.
+        # The reentrant form passes no gradient if its inputs need none, which is so above frozen embeddings.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     student = Student(model, starts_at_base=lora is not None and lora.start is None)
     _check_head(student, path)
@@ -145,7 +151,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     """Load the student's tokenizer.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: if there is no tokenizer at `path`, or it cannot be loaded.
     """
     refuse_missing(path)
     try:
@@ -171,12 +177,13 @@ class Student(nn.Module):
 
     Args:
         lm: the model.
-        starts_at_base: the model has adapters, and without them it is the model that the run began with.
+        starts_at_base: whether the model has adapters and, with them off, is the model that the run started from.
 
     Attributes:
-        beside: weights that terms of the objective train beside the model's; no part of what is saved as the model.
-        hooks: what acts on its forwards.
-        turn: see `opd.heads.longrope_turn`: rows beyond share no forward with shorter ones.
+        beside: parameters that terms train along with the model; not saved as part of it.
+        hooks: hooks on every forward pass; see `student.learning.hooks`.
+        turn: length from which LongRoPE changes all positions; longer rows share no forward pass with shorter ones. See
+            `opd.heads.longrope_turn`.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
@@ -190,7 +197,7 @@ class Student(nn.Module):
         self.turn = longrope_turn(lm.config.get_text_config())
 
     def around(self, reading: Callable[[], Reading]) -> AbstractContextManager[None]:
-        """The hooks of the run around a forward, see `student.learning.hooks`; without any, `reading` is not called."""
+        """The hooks around one forward pass; `reading` is called only if there are hooks."""
         return around(self.hooks, self.lm, reading()) if self.hooks else nullcontext()
 
     def forward(
@@ -200,16 +207,16 @@ class Student(nn.Module):
         row: Int[Tensor, " n"],
         source: Int[Tensor, " n"],
     ) -> Float[Tensor, "n h"]:
-        """Final hidden states (after the final norm) at (row, source), the inputs of the head."""
-        # The head would make logits [B, L, V] of all positions: it is applied later, to response positions, in tiles.
+        """Final hidden states [N, H], after the final norm, at positions (row, source): the inputs of the head."""
+        # The base model, because the head would compute logits [B, L, V] of all positions.
         base = self.lm.base_model
-        # Nothing that is read can see padding on the right: causality alone gives the same bits, without a mask of
-        # [B, L, L], and lets sdpa take its fastest kernel. Flash attention leaves the padding out by the mask.
+        # With padding on the right, a causal model gives the same bits without a mask [B, L, L], and sdpa can use its
+        # fastest kernel. Flash attention needs the mask to leave the padding out.
         mask = None if self.lm.config._attn_implementation == "sdpa" else attention_mask
         return base(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state[row, source]
 
     def head(self) -> OutputHead:
-        """The output head with gradient; gathered whole when it is sharded."""
+        """The output head, with gradient; gathered from all ranks if the student is sharded."""
         output = self.lm.get_output_embeddings()
         scale, cap = scale_and_cap(self.lm.config.get_text_config())
         bias = getattr(output, "bias", None)
@@ -217,7 +224,7 @@ class Student(nn.Module):
 
 
 class _Drawn(BaseModelOutputWithPast):
-    """Hidden states; of whatever else a family's layers give, None."""
+    """A decoder output that has hidden states, and None for any other field that a model family reads."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -226,13 +233,13 @@ class _Drawn(BaseModelOutputWithPast):
 
 
 def _check_head(student: Student, path: str) -> None:
-    """Compare the model's own logits, from which it is sampled, with its head times states, on which it learns.
+    """Check that the model's own logits, from which it is sampled, equal those of `OutputHead`, on which it learns.
 
-    The layers are left out, so that this costs nothing for a model of any size, wherever its layers can run: their
-    states are drawn, of three sizes, the largest far beyond any soft-cap.
+    The layers do not run, so the check is cheap for a model of any size: the final hidden states are random, at three
+    scales, the largest far beyond any soft-cap.
 
     Raises:
-        ConfigError: when they differ: the family makes its logits in a way that `OutputHead` does not know.
+        ConfigError: if the logits differ, because the family computes them in a way that `OutputHead` does not know.
     """
     why = "its layers cannot be run without its head" if student.lm.base_model is student.lm else _difference(student)
     if why:
@@ -247,7 +254,7 @@ def _difference(student: Student) -> str:
     lm, head = student.lm, student.head()
     drawn = torch.randn(3, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
     states = (drawn * torch.tensor([[1.0], [10.0], [100.0]])).to(head.weight)
-    # Not the base model: OPT's own forward goes past it, straight to the decoder within.
+    # The decoder and not the base model, because OPT's forward calls the decoder inside it directly.
     inner: Any = lm.base_model
     decoder = inner.get_decoder().__dict__
     held = decoder.get("forward")
@@ -266,19 +273,20 @@ def _difference(student: Student) -> str:
             del decoder["forward"]
         else:
             decoder["forward"] = held
-    # Wide enough for halves. Written so that NaN fails.
+    # Wide enough for half precision, and written so that NaN fails.
     return "" if gap <= 0.05 else f"head times states is off by {gap:.2g} of the largest"
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionSpec:
-    """How hidden states are projected.
+    """What to compute from hidden states, and how.
 
     Attributes:
-        want: what terms ask for, of {"scores", "scores_at_teacher", "hidden"}.
-        valid_vocab: ids the tokenizer can produce; further rows of the head are padding and get no probability.
+        want: what terms need, a subset of {"scores", "scores_at_teacher", "hidden"}.
+        valid_vocab: number of ids that the tokenizer can produce; further rows of the head are padding and get no
+            probability.
         temperature: divides the logits.
-        scratch_bytes: bound on the tiles of logits, bytes; 0 for the default of the device.
+        scratch_bytes: bound on the memory of a tile of logits, bytes; 0 for the device's default.
     """
 
     want: frozenset[str]
@@ -301,7 +309,7 @@ def project(
     teacher_ids: Int[Tensor, "n k"] | None,
     spec: ProjectionSpec,
 ) -> StudentTokens:
-    """The student's distribution at every response position of the micro-batch, as far as `spec.want` asks for it."""
+    """Compute what `spec.want` names of the student's distribution at every response position of the micro-batch."""
     scores = _scores(hidden, head, batch.token_ids, batch.candidates, spec) if SCORES in spec.want else None
     at_teacher = None
     if SCORES_AT_TEACHER in spec.want and teacher_ids is not None:
@@ -313,7 +321,7 @@ def project(
 def _scores(
     hidden: Tensor, head: OutputHead, token_ids: Tensor, ids: Tensor | None, spec: ProjectionSpec
 ) -> TokenScores:
-    """Log-probs at the response token and at `ids`, in tiles: logits of size N x V are never held."""
+    """Log-probs at the response token and at `ids`, tile by tile, without logits of size N x V."""
     return maths.linear_token_scores(
         hidden,
         head,

@@ -1,7 +1,7 @@
-"""The objective: a sum of terms, each an average with weights that the whole step shares.
+"""The objective: a weighted sum of terms, each a weighted average over the tokens of an update.
 
-Weights are counted over all rows of the step on all ranks before the first backward, so the gradient does not
-depend on how rows are cut into micro-batches or spread over ranks.
+The weights are computed from all rows of the update on all ranks before the first backward pass, so the gradient does
+not depend on how rows are split into micro-batches or spread over ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)
 Sums = dict[str, tuple[Tensor | float, Tensor | float]]
-"""Metrics that are still on the device: reading one number would make the host wait for all kernels before it."""
+"""Metrics that are still on the device: reading a number makes the host wait for all kernels queued before it."""
 
 
 class Objective:
@@ -41,7 +41,7 @@ class Objective:
         length_limit: response tokens per row that the `constant` aggregation divides by.
 
     Attributes:
-        step: of the update, which schedules of weights go by.
+        step: the current step, by which scheduled weights are looked up.
     """
 
     def __init__(self, terms: Sequence[Term], length_limit: int) -> None:
@@ -60,16 +60,16 @@ class Objective:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a term wants old log-probs to be those of the weights that each update starts from."""
+        """Whether a term needs old log-probs under the weights that each update starts from."""
         return any(term.recomputes for term in self.terms)
 
     def modules(self, student: Student) -> dict[str, tuple[nn.Module, float]]:
-        """Weights of the terms' own by position, with their learning rates; see `Term.module`."""
+        """Parameters of the terms' own, by the place of the term, with learning rates; see `Term.module`."""
         found = {str(i): term.module(student) for i, term in enumerate(self.terms)}
         return {place: module for place, module in found.items() if module is not None}
 
     def hooks(self) -> list[ModelHook]:
-        """Those of all terms; see `Term.hooks`."""
+        """The hooks of all terms; see `Term.hooks`."""
         return [hook for term in self.terms for hook in term.hooks()]
 
     def bind(self, tokenizer: Any) -> None:
@@ -98,18 +98,18 @@ class Objective:
         return any(term.selects(row) for term in self.terms for row in rows)
 
     def position_weights(self, rows: Sequence[Row], device: torch.device) -> list[Float[Tensor, " N"]]:
-        """Per term the weight of every response position of the step, row after row; 0 where it is not trained.
+        """For each term, the weight of every response position, row after row; 0 where the term does not train.
 
-        Counted over all rows on all ranks by `opd.maths.token_weights`, the one place that divides.
+        Denominators are counted over the rows of all ranks, in `opd.maths.token_weights` and nowhere else.
         """
         return position_weights(self.terms, self._strata, rows, self.length_limit, device)
 
     def loss(self, batch: TokenBatch, weights: Sequence[Float[Tensor, " n"]]) -> tuple[Float[Tensor, ""], Sums]:
-        """This micro-batch's share of the step's loss in nats, and its metrics as sums with denominators.
+        """This micro-batch's share of the update's loss, nats, and its metrics as (numerator, denominator).
 
         Args:
             batch: the micro-batch.
-            weights: per term, of the batch's positions, from `position_weights`.
+            weights: for each term, the weights of the batch's positions, taken from `position_weights`.
         """
         total = torch.zeros((), device=batch.mask.device)
         metrics: Sums = {}
@@ -123,19 +123,19 @@ class Objective:
             output = losses_of(term, mine)
             part = _weighted(output, mine)
             weight = term.settings.weight
-            # Outside the loss of the term, so that loss/NAME stays comparable while its weight moves.
+            # Applied outside the metric loss/NAME, which so stays comparable while a scheduled weight changes.
             if isinstance(weight, WeightSchedule):
                 weight = weight.at(self.step)
                 metrics[f"weight/{label}"] = (weight, 1.0)
             total = total + weight * part
             metrics[f"loss/{label}"] = (part.detach().double(), 1.0)
             for key, (top, bottom) in output.metrics.items():
-                # A metric that a micro-batch may lack must not change its name with it, so a repeated term has its own.
+                # A repeated term always prefixes its metrics: a name must not depend on what a micro-batch contains.
                 metrics[f"{label}/{key}" if term.repeats or key in metrics else key] = (_exact(top), _exact(bottom))
         return total, metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every term, by position."""
+        """State of every term, by its place in the recipe."""
         return {str(i): term.state_dict() for i, term in enumerate(self.terms)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Objective:
 
 
 def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:
-    """Sums of two micro-batches or ranks together: losses are shares of a sum, every other metric a ratio of sums."""
+    """Add the sums of two micro-batches or ranks; loss/ entries are shares of one sum, so their denominator stays 1."""
     total = dict(one)
     for name, (top, bottom) in other.items():
         old = total.get(name, (0.0, 0.0))
@@ -154,15 +154,15 @@ def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dic
 
 
 def of_the_step(total: Metrics, ranks: int) -> Metrics:
-    """The losses of a step from their sums over ranks.
+    """Divide losses summed over ranks by the number of ranks; all other metrics stay as they are.
 
-    Weights are multiplied by the number of ranks, because gradients are averaged over them; so are the sums.
+    Position weights contain a factor of the number of ranks, because gradients are averaged over ranks.
     """
     return {name: (top / ranks if name.startswith("loss/") else top, bottom) for name, (top, bottom) in total.items()}
 
 
 def to_host(sums: Sums) -> Metrics:
-    """The numbers, in one copy from the device."""
+    """The metrics as floats, moved from the device in one copy."""
     waiting = [value for pair in sums.values() for value in pair if isinstance(value, Tensor)]
     numbers = iter(torch.stack(waiting).tolist() if waiting else ())
 
@@ -173,7 +173,7 @@ def to_host(sums: Sums) -> Metrics:
 
 
 def _exact(value: Tensor | float) -> Tensor | float:
-    """In float64, which the host sums in too."""
+    """`value` detached and in float64, the precision in which the host sums."""
     return value.detach().double() if isinstance(value, Tensor) else value
 
 
@@ -182,5 +182,5 @@ def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:
         return output.total
     if output.loss is None:
         raise PluginError("A term returned neither loss nor total; a TermOutput has one of them.")
-    # where() and not a product: a NaN at a masked position must not reach the sum.
+    # where() instead of a product, so that a NaN at a masked position does not reach the sum.
     return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * batch.weights).sum()

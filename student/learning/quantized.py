@@ -1,9 +1,9 @@
-"""What bitsandbytes holds in fewer bits: frozen bases (QLoRA, arXiv 2305.14314), AdamW's moments (arXiv 2110.02861).
+"""Quantized storage by bitsandbytes: frozen base weights (QLoRA, arXiv 2305.14314), AdamW moments (arXiv 2110.02861).
 
-nf4          blocks of 64 weights share a scale, itself in 8 bits over blocks of 256: 4.13 bits a weight; products
-             widen a layer's weight to model.dtype first
-adamw_8bit   blocks of 256 moments share a scale: 2.03 bytes a parameter instead of 8; tensors of fewer than 4,096
-             elements stay in float32
+nf4          blocks of 64 weights share a scale, which is itself stored in 8 bits in blocks of 256: 4.13 bits per
+             weight; a layer's weight is dequantized to model.dtype before a matrix product
+adamw_8bit   blocks of 256 moments share a scale: 2.03 bytes per parameter instead of 8; tensors of fewer than 4,096
+             elements keep float32 moments
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,14 @@ from opd.errors import ConfigError
 _SCALES, _SCALES_OF_SCALES = 64, 256
 _MOMENTS, _LEAST = 256, 4096
 CODES = "state1"
-"""A key of the optimizer's state that torch's AdamW does not have."""
+"""A key of bitsandbytes' optimizer state, which torch's AdamW does not have."""
 
 
 def import_bitsandbytes() -> Any:
-    """The module bitsandbytes.
+    """Import bitsandbytes.
 
     Raises:
-        ConfigError: when it is not installed.
+        ConfigError: if it is not installed.
     """
     try:
         import bitsandbytes
@@ -37,10 +37,10 @@ def import_bitsandbytes() -> Any:
 
 
 def four_bits(dtype: torch.dtype) -> Any:
-    """What transformers needs to know to read a model's linear layers, all but the head, in 4 bits.
+    """The transformers config that loads a model's linear layers, except the head, in 4 bits.
 
     Args:
-        dtype: of products, and of what is not quantized.
+        dtype: dtype of matrix products, and of everything that is not quantized.
     """
     import_bitsandbytes()
     from transformers import BitsAndBytesConfig
@@ -54,10 +54,10 @@ def four_bits(dtype: torch.dtype) -> Any:
 
 
 def keep_layout(model: torch.nn.Module) -> None:
-    """Have 4-bit layers keep the layout of their weights.
+    """Keep 4-bit layers from repacking their weights.
 
-    On CPUs with products in bfloat16 bitsandbytes packs them anew, in place, at the first forward in eval mode, and a
-    packed weight passes no gradient on to what is before it, silently.
+    On CPUs with bfloat16 instructions, bitsandbytes repacks a weight in place at the first forward pass in eval mode,
+    and a repacked weight silently passes no gradient to its input.
     """
     layer = import_bitsandbytes().nn.Linear4bit
     for module in model.modules():
@@ -66,22 +66,22 @@ def keep_layout(model: torch.nn.Module) -> None:
 
 
 def four_bit_bytes(weights: int) -> int:
-    """Bytes of so many weights in 4 bits, with their scales."""
+    """Bytes that `weights` weights take in 4 bits, scales included."""
     scales = -(-weights // _SCALES)
     return -(-weights // 2) + scales + 4 * -(-scales // _SCALES_OF_SCALES)
 
 
 def moment_bytes(sizes: Iterable[int]) -> int:
-    """Bytes of AdamW's moments in 8 bits of tensors with so many elements."""
+    """Bytes of 8-bit AdamW moments for tensors with the given numbers of elements."""
     return sum(8 * n if n < _LEAST else 2 * (n + 4 * -(-n // _MOMENTS)) for n in sizes)
 
 
 def adamw_8bit(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """AdamW of bitsandbytes with moments in 8 bits; arguments as for torch's."""
+    """Make bitsandbytes' AdamW with 8-bit moments; the arguments are those of torch's AdamW."""
     found: torch.optim.Optimizer = import_bitsandbytes().optim.AdamW8bit(groups, lr=lr, betas=betas)
     return found
 
 
 def same_kind(moments: Mapping[str, Mapping[str, Tensor]], optimizer: str) -> bool:
-    """Whether saved moments, by parameter, are those of `train.optimizer`."""
+    """Whether saved moments, by parameter name, come from the kind of optimizer that `train.optimizer` names."""
     return all((CODES in state) == (optimizer == "adamw_8bit") for state in moments.values() if state)

@@ -1,8 +1,8 @@
-"""Ranks that hear at once when one of them ends: each keeps a connection to rank 0, which forwards what it hears.
+"""Notices at once when a rank ends: each rank keeps a connection to rank 0, which forwards what it hears.
 
-A collective notices a lost rank late and cannot name it: NCCL at its timeout, gloo in the next exchange. Here a rank
-says why it ends, or its connection breaks, and every other rank ends with that rank's error: through its own exceptions
-where it can (the error of a collective is replaced), and by exiting after a few seconds where it hangs in one.
+A collective notices a lost rank late and cannot name it: NCCL at its timeout, gloo in the next exchange. Here, a rank
+says why it ends, or its connection breaks, and every other rank ends with that rank's error. It does so by an exception
+if it can (which replaces the collective's error), and by exiting after a few seconds if it hangs in a collective.
 """
 
 import contextlib
@@ -19,44 +19,44 @@ from typing import Any, Protocol
 from opd.errors import OpdError, RankLostError
 
 GRACE_SECONDS = 3.0
-"""Time for a rank to end by itself once another has ended."""
+"""Seconds for a rank to end by itself once another has ended."""
 _NEWS_SECONDS = 2.0
-"""Time to hear which rank ended, once a collective has failed."""
+"""Seconds to wait for the news of which rank ended, once a collective has failed."""
 _JOIN_SECONDS = 60.0
 _KILLED = "it said nothing, so it was killed, or its machine was lost"
 
 
 class Exchange(Protocol):
-    """What is needed of `Ranks`."""
+    """The part of `Ranks` that the watch uses."""
 
     count: int
     index: int
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank."""
+        """The values of all ranks, in the order of ranks."""
 
 
 class RankWatch:
-    """Watches the other ranks from a thread; does nothing in a run of one rank.
+    """Watches the other ranks in a thread; does nothing in a run of one rank.
 
     Args:
         ranks: all ranks.
-        grace: seconds for this rank to end by itself once another has ended.
+        grace: seconds for this rank to end by itself once another has ended, before its process exits.
     """
 
     def __init__(self, ranks: Exchange, grace: float = GRACE_SECONDS) -> None:
         self._index, self._grace = ranks.index, grace
         self._news = threading.Event()
         self._heard: tuple[int, str] | None = None  # the first rank that ended, and why
-        self._own: str | None = None  # why this one ends
-        self._over = False  # this one has left, and nothing ends it any more
-        self._lock = threading.Lock()  # of what is sent: lines of two threads must not mix
+        self._own: str | None = None  # why this rank ends
+        self._over = False  # this rank has left in order and must not be ended by the others
+        self._lock = threading.Lock()  # held while sending, so that the lines of two threads do not mix
         self._peers: dict[socket.socket, int] = {}
         self._why: dict[int, str] = {}
         self._done: set[int] = set()
         if ranks.count == 1:
             return
-        # Any free port; only the ranks can know it and the secret, because a collective tells both.
+        # Any free port. A collective distributes it and the secret, so only the ranks know them.
         server = socket.create_server(("", 0)) if ranks.index == 0 else None
         told = (server.getsockname()[1], secrets.token_hex()) if server is not None else None
         port, secret = ranks.gather(told)[0]
@@ -78,7 +78,7 @@ class RankWatch:
                 peer, _ = server.accept()
                 peer.settimeout(_JOIN_SECONDS)
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    # The port is open to the network: only a rank knows the secret, which went through a collective.
+                    # The port is open to the network; only a rank knows the secret.
                     hello = json.loads(_read_line(peer))
                     if secrets.compare_digest(hello["secret"], secret):
                         self._peers[peer] = int(hello["rank"])
@@ -86,14 +86,14 @@ class RankWatch:
                 peer.close()
 
     def _forget(self) -> None:
-        """In a forked child: a connection that it holds too would not break with this rank."""
+        """Close the connections in a forked child, which would otherwise keep them open after this rank has died."""
         for peer in self._peers:
             peer.close()
 
     def _watch(self) -> None:
         selector, rest = selectors.DefaultSelector(), dict.fromkeys(self._peers, b"")
         for peer, rank in self._peers.items():
-            peer.setblocking(True)  # the time limit was for joining: a rank may be silent for hours
+            peer.setblocking(True)  # the timeout was for joining only; a rank may be silent for hours
             selector.register(peer, selectors.EVENT_READ, (peer, rank))
         while rest:
             for key, _ in selector.select():
@@ -105,7 +105,7 @@ class RankWatch:
                 if not data:
                     selector.unregister(peer)
                     del rest[peer]
-                    # A rank that has said that it is done may close; all others that do are dead.
+                    # A rank that announced that it is done may close its connection; any other that does is dead.
                     if rank not in self._done:
                         self._hear({"lost": rank, "why": self._why.get(rank, _KILLED)}, peer)
                     continue
@@ -114,15 +114,15 @@ class RankWatch:
                     self._hear(json.loads(line), peer)
 
     def _hear(self, said: dict[str, Any], source: socket.socket) -> None:
-        """Take what was said of a rank, and pass it on to the others."""
-        if self._index == 0:  # the others have no connections among themselves
+        """Take in a message about a rank; rank 0 forwards it to the others."""
+        if self._index == 0:  # the other ranks have no connections among themselves
             self._tell(said, source)
         if "done" in said:
             self._done.add(said["done"])
             return
         final = "lost" in said
         rank = said["lost" if final else "ending"]
-        # The reason that a rank gave before its connection broke is the better one.
+        # A reason that the rank gave before its connection broke takes precedence.
         self._why.setdefault(rank, said["why"])
         if rank == self._index:
             return
@@ -141,40 +141,40 @@ class RankWatch:
                         peer.sendall(_line(said))
 
     def _give_up(self, final: bool) -> None:
-        """End this process, unless it is ending by itself; what ends together may still be saving together."""
-        # A rank that fails itself is left alone while the other one still lives: they may be in one last collective
-        # save. Once that one is gone, the collective will never return.
+        """Exit this process, unless it is ending by itself; `final` says that the other rank's process is gone."""
+        # A rank that is itself failing is left alone while the other rank lives: they may be saving together. Once the
+        # other process is gone, that collective save will never return.
         if self._over or (self._own is not None and not final) or self._heard is None:
             return
         sentence = self._own or str(self._lost())
         with contextlib.suppress(OSError):
             sys.stderr.write(f"error: {sentence}\n")
             sys.stderr.flush()
-        os._exit(RankLostError.exit_code)  # the main thread hangs in a collective and would not see an exception
+        os._exit(RankLostError.exit_code)  # the main thread hangs in a collective and would never see an exception
 
     def _lost(self) -> RankLostError:
         rank, why = self._heard or (0, _KILLED)
         return RankLostError(f"rank {rank} ended: {why.rstrip('.')}; the run goes on from its last checkpoint.")
 
     def ending(self, error: BaseException) -> None:
-        """Tell the others that this rank ends with `error`; it may still save together with others that end too."""
+        """Tell the other ranks that this one ends with `error`; it may still save together with others that end too."""
         if self._own is None:
             self._own = str(error) if isinstance(error, OpdError) else f"{type(error).__name__}: {error}"
             self._tell({"ending": self._index, "why": self._own})
 
     def rename(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Exit callback that runs before those that report an error: replaces a collective's error by the lost rank's.
+        """Exit callback that replaces a collective's error by the lost rank's; runs before those that report errors.
 
         Raises:
             RankLostError: in place of the collective's error.
         """
-        # torch raises plain RuntimeErrors for collectives, and so does much else: it is one only if news come in.
+        # Collectives raise plain RuntimeErrors, as does much else. It was a collective's only if a rank was lost.
         of_collective = kind is not None and issubclass(kind, RuntimeError) and self._peers and self._own is None
         if of_collective and self._news.wait(_NEWS_SECONDS):
             raise self._lost() from error
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Exit callback: tell the others how this rank ends. From then on they no longer end it."""
+        """Exit callback: tell the other ranks how this one ends, after which they do not end it any more."""
         if error is not None and not isinstance(error, RankLostError):
             self.ending(error)
         self._tell({"done": self._index})
@@ -193,7 +193,7 @@ def _read_line(peer: socket.socket) -> bytes:
 
 
 def _keep_alive(peer: socket.socket) -> None:
-    """Make the connection to a machine that is gone break within half a minute."""
+    """Have TCP keep-alive break the connection to a machine that is gone within half a minute."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

@@ -1,4 +1,7 @@
-"""What data-parallel ranks tell each other besides gradients; with one rank nothing is sent."""
+"""Communication between data-parallel ranks apart from gradients: values, sums, and failures in agreed work.
+
+With one rank nothing is sent.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +22,7 @@ _VALUE, _DONE, _FAILED = "a value", "the end of agreed work", "a failure"
 
 
 def launched_ranks() -> int:
-    """How many ranks the launcher started, whether or not they form a group yet; 1 without a launcher."""
+    """The number of ranks that the launcher started, whether or not they form a group yet; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -28,17 +31,17 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
 
     Args:
         mixed_precision: "no" or "bf16".
-        patience: seconds that a rank may wait for a teacher, or on a full disk, while the others
-            wait for it in a collective.
+        patience: seconds for which a rank may wait for a teacher, or for space on a full disk, while the others wait
+            for it in a collective.
 
     Raises:
-        ConfigError: when a launcher started several ranks that did not form a group, started one process instead of
-            several, or asks accelerate to shard.
+        ConfigError: if the launcher started several ranks that did not form a group, started one process instead of
+            several, or asks accelerate to shard the model.
     """
     _check_launcher(os.environ)
     accelerator = Accelerator(
         mixed_precision=mixed_precision,
-        # Without this several ranks on a machine that has only CPUs would each train alone.
+        # Otherwise, several ranks on a machine without an accelerator would each train alone.
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=patience + _MARGIN_SECONDS))],
     )
@@ -52,13 +55,17 @@ def make_accelerator(mixed_precision: str, patience: float) -> Accelerator:
 
 
 def _check_launcher(environment: Mapping[str, str]) -> None:
-    """Refuse what accelerate would do silently."""
+    """Refuse settings of the launcher that accelerate would silently take in another sense.
+
+    Raises:
+        ConfigError: naming the setting and what to do instead.
+    """
     if environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes", "on", "y", "t"):
         raise ConfigError(
             "ACCELERATE_USE_FSDP is set, but accelerate's FSDP is plain DDP on a CPU, and here the recipe says how the "
             "student is sharded: set train.sharding to fsdp and start the ranks with torchrun, without --use_fsdp."
         )
-    # `accelerate launch --cpu --num_processes 2` tells where two would meet, and starts one.
+    # `accelerate launch --cpu --num_processes 2` sets the address at which two processes would meet, and starts one.
     if "ACCELERATE_USE_CPU" in environment and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
         raise ConfigError(
             "accelerate launch was asked for several processes and started one, as it does with --cpu; start the ranks "
@@ -67,25 +74,26 @@ def _check_launcher(environment: Mapping[str, str]) -> None:
 
 
 class Ranks:
-    """Agreement among ranks. Every rank must make the same calls in the same order.
+    """Exchanges between ranks. Every rank must make the same calls in the same order.
 
-    Each exchange says what its rank is about, so that one rank's failure within agreed work is heard by the others in
-    their next exchange, wherever that is, and no rank waits for another that has left.
+    Each message says what its rank is doing. If a rank fails within agreed work, the others therefore learn of it in
+    their next exchange, whichever that is, and none waits for a rank that has left.
 
     Args:
-        accelerator: of this process; None for a process that is alone, or one of `group`.
-        group: whose collectives these are, instead of those of `accelerator`.
+        accelerator: the accelerator of this process; None for a process that runs alone, or with `group`.
+        group: a process group whose collectives to use instead of the accelerator's.
     """
 
     count = 1
     index = 0
     _depth = 0
-    """Agreed works that this rank is within."""
+    """Number of nested `agree` calls that this rank is in."""
     _left: int | None = None
-    """The outermost of them that some rank has left with an error: until this one has too, nothing is exchanged."""
+    """Depth of the outermost `agree` that a rank has left with an error; until this rank leaves it too, it exchanges
+    nothing."""
     _reason = ""
     apart = False
-    """Whether this rank has failed in `bound` and left the others behind: it exchanges nothing any more."""
+    """Whether this rank failed in `bound` and can no longer exchange anything with the others."""
 
     def __init__(self, accelerator: Accelerator | None = None, *, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -95,39 +103,39 @@ class Ranks:
             self.count, self.index = accelerator.num_processes, accelerator.process_index
 
     def beside(self) -> "Ranks":
-        """The same ranks for another thread, whose collectives are kept apart; every rank calls it at the same time.
+        """The same ranks in a process group of their own, for use in another thread; every rank calls it together.
 
-        They wait as long as it takes: a rank that is lost ends all (`student.learning.rank_watch`).
+        Its collectives have a timeout of a day, because `student.learning.rank_watch` handles lost ranks.
         """
         if not dist.is_initialized():
             return Ranks()
         return Ranks(group=dist.new_group(backend="gloo", timeout=timedelta(days=1)))
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank.
+        """The values of all ranks, in the order of ranks.
 
         Raises:
-            CancelledError: when another rank could not go on with work that the ranks agree on.
+            CancelledError: if another rank failed within agreed work.
         """
         return self._exchange(_VALUE, value)
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether `flag` is true on any rank."""
         return any(self.gather(flag))
 
     def meet(self) -> None:
-        """Go on when all ranks are here; to be called in agreed work before collectives that are not of this class.
+        """Wait for all ranks. To be called in agreed work before collectives that do not go through this class.
 
         Raises:
-            CancelledError: when another rank could not go on, and would be missing in those collectives.
+            CancelledError: if another rank failed, and so would be missing from those collectives.
         """
         self._exchange(_VALUE, None)
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Torch's own collectives follow: a rank that fails within cannot tell the others, which wait in them.
+        """Around torch's own collectives: a rank that fails within cannot tell the others, which wait in them.
 
-        It ends alone, and they are ended with its error (`student.learning.rank_watch`).
+        It ends alone, and `student.learning.rank_watch` ends the others with its error.
         """
         try:
             yield
@@ -136,22 +144,22 @@ class Ranks:
             raise
 
     def agree(self, work: Callable[[], T]) -> T:
-        """The result of `work`; where it fails on a rank, it fails on all, so that none waits for another.
+        """Return the result of `work`; if it fails on one rank, it fails on all, so that none waits for another.
 
-        `work` may exchange values and agree on parts of itself. Before torch's own collectives, such as those of a
-        sharded student's forward, it has to `meet`; where a rank may fail between them, they are `bound`.
+        `work` may itself call `gather` and `agree`. Before torch's own collectives, such as those in the forward pass
+        of a sharded student, it must call `meet`; if a rank may fail between such collectives, it enters `bound`.
 
         Raises:
-            OpdError: of this rank's work.
-            CancelledError: when only that of another rank failed.
+            OpdError: if this rank's work failed.
+            CancelledError: if only another rank's work failed.
         """
         self._depth += 1
         try:
             result = work()
-            # Also where nothing failed: a rank that skipped this exchange would meet the next one of the others.
+            # After success too, because a rank that failed reports it in this exchange at the latest.
             self._exchange(_DONE, None)
         except OpdError as error:
-            if self._left is None and not self.apart:  # the others do not know yet, and can be told
+            if self._left is None and not self.apart:  # the others do not know yet and can still be reached
                 self._exchange(_FAILED, (self._depth, str(error)))
             raise
         finally:
@@ -161,20 +169,20 @@ class Ranks:
         return result
 
     def _exchange(self, kind: str, value: T) -> list[T]:
-        """The values of the ranks that are about the same; see `agree` for failures.
+        """Exchange values that all belong to the same `kind` of message; see `agree` for failures.
 
         Raises:
-            CancelledError: when another rank has failed.
-            RuntimeError: when the ranks are about different things, which is a fault of what they run.
+            CancelledError: if another rank has failed.
+            RuntimeError: if the ranks send different kinds of messages, which is a bug in the code that they run.
         """
         if self.count == 1:
             return [value]
-        if self._left is not None or self.apart:  # the error after which this rank has to leave was caught
+        if self._left is not None or self.apart:  # the error that makes this rank leave was caught on its way out
             raise CancelledError(self._reason or "this rank has failed and left the others")
         told: list[tuple[str, Any]] = self._send((kind, value))
         failed = [(rank, *said) for rank, (other, said) in enumerate(told) if other == _FAILED]
         if failed:
-            # Several may fail at a time, each within another agreed work: all leave the outermost of them.
+            # Several ranks may fail at once, at different depths: all ranks leave the outermost of these `agree` calls.
             self._left = min(self._depth, *(depth for _, depth, _ in failed)) if self._depth else None
             self._reason = f"rank {failed[0][0]} could not go on: {failed[0][2].rstrip('.')}"
             if kind != _FAILED:
@@ -186,7 +194,7 @@ class Ranks:
         return [said for _, said in told]
 
     def _send(self, message: T) -> list[T]:
-        """The messages of all ranks, by rank."""
+        """The messages of all ranks, in the order of ranks."""
         if self.group is None:
             return list(gather_object([message]))
         found: list[T] = [message] * self.count
@@ -196,16 +204,16 @@ class Ranks:
     def total(self, counts: dict[str, float]) -> dict[str, float]:
         """Sums over ranks, by name."""
         sums: dict[str, float] = {}
-        for part in self.gather(counts):  # in the order of ranks, so that every rank gets the same bits
+        for part in self.gather(counts):  # in the order of ranks, so that every rank rounds alike
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
 
 def told(value: T) -> list[T]:
-    """The values of all ranks in torch's default group, by rank; every rank calls it, in the loop's thread.
+    """The values of all ranks in torch's default group, in the order of ranks, for code that is given no `Ranks`.
 
-    For what has no `Ranks`, such as a term of the objective.
+    Every rank must call it, in the loop's thread.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
@@ -215,4 +223,4 @@ def told(value: T) -> list[T]:
 
 
 ALONE = Ranks()
-"""The ranks of a process that runs by itself."""
+"""The ranks of a process that runs alone."""

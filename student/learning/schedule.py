@@ -11,15 +11,15 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: Schedule, floor: float = 0.0) -> float:
-    """The learning rate of optimizer step `step` (the first is 0).
+    """The learning rate of step `step` of the run, counted from 0.
 
     Args:
-        step: step about to be taken.
-        peak: rate after warm-up.
-        warmup: steps of linear warm-up; the first step has peak / warmup, step `warmup` has the peak.
-        total: steps of the run; linear and cosine decay end there.
+        step: the step about to be taken.
+        peak: the rate after warm-up.
+        warmup: steps of linear warm-up: step 0 has peak / warmup, step `warmup` - 1 the peak.
+        total: steps of the run, at the end of which linear and cosine decay end.
         schedule: what follows the warm-up.
-        floor: fraction of the peak at which decay ends, 0 to 1.
+        floor: fraction of the peak at which the decay ends, 0 to 1.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -40,6 +40,6 @@ class WeightSchedule(Settings):
     steps: int = Field(ge=1, description="Steps until then.")
 
     def at(self, step: int) -> float:
-        """The weight in a step."""
+        """The weight in `step`, counted from 0."""
         done = min(1.0, step / self.steps)
         return self.start + done * (self.to - self.start)

@@ -1,11 +1,12 @@
-"""Sharded students (FSDP2, torch's `fully_shard`): each rank keeps its part of the weights, gradients and moments.
+"""Sharded students (FSDP2, torch's `fully_shard`): each rank keeps a shard of the weights, gradients and moments.
 
-    a forward gathers one layer at a time; head, embeddings and final norm stay gathered until the backward pass
-    a backward pass averages gradients over the ranks as it scatters them: what DDP does, shard by shard
+    The forward pass gathers one layer at a time; head, embeddings and final norm stay gathered until the backward pass.
+    The backward pass averages gradients over the ranks as it scatters them, as DDP does, shard by shard.
 
-With `train.mixed_precision: bf16` layers are gathered and run in bfloat16, while shards, gradients and moments stay in
-the weights' own dtype: float32 masters that cost 16 bytes a parameter over all ranks, not on each. Without gradients
-ranks may make different numbers of forwards only within `whole`, which holds all weights on every rank.
+With `train.mixed_precision: bf16`, layers are gathered and run in bfloat16, while shards, gradients and moments keep
+the dtype of the weights: float32 master weights then cost 16 bytes per parameter over all ranks together, not on each.
+Ranks may make different numbers of forward passes only within `whole`, which holds all weights on every rank, and
+without gradients.
 """
 
 import re
@@ -32,18 +33,18 @@ FILE_BYTES = 4 * 2**30
 
 
 def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[], None]:
-    """Shard a student over all ranks, in place; to be done before its optimizer is made.
+    """Shard a student over all ranks, in place, before its optimizer is made.
 
     Args:
-        student: with the same weights on every rank.
-        device: of this rank; the shards are there.
-        half: gather and run in bfloat16.
+        student: the student, with the same weights on every rank.
+        device: this rank's device, which holds its shards.
+        half: gather and run the layers in bfloat16.
 
     Returns:
-        Closes what was opened for it.
+        A callback that closes the process group, if one was opened here.
 
     Raises:
-        RuntimeError: when torch left a tensor whole.
+        RuntimeError: if torch left a tensor unsharded.
     """
     alone = not dist.is_initialized()
     if alone:  # one process without a launcher: a group of its own
@@ -51,13 +52,13 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     dtype = torch.bfloat16 if half else None
-    # Gradients are averaged in float32, also those of layers that run in bfloat16.
+    # Gradients are averaged in float32, even those of layers that run in bfloat16.
     layers = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # Hidden states leave in float32, as accelerate's wrapper of an unsharded student gives them.
+    # Hidden states are returned in float32, as by accelerate's wrapper of an unsharded student.
     root = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32 if half else None
     )
-    # Layers first: `fully_shard` leaves out what an inner module has taken, so the student itself gets the rest.
+    # Layers first: `fully_shard` leaves out what inner modules manage, so the student itself manages the rest.
     for module in decoder_layers(student.lm):
         fully_shard(module, mesh=mesh, mp_policy=layers)
     fully_shard(student, mesh=mesh, mp_policy=root)
@@ -72,25 +73,25 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
 
 
 def units(student: nn.Module) -> list[FSDPModule]:
-    """The modules that are gathered as one, the student itself first; none where it is not sharded."""
+    """The modules whose parameters are gathered together, the student itself first; empty if it is not sharded."""
     return [module for module in student.modules() if isinstance(module, FSDPModule)]
 
 
 def mesh_of(student: nn.Module) -> DeviceMesh | None:
-    """The ranks over which a student is sharded; None where it is not."""
+    """The device mesh over which a student is sharded; None if it is not."""
     return next((p.device_mesh for p in student.parameters() if isinstance(p, DTensor)), None)
 
 
 def reshard(student: nn.Module) -> None:
-    """Have the student's parameters be its shards: after a forward those of the root are gathered tensors."""
+    """Make the student's parameters its shards again; after a forward pass, those of the root are gathered tensors."""
     for module in units(student):
         module.reshard()
 
 
 def recover(student: nn.Module) -> None:
-    """After an error cut off a forward or a backward: the parameters are the shards, and the next forward begins anew.
+    """Reset a student whose forward or backward pass ended in an error: its parameters are the shards again.
 
-    Until then torch takes the student to be within that forward, in which it keeps what is gathered.
+    Otherwise torch would treat the next forward pass as a part of the failed one and keep what that had gathered.
     """
     found = units(student)
     if found and hasattr(found[0], "reset_iter_state"):  # torch 2.13
@@ -100,10 +101,10 @@ def recover(student: nn.Module) -> None:
 
 @contextmanager
 def whole(student: nn.Module) -> Iterator[None]:
-    """All weights of a sharded student on every rank; nothing where the student is not sharded.
+    """Hold all weights of a sharded student on every rank; does nothing if the student is not sharded.
 
-    Every rank must enter it at the same time. Within it, without gradients, each may run as many forwards as it likes,
-    also of parts of the student, and must not write to its parameters.
+    All ranks must enter it together. Within it, each rank may run any number of forward passes without gradients, of
+    the student or of parts of it, but must not write to the parameters.
     """
     found = units(student)
     if not found:
@@ -111,7 +112,7 @@ def whole(student: nn.Module) -> Iterator[None]:
         return
     try:
         for module in found:
-            # What a forward has left gathered is not gathered again, and may be from before an update.
+            # Weights left gathered by a forward pass would not be gathered again, and may be older than an update.
             module.reshard()
             module.unshard()
             module.set_reshard_after_forward(False, recurse=False)
@@ -120,25 +121,25 @@ def whole(student: nn.Module) -> Iterator[None]:
         recover(student)
         raise
     finally:
-        for layer in found[1:]:  # the root is not resharded after its forward: its backward begins at once
+        for layer in found[1:]:  # the root is never resharded after its forward, because its backward follows at once
             layer.set_reshard_after_forward(True, recurse=False)
         reshard(student)
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A copy of `value`, whole or sharded, on the device and with the sharding of `like`; its dtype stays."""
+    """A copy of `value`, whole or sharded, with the device and the sharding of `like` and its own dtype."""
     if not isinstance(like, DTensor):
         plain = value.full_tensor() if isinstance(value, DTensor) else value
         return plain.to(like.device, copy=True)
     if isinstance(value, DTensor):
         return value.clone()
     value = value.to(like.device)
-    # Every rank has the whole value and takes its part: nothing is sent.
+    # Every rank has the whole value and takes its own part, so nothing is sent.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
 def layer_of(name: str) -> int | None:
-    """The number of the decoder layer that a parameter's name tells; None outside the layers."""
+    """The index of the decoder layer in a parameter's name; None for parameters outside the layers."""
     found = _LAYER.search(f".{name}")
     return None if found is None else int(found[1])
 
@@ -173,5 +174,5 @@ def in_files(chunks: Iterable[Chunk], limit: int, itemsize: int | None = None) -
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A tensor whole; every rank must ask for it where it is sharded."""
+    """The whole of a tensor; if it is sharded, every rank must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

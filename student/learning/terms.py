@@ -332,7 +332,8 @@ class Term:
     def hooks(self) -> Sequence[ModelHook]:
         """Hooks on the student's forward pass, which affect all terms; see `student.learning.hooks`.
 
-        Called after `module`."""
+        Called after `module`.
+        """
         return ()
 
     def admits(self, row: Row | Outcome) -> bool:
@@ -340,7 +341,7 @@ class Term:
         return self.settings.rows == "all" or row.on_policy == (self.settings.rows == "sampled")
 
     def selects(self, row: Row) -> bool:
-        """Whether the term learns from `row`; rows that it does not select count in none of its means."""
+        """Whether the term learns from `row`; called after `prepare`. Other rows count in none of its means."""
         unread = row.unread and any(need.role in row.unread for need in self.needs().signals)
         return row.trained and self.admits(row) and not unread
 

@@ -1,12 +1,12 @@
-"""Which optimizer updates a batch of rows gets: epochs of minibatches, and what a method makes of them.
+"""The optimizer updates of a step: epochs of minibatches, or whatever a method makes of them.
 
-    for epoch in range(train.epochs):        every pass in an order of its own
-        for part in range(train.minibatches):    whole groups, cut by a stream of (seed, "updates", step, epoch)
+    for epoch in range(train.epochs):            each epoch shuffles the groups with the stream
+        for part in range(train.minibatches):    (seed, "updates", step, epoch); minibatches are whole groups
             learner.update(rows of the part)
 
 With one epoch and one minibatch this is a single update on all rows, strictly on policy: every importance ratio is 1.
-The weights move from the first update on, so a step is never interrupted between updates, and once one has been made
-the step counts as done, whatever happens to those after it.
+The first update moves the weights. A step is therefore never interrupted between updates, and counts as done once one
+update has been made, even if a later one fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ class Update:
     """One optimizer update.
 
     Attributes:
-        rows: this rank's rows; it may have none while others have some.
-        recompute: read the rows' signals of role "student" again before it, so that old log-probs (`ratio_to: old`)
-            are those of the weights that the update starts from; the same on every rank.
+        rows: this rank's rows; may be empty while other ranks have some.
+        recompute: whether to recompute the rows' signals of role "student" first, so that old log-probs
+            (`ratio_to: old`) are under the weights that the update starts from; the same on every rank.
     """
 
     rows: tuple[Row, ...]
@@ -42,10 +42,10 @@ class Updated:
     """The result of the updates of a step.
 
     Attributes:
-        sums: metrics as (numerator, denominator), added over the updates.
-        made: optimizer updates made.
-        skipped: updates for which no rank had a row.
-        failure: what ended them after the first had been made; the step counts as done, and the run stops after it.
+        sums: metrics as (numerator, denominator), summed over the updates.
+        made: number of updates made.
+        skipped: number of updates skipped because no rank had a row to learn from.
+        failure: the error of an update after the first; the step counts as done, and the run stops after it.
     """
 
     sums: Metrics = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Updated:
     failure: OpdError | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Means over the updates, each by its own denominator; metrics without a measurement are absent."""
+        """Each metric's numerator over its denominator; metrics that measured nothing are left out."""
         found = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom}
         return found | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
 
@@ -62,17 +62,17 @@ class Updated:
 def plan_updates(
     rows: Sequence[Row], *, epochs: int, minibatches: int, seed: int, step: int, ranks: Ranks
 ) -> Iterator[Update]:
-    """`epochs` passes over the rows of all ranks, each in `minibatches` parts of whole groups.
+    """Yield the updates of `epochs` passes over the rows of all ranks, each in `minibatches` parts of whole groups.
 
-    The parts are cut from the groups of all ranks, so they do not depend on how rows are spread over ranks, and every
-    rank makes equally many updates.
+    The parts are cut from the groups of all ranks. They therefore do not depend on how rows are spread over ranks, and
+    every rank makes the same number of updates.
 
     Args:
         rows: this rank's rows.
-        epochs: passes.
-        minibatches: updates of a pass.
+        epochs: number of passes.
+        minibatches: updates per pass.
         seed: the run's seed.
-        step: the step, which names the order of the groups.
+        step: the step; with seed and epoch it determines the order of the groups.
         ranks: all ranks.
     """
     if epochs == minibatches == 1:
@@ -81,14 +81,14 @@ def plan_updates(
     mine: dict[str, list[Row]] = {}
     for row in rows:
         mine.setdefault(row.key.group, []).append(row)
-    # Sorted, so that every rank gives a group the same number and cuts the same minibatches.
+    # Sorted, so that every rank numbers the groups alike and cuts the same minibatches.
     groups = sorted(set().union(*ranks.gather(list(mine))))
     for epoch in range(epochs):
         order = stream(seed, "updates", step, epoch).permutation(len(groups))
         for part in range(minibatches):
-            # Strided, so that the sizes of minibatches differ by one group at most.
+            # Strided, so that minibatches differ in size by at most one group.
             chosen = {groups[int(i)] for i in order[part::minibatches]}
-            # Rows keep the order they came in: it decides the sums of a micro-batch.
+            # Rows keep their order, on which the rounding of a micro-batch's sums depends.
             yield Update(tuple(row for row in rows if row.key.group in chosen))
 
 
@@ -97,13 +97,13 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
 
     Args:
         learner: makes them.
-        updates: taken one after the other, so that a method can look at the student between two.
-        step: the step; its learning rate is that of all its updates.
-        costs: counts the passes.
-        reread: reads signals of role "student" again; returns positions by role.
+        updates: consumed lazily, so that a method can look at the student between two of them.
+        step: the step; all its updates share one learning rate.
+        costs: counts what was trained on and scored.
+        reread: recomputes signals of role "student"; returns the number of positions read, by role.
 
     Raises:
-        OpdError: when not even the first update could be made; weights and optimizer are as they were before.
+        OpdError: if the first update fails; weights and optimizer are then unchanged.
     """
     found = Updated()
     try:
@@ -120,7 +120,7 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
                 old = found.sums.get(name, (0.0, 0.0))
                 found.sums[name] = (old[0] + top, old[1] + bottom)
     except OpdError as error:
-        # Nothing has moved before the first update, so the step may be taken again; after it, it may not.
+        # Before the first update nothing has moved, and the step may be taken again; afterwards it may not.
         if not found.made:
             raise
         found.failure = error

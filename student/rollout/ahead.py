@@ -1,18 +1,19 @@
-"""Rollouts beside learning (`train.max_staleness: k`): the rows of a step are sampled while earlier steps are learnt.
+"""Sampling ahead (`train.max_staleness: k`): the rows of a step are sampled while earlier steps are still learnt from.
 
     steps done           n                         n + 1
     learner thread    launch n+k | learn n ......  launch n+k+1 | learn n+1 ...
     sampler thread    ... sample n+k, with the weights after n steps ...
 
-Step n is sampled with exactly the weights after n - k steps (the first k with the initial ones) and by the plan that
-the methods made then, whatever takes longer: the lag is a number and no race, so a run is reproducible and a resumed
-one is the uninterrupted one bit for bit. A checkpoint holds the plans of the steps under way and the weights that they
-are sampled with, and a resumed run samples them again.
+Step n is always sampled with exactly the weights after n - k steps (the first k steps with the initial weights), and by
+the plan that the methods made then. The lag does not depend on which thread is faster, so a run is reproducible, and a
+resumed run equals the uninterrupted one bit for bit. A checkpoint holds the plans of the steps under way and the
+weights to sample them with; a resumed run samples them again.
 
-The thread does nothing but sample and submit: planning, waiting for scores, rewards and all that ranks tell each other
-stay in the learner's thread. Costs k + 1 copies of the trained tensors in host memory, and where the engine has no
-weights of its own (`RolloutEngine.holds_weights`) one on the device. Of a sharded student each rank keeps copies of its
-shards, where the engine gathers them itself (`takes_shards`): it takes them when a step is launched.
+The thread only samples and submits. Planning, waiting for scores, rewards and all communication between ranks stay in
+the learner's thread. Sampling ahead costs k + 1 copies of the trained tensors in host memory and, if the engine has no
+weights of its own (`RolloutEngine.holds_weights`), one copy on the device. If the student is sharded and the engine
+gathers shards itself (`takes_shards`), each rank keeps copies of its shards, and the engine takes the weights when a
+step is launched.
 """
 
 import copy
@@ -40,7 +41,7 @@ from student.rollout.gate import Gate
 _POLL_SECONDS = 0.5
 Lend = Callable[[], AbstractContextManager[RolloutEngine]]
 Pack = Callable[[Mapping[str, Tensor], int], PackedWeights]
-"""Has the engine take weights, which have seen so many steps, from all ranks together."""
+"""Has the engine take weights with their version (steps trained), on all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class Sampled:
     """The rows of a step, and when the thread sampled them.
 
     Attributes:
-        rows: in the order of this rank's share of the plan.
-        begin, sent, end: `time.monotonic()` in seconds; at `sent` the first row was finished.
-        idle: seconds that the thread had nothing to sample before it.
+        rows: the rows, in the order of this rank's share of the plan.
+        begin, sent, end: `time.monotonic()` at the start, when the first row was finished, and at the end; seconds.
+        idle: seconds for which the thread had nothing to sample before this step.
     """
 
     rows: list[Row]
@@ -62,12 +63,12 @@ class Sampled:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A step that was launched and is not learnt yet.
+    """A step that was launched and is not yet learnt from.
 
     Attributes:
-        plan: of all ranks.
-        version: steps that the weights to sample with have seen.
-        found: its rows.
+        plan: the plan of all ranks.
+        version: number of steps that the weights it is sampled with have been trained for.
+        found: its rows, once they are sampled.
     """
 
     plan: StepPlan
@@ -76,18 +77,18 @@ class _UnderWay:
 
 
 class Ahead:
-    """Samples up to `staleness` steps before the learner has come to them.
+    """Samples steps in a thread, up to `staleness` steps before the learner reaches them.
 
     Args:
         staleness: k, at least 1.
-        steps: of the run; later ones are not launched.
-        learner: whose weights and ranks these are.
-        lend: gives the engine, which holds weights of its own, for the time of a step.
-        player: plays the rows that are episodes; nothing else uses it.
+        steps: number of steps of the run; later ones are not launched.
+        learner: gives the weights and the ranks.
+        lend: lends the engine, which holds weights of its own, for one step.
+        player: plays the rows that are episodes; used by this thread only.
         on_row: called in the thread with each row as soon as it is finished.
-        on_end: called there when all rows of a step are.
-        pack: where shards are kept, and the engine takes them in the loop's thread; None where whole tensors are.
-        gate: has all ranks sample a step at the same time; None where each may go on by itself.
+        on_end: called in the thread once all rows of a step are finished.
+        pack: given if shards are kept: has the engine take them, in the loop's thread. None if whole tensors are kept.
+        gate: makes all ranks sample the same step at the same time; None if each may proceed by itself.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Ahead:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sample-ahead")
         self._threads = torch.get_num_threads()
         device = learner.accelerator.device
-        # One for the whole run, so that the device can work on both threads' kernels: memory is kept for each stream.
+        # A stream of its own lets kernels of both threads overlap; one for the run, as torch caches memory per stream.
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -121,20 +122,20 @@ class Ahead:
         self._closing = False
 
     def due(self, step: int) -> range:
-        """The steps to plan and launch now that `step` steps are done, in their order."""
+        """The steps to plan and launch once `step` steps are done, in order."""
         first = max([step, *(launched + 1 for launched in self._under_way)])
         return range(first, min(step + self._staleness + 1, self._steps))
 
     def launch(self, plan: StepPlan, version: int) -> None:
-        """Have a step sampled with the weights of now, which have seen `version` steps; all ranks do so together."""
+        """Have a step sampled with the current weights, those after `version` steps; all ranks call it together."""
         self._start(plan, version, self._snapshot(version))
 
     def plan(self, step: int) -> StepPlan:
-        """The plan, of all ranks, that a step was launched with."""
+        """The plan of all ranks with which a step was launched."""
         return self._under_way[step].plan
 
     def weights(self, step: int) -> tuple[int, Mapping[str, Tensor]]:
-        """What a step that is not done is sampled with: steps that the weights have seen, and the tensors by name."""
+        """The weights that a step under way is sampled with: their version, and the tensors by name."""
         version = self._under_way[step].version
         return version, self._weights[version]
 
@@ -143,13 +144,13 @@ class Ahead:
 
         Args:
             step: a step that was launched.
-            planned: what the strategy asks for first: this rank's share of its plan, and further rows.
+            planned: the rows of the strategy's first round: this rank's share of the plan, and possibly more.
             poll: called about twice a second; may raise to give up.
 
         Raises:
-            OpdError: what ended the sampling of the step.
+            OpdError: if sampling the step failed.
         """
-        # Sampled k steps ago, by the plan of then: a strategy that asks for other rows now must not get those.
+        # The rows follow the plan that was made at launch; a strategy that asks for other rows must not get these.
         asked = {row.key: row for row in planned}
         if any(asked.get(row.key) != row for row in self._share(self.plan(step))):
             raise RuntimeError(f"the rows that were sampled ahead for step {step} are not the ones asked for.")
@@ -159,7 +160,7 @@ class Ahead:
         return future.result()
 
     def done(self, steps: int) -> None:
-        """Forget what the first `steps` steps, which have been learnt, would be sampled again with."""
+        """Drop the plans and weights that only the first `steps` steps needed, which are learnt from."""
         self._under_way = {step: one for step, one in self._under_way.items() if step >= steps}
         needed = {one.version for one in self._under_way.values()}
         self._weights = {version: tensors for version, tensors in self._weights.items() if version in needed}
@@ -167,21 +168,21 @@ class Ahead:
             self._packed.pop(version).drop()
 
     def close(self) -> None:
-        """Give up what is being sampled, at the end of its next row, and wait for the thread."""
+        """Stop sampling at the end of the next row, and wait for the thread."""
         self._closing = True
         self._pool.shutdown(cancel_futures=True)
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """Plans and weights of the steps under way; weights after `steps` steps are those of the checkpoint itself."""
+        """Plans and weights of the steps under way, without the weights after `steps`, which are the checkpoint's."""
         under_way = [{"version": o.version, "plan": plan_to_state(o.plan)} for o in self._under_way.values()]
         old = {str(version): tensors for version, tensors in self._weights.items() if version != steps}
         return {"under_way": under_way, "weights": old}
 
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
-        """Sample what was under way again; the learner's weights are those after `steps` steps.
+        """Start sampling what was under way again; the learner holds the weights after `steps` steps.
 
         Raises:
-            CheckpointError: when it is of another student.
+            CheckpointError: if the state belongs to another student.
         """
         names = {name for name, _ in self._learner.named_parameters()}
         for one in state["under_way"]:
@@ -190,7 +191,7 @@ class Ahead:
             if tensors is None or set(tensors) != names:
                 raise CheckpointError(f"the weights after {version} steps in the checkpoint are of another student.")
             here = dict(self._learner.named_parameters())
-            keep = placed if self._pack is not None else _whole  # they may have been saved by ranks without shards
+            keep = placed if self._pack is not None else _whole  # the saved tensors may be sharded differently
             self._weights[version] = {name: keep(tensor, here[name]) for name, tensor in tensors.items()}
             self._start(plan_from_state(one["plan"]), version, self._weights[version])
 
@@ -205,7 +206,7 @@ class Ahead:
         return plan.shard(ranks.index, ranks.count).rows
 
     def _snapshot(self, version: int) -> dict[str, Tensor]:
-        """A copy of the trained tensors on the host, or of this rank's shards, for all steps launched with it."""
+        """A copy of the trained tensors on the host, or of this rank's shards; shared by all steps of this version."""
         if version not in self._weights and self._pack is not None:
             self._weights[version] = {name: p.detach().clone() for name, p in self._learner.named_parameters()}
         if version not in self._weights:
@@ -214,8 +215,8 @@ class Ahead:
         return self._weights[version]
 
     def _sample(self, planned: tuple[PlannedRow, ...], version: int, weights: dict[str, Tensor]) -> Sampled:
-        """In the thread."""
-        torch.set_num_threads(self._threads)  # a thread starts with a setting of its own
+        """Sample one step; runs in the thread."""
+        torch.set_num_threads(self._threads)  # torch's setting is per thread
         begin = time.monotonic()
         idle = 0.0 if self._free is None else begin - self._free
         sent: list[float] = []
@@ -231,7 +232,7 @@ class Ahead:
 
         if self._gate is not None:
             self._gate.wait(lambda: self._closing)
-        # On a CPU there is no stream, and None changes nothing.
+        # On a CPU the stream is None, which changes nothing.
         with torch.cuda.stream(self._stream), self._lend() as engine:
             if version in self._packed:
                 self._packed[version].load()
@@ -250,10 +251,10 @@ def _whole(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def copy_of(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy for another thread: trained tensors, to be replaced, are its own, all others share memory.
+    """A copy of the model for another thread: it has its own trained tensors and shares the memory of all others.
 
-    What a rollout does to flags of the copy's parameters, so that autocast keeps their casts, is not done to those of
-    `model`, which may be trained meanwhile.
+    Frozen parameters are separate objects over shared memory, because a rollout changes `requires_grad` flags of the
+    copy (for autocast's cache) while `model` may be training.
     """
     shared: dict[int, Any] = {id(p): copy.copy(p) for p in model.parameters() if not p.requires_grad}
     shared |= {id(buffer): buffer for buffer in model.buffers()}

@@ -1,4 +1,4 @@
-"""A model that is only sampled: other weights than the run's, with the lengths and stop tokens of its recipe."""
+"""A model that is sampled but not trained: any weights, with the limits and stop tokens of a recipe."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class AnsweringModel:
         """Load `model` onto this process' first GPU, or the CPU without one.
 
         Args:
-            recipe: gives element type, attention, seed, batch size, prompt limit and further stop tokens.
+            recipe: gives dtype, attention, seed, batch size, prompt limit and further stop tokens.
             model: folder or hub id.
-            tokenizer: to encode with; the model's own when None.
-            max_prompt_tokens: another limit than the recipe's.
-            stop_ids: ids that end an answer besides those of tokenizer, generation config and recipe.
+            tokenizer: tokenizer to use; None for the model's own.
+            max_prompt_tokens: replaces the recipe's limit; None keeps it.
+            stop_ids: ids that end an answer, besides those of tokenizer, generation config and recipe.
         """
         settings = recipe.rollout
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer

@@ -1,4 +1,4 @@
-"""Decode batches of left-padded rows: for models whose keys and values `student.rollout.slots` cannot lay out itself.
+"""Decodes left-padded batches: for models whose cache `student.rollout.slots` cannot lay out itself.
 
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run. Finished
 rows stay in the batch until they are half of it, because shrinking a KV cache copies it; then they are cut out.
@@ -27,8 +27,8 @@ class BatchDecoder:
 
     Args:
         model: causal LM in eval mode, which `check_batches` accepts.
-        batch: what to decode together.
-        spec: shared settings.
+        batch: the requests to decode together.
+        spec: settings that every rollout of the run shares.
     """
 
     def __init__(self, model: PreTrainedModel, batch: Sequence[Request], spec: RolloutSpec) -> None:
@@ -53,8 +53,8 @@ class BatchDecoder:
 
     def _sample(self, logits: Tensor, step: int, finish: Callable[[int], None]) -> Tensor:
         device, vocab = logits.device, self.spec.valid_vocab
-        # All rows of a batch begin together, so the batch's step is the index of a row's token. 0.5: drawn for a row
-        # that has finished, and not kept.
+        # All rows of a batch start together, so the batch's step is the index of the token in each row. A finished row
+        # gets 0.5; what it draws is discarded.
         drawn = [self.uniforms[i][step] if i in self.running else 0.5 for i in self.slots]
         levels = [self.batch[i].planned.temperature for i in self.slots]
         ids, logp = draw_mixed(logits, torch.tensor(drawn, dtype=torch.float64, device=device), levels, vocab)
@@ -75,7 +75,7 @@ class BatchDecoder:
         if 2 * len(self.running) <= len(self.slots) and self.running:
             keep = [slot for slot, index in enumerate(self.slots) if index in self.running]
             index: Any = torch.tensor(keep, device=ids.device)
-            # Of every kind of layer: `batch_select_indices` leaves recurrent states out, or is missing.
+            # Works for every kind of layer; `batch_select_indices` leaves out recurrent states, or does not exist.
             self.cache.reorder_cache(index)
             self.mask, self.positions = self.mask[index], self.positions[index]
             ids = ids[index]
@@ -86,7 +86,7 @@ class BatchDecoder:
 
 
 def _states(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-    """[B, H] final hidden states of the last column; keys, values and states of all columns go into the cache."""
+    """[B, H] final hidden states of the last column; the keys, values and states of all columns go into `cache`."""
     states: Tensor = model.base_model(
         input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
     ).last_hidden_state[:, -1]
@@ -94,10 +94,10 @@ def _states(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
 
 
 def check_batches(model: PreTrainedModel) -> None:
-    """Try once per model whether batches give its numbers.
+    """Check once per model that decoding in batches gives the same numbers as the model's own forward passes.
 
     Raises:
-        ConfigError: when they do not, as where the model takes another cache or does not read the mask.
+        ConfigError: if it does not, for example because the model needs another cache or ignores the mask.
     """
     if model in _known:
         return
@@ -112,7 +112,7 @@ def check_batches(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _difference(model: PreTrainedModel) -> str:
-    """Why one token of two short rows in a batch is not as in the model's own forwards of the rows; "" if it is."""
+    """How a token of two short rows in a batch differs from the model's forward passes of each row; "" if equal."""
     head = head_of(model, len(model.get_output_embeddings().weight))
     rows = [np.arange(1, 1 + length) % head.vocab_size for length in (6, 4)]
     cache, device = DynamicCache(config=model.config), model.device
@@ -125,7 +125,7 @@ def _difference(model: PreTrainedModel) -> str:
         found = head.logits(_states(model, last, mask, positions[:, -1:] + 1, cache))
         for logits, row in zip(found, rows, strict=True):
             own = model(torch.from_numpy(row)[None].to(device), use_cache=False).logits[0, -1].float()
-            # Wide enough for halves and for an expert chosen otherwise; without its context a token is off by more.
+            # Wide enough for half precision and for another choice of expert; a token without its context differs more.
             if (logits - own).abs().max() > 0.3 * own.abs().max():
                 return "its logits are not those of the whole row"
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError) as error:

@@ -1,15 +1,15 @@
-"""Rollout engines: what turns planned rows into sampled ones, with the student's present weights.
+"""Rollout engines: they turn planned rows into sampled rows, with the student's current weights.
 
-    opened  ->  sync(parameters, version)  ->  sample(planned)  ->  ...  ->  closed
+    open(setup)  ->  sync(parameters, version)  ->  sample(planned)  ->  ...  ->  close()
 
-An engine may sample from the trained model itself (`transformers`) or from a copy of the weights that it holds (an
-inference server inside or outside the process); `sync` is where it takes the copy. The loop, evaluations, probes and
-services sample through one `PolicySampler`, which syncs whenever the weights may have moved, so that no engine samples
-with old ones. A third party adds an engine through the entry-point group `opd.rollout_engines`.
+An engine samples from the trained model itself (`transformers`), or from a copy of the weights in an inference engine
+inside or outside the process; `sync` updates that copy. The loop, evaluations, probes and services sample through one
+`PolicySampler`, which syncs whenever the weights may have moved, so that no engine samples with old weights. A third
+party adds an engine through the entry-point group `opd.rollout_engines`.
 
-The conformance suite holds every engine to this: a row's tokens depend only on the weights, the prompt and the row's
-own random stream (`student.data.streams`), log-probs are those of the distribution sampled from, at the row's
-temperature, and every row carries the version of the weights.
+The conformance suite requires of every engine that a row's tokens depend only on the weights, the prompt and the row's
+own random stream (`student.data.streams`), that log-probs are those of the distribution sampled from, at the row's
+temperature, and that every row carries the version of the weights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OnRow = Callable[["Row"], None]
 
 
 def ignore(row: Row) -> None:
-    """Takes a finished row and does nothing with it."""
+    """Do nothing with a finished row."""
 
 
 class RolloutEngineSettings(Settings):
@@ -85,12 +85,12 @@ class RolloutEngineSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """A student of which each rank holds a part.
+    """A student that is sharded over ranks.
 
     Attributes:
-        student: whose forwards all ranks make together.
-        ranks: all of them.
-        run: path of the run, the same on all.
+        student: the sharded student; all ranks run its forward passes together.
+        ranks: all ranks.
+        run: path of the run folder, the same on all ranks.
     """
 
     student: Student
@@ -103,12 +103,12 @@ class EngineSetup:
     """What an engine is opened with.
 
     Attributes:
-        model: the student as it is trained; its weights change in place.
-        tokenizer: the student's.
-        spec: what every rollout of the run shares.
+        model: the trained student; its weights change in place.
+        tokenizer: the student's tokenizer.
+        spec: settings that every rollout of the run shares.
         path: folder or hub id that the weights were loaded from.
-        revision: of a hub id, or None.
-        shards: the student where each rank holds a part of it; None where the model is whole.
+        revision: revision of a hub id, or None.
+        shards: the sharded student; None if the student is not sharded.
     """
 
     model: PreTrainedModel
@@ -119,68 +119,68 @@ class EngineSetup:
     shards: Shards | None = None
 
     def dtype(self, asked: str) -> str:
-        """Name of the precision that an engine with weights of its own computes in: `asked`, or that of rollouts."""
+        """Name of the dtype in which an engine with its own weights computes: `asked`, or for "auto" the rollouts'."""
         return asked if asked != "auto" else str(self.spec.autocast or self.model.dtype).removeprefix("torch.")
 
 
 class PackedWeights(Protocol):
-    """Weights that an engine has taken and can sample from later, in any thread and without the other ranks."""
+    """Weights that an engine has taken and can load later, in any thread and without the other ranks."""
 
     def load(self) -> None:
-        """Have the engine sample from them from now on."""
+        """Make the engine sample from these weights from now on."""
 
     def drop(self) -> None:
-        """They will not be loaded any more."""
+        """Release the weights, which will not be loaded again."""
 
 
 class RolloutEngine:
-    """Base of rollout engines; subclasses implement `sample` and, where they hold weights of their own, `sync`."""
+    """Base class of rollout engines. Subclasses implement `sample` and, if they hold weights of their own, `sync`."""
 
     settings_type: ClassVar[type[RolloutEngineSettings]] = RolloutEngineSettings
     holds_weights: ClassVar[bool] = False
-    """Whether it samples from weights of its own, which `sync` replaces, and not from the trained model itself. Rows
-    are then sampled ahead (`train.max_staleness`) by this engine, else by one on a copy of the student."""
+    """Whether the engine samples from weights of its own, which `sync` replaces, instead of the trained model itself.
+    If so, this engine also samples ahead (`train.max_staleness`); if not, one on a copy of the student does."""
     on_device: ClassVar[bool] = True
-    """Whether sampling takes memory of the student's device."""
+    """Whether sampling uses memory of the student's device."""
     takes_shards: ClassVar[bool] = False
-    """Whether `sync` and `pack` gather the weights of a sharded student themselves; others are given whole tensors."""
+    """Whether `sync` and `pack` gather the weights of a sharded student themselves; other engines get whole tensors."""
     packs: ClassVar[bool] = False
-    """Whether it has `pack`, without which a sharded student's rows are not sampled ahead where it `takes_shards`."""
+    """Whether `pack` is implemented; an engine that `takes_shards` needs it to sample a sharded student ahead."""
     records_experts: ClassVar[bool] = False
-    """Whether it fills `Row.experts` where `RolloutSpec.experts` asks for it."""
+    """Whether the engine fills `Row.experts` if `RolloutSpec.experts` is set."""
     shared: ClassVar[bool] = False
-    """Whether all ranks sample from one copy of the weights: beside learning none replaces it before all have their
-    rows."""
+    """Whether all ranks sample from one copy of the weights. When sampling ahead, no rank may then replace it before
+    all ranks have their rows."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self.version = 0
         self._counts: dict[str, float] = {}
-        self._counting = threading.Lock()  # rows may be sampled beside learning, which takes the counts
+        self._counting = threading.Lock()  # the loop takes the counts while another thread may be sampling
 
     def check(self, recipe: Recipe) -> None:
-        """Look at the whole recipe before anything is loaded, also in a dry run.
+        """Check the whole recipe before anything is loaded, in dry runs too.
 
         Raises:
-            ConfigError: when the engine cannot sample for it.
+            ConfigError: if the engine cannot sample for it.
         """
 
     def open(self, setup: EngineSetup) -> None:
-        """Get ready to sample; called once, when everything else of the run has been checked."""
+        """Prepare for sampling; called once, after everything else of the run has been checked."""
         self.setup = setup
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample from `parameters` from now on.
 
         Args:
-            parameters: names, as the saved model has them, and trained tensors on the student's device; they change
-                only before another sync.
-            version: steps of the run that the weights have seen; sampled tokens carry it.
+            parameters: the trained tensors, on the student's device, with their names in the saved model. They do not
+                change until the next sync.
+            version: number of steps that the weights have been trained for; sampled tokens carry it.
         """
         self.version = version
 
     def pack(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> PackedWeights:
-        """Take the weights of a sharded student to sample from them later; every rank calls it at the same time.
+        """Take the weights of a sharded student now, to load them later; every rank calls it at the same time.
 
         Args:
             parameters: as for `sync`.
@@ -191,12 +191,12 @@ class RolloutEngine:
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """One row for each planned one, sampled unless it brings its answer.
+        """Sample one row for each planned row; a planned row with an answer becomes a row with that answer.
 
         Args:
             planned: what to sample.
-            purpose: first names of the random streams; evaluations and probes use others than training.
-            on_row: called with each row as soon as it is finished, in this thread and in order of finishing; when it
+            purpose: first part of the key of the random streams; evaluations and probes use other keys than training.
+            on_row: called in this thread with each row as soon as it is finished, in the order of finishing. If it
                 raises, sampling ends with its error.
 
         Returns:
@@ -208,17 +208,17 @@ class RolloutEngine:
         raise PluginError(f"{type(self).__name__} does not implement sample.")
 
     def rest(self) -> None:
-        """Nothing is sampled for a while: give back what others can use. Called after rollouts, also empty ones."""
+        """Release memory that others can use between rollouts; called after every rollout, even an empty one."""
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
-        """An engine that samples from `model`, a copy of the student, and may be used in another thread."""
+        """Make an engine that samples from `model`, a copy of the student, and may be used in another thread."""
         engine = TransformersRollout(RolloutEngineSettings(name="transformers"))
         engine.open(EngineSetup(model, self.setup.tokenizer, self.setup.spec, self.setup.path, self.setup.revision))
         engine.version = self.version
         return engine
 
     def take(self) -> dict[str, float]:
-        """Counts since they were last taken, as "engine/NAME", for the metrics of a step."""
+        """Return and reset the counts, named "engine/NAME", for the metrics of a step."""
         with self._counting:
             counts, self._counts = self._counts, {}
         return counts
@@ -228,10 +228,10 @@ class RolloutEngine:
             self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
 
     def wait_for(self, space: Space) -> None:
-        """Wait with it where a disk that the engine writes to is full, rather than end the run."""
+        """Use `space` to wait if a disk that the engine writes to is full, instead of ending the run."""
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release everything that the engine holds."""
 
 
 class TransformersRollout(RolloutEngine):
@@ -262,7 +262,7 @@ class CopyEngine(TransformersRollout):
     holds_weights = True
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `RolloutEngine.sync`; tensors on the copy's device are used as they are, and must not change."""
+        """See `RolloutEngine.sync`; tensors on the copy's device are used without copying and must not change."""
         given = dict(parameters)
         for name, parameter in self.setup.model.named_parameters():
             if name in given:
@@ -279,7 +279,7 @@ def sample_or_play(
     on_row: OnRow = ignore,
     poll: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """See `RolloutEngine.sample`; episodes are played by `player`, turn by turn, and `poll` may raise between turns."""
+    """`RolloutEngine.sample`, except that `player` plays episodes turn by turn; `poll` may raise between turns."""
     played = [row for row in planned if player.plays(row)]
     if not played:
         return engine.sample(planned, purpose=purpose, on_row=on_row)
@@ -294,16 +294,17 @@ def sample_or_play(
 
 
 class PolicySampler:
-    """The run's rollout engine, given the present weights before it samples.
+    """The run's rollout engine, synced to the current weights before it samples.
 
     Args:
         engine: the opened engine.
-        learner: whose weights it samples from.
+        learner: holds the weights to sample from.
         player: plays the rows that are episodes.
 
     Attributes:
-        version: steps that the weights have seen; the loop sets it through `moved`.
-        beside: whether `lend` is used, by all ranks; they then all call `sample` equally often.
+        version: number of steps that the weights have been trained for; the loop sets it through `moved`.
+        beside: whether a sampling-ahead thread borrows the engine through `lend`, on every rank. All ranks must then
+            call `sample` equally often.
     """
 
     def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer) -> None:
@@ -319,11 +320,11 @@ class PolicySampler:
         self._engine.wait_for(space)
 
     def moved(self, version: int) -> None:
-        """Say that the weights have changed, and are those after `version` steps."""
+        """Record that the weights have changed and are those after `version` steps."""
         self.version, self._synced, self._exposed = version, None, False
 
     def expose(self) -> None:
-        """Have every rollout until the next `moved` sync: a controller holds the tensors and may write to them."""
+        """Sync before every rollout until the next `moved`, because a controller holds tensors that it may write to."""
         self._exposed = True
 
     def sample(
@@ -334,22 +335,22 @@ class PolicySampler:
         on_row: OnRow = ignore,
         poll: Callable[[], None] = lambda: None,
     ) -> list[Row]:
-        """See `sample_or_play`; with the weights as they are now. Ranks of a sharded student call it together."""
-        # Both: the version counts steps, of which one may make several updates.
+        """`sample_or_play` with the current weights; ranks of a sharded student call it together."""
+        # Steps alone do not tell weights apart, because a step may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
             if self.beside and self._engine.shared:
-                # A thread of another rank may still sample with other weights, for which its lock is held.
+                # A thread of another rank may still be sampling with other weights; it holds that rank's lock.
                 self._learner.ranks.gather(None)
             if self._exposed or self._synced != present:
-                # Engines that gather shards themselves know where a rank may fail alone.
+                # Engines that gather shards themselves enter `bound` where a rank may fail alone.
                 gathers = self._learner.sharded and not self._engine.takes_shards
                 with self._learner.ranks.bound() if gathers else nullcontext():
                     self._engine.sync(self._parameters(), self.version)
                 self._synced = present
             try:
                 with self._learner.whole() if self._reads(planned) else nullcontext():
-                    if not planned:  # another rank has rows, and all of them gather the weights
+                    if not planned:  # other ranks may have rows, and all ranks must gather the weights together
                         return []
                     rows = sample_or_play(
                         self._engine, self._player, planned, purpose=purpose, on_row=on_row, poll=poll
@@ -365,7 +366,7 @@ class PolicySampler:
                 self._engine.rest()
 
     def pack(self, version: int) -> PackedWeights:
-        """See `RolloutEngine.pack`: the weights that the student has now."""
+        """`RolloutEngine.pack` with the student's current weights."""
         return self._engine.pack(self._parameters(), version)
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -373,16 +374,16 @@ class PolicySampler:
         return learner.named_parameters() if self._engine.takes_shards else learner.whole_parameters()
 
     def _reads(self, planned: Sequence[PlannedRow]) -> bool:
-        """Whether a rank runs the student itself: to sample from it, or to read the answers that are given."""
+        """Whether any rank runs the student itself, to sample from it or to read answers that are given."""
         if not self._engine.holds_weights:
             return True
         return self._learner.sharded and self._learner.ranks.any(any(row.answer is not None for row in planned))
 
     @contextmanager
     def lend(self) -> Iterator[RolloutEngine]:
-        """The engine for another thread, which syncs it itself; others wait until it is given back."""
+        """Lend the engine to another thread, which syncs it itself; `sample` waits until it is returned."""
         with self._lock:
-            self._synced = None  # the borrower leaves weights of its own
+            self._synced = None  # the borrower leaves its own weights in the engine
             try:
                 yield self._engine
             finally:

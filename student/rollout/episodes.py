@@ -1,15 +1,15 @@
-"""Episodes: rows whose prompt names an environment, played turn by turn, all of a batch at once.
+"""Episodes: rows whose prompt names an environment are played turn by turn, all episodes of a batch in parallel.
 
     prompt + first observation -> the student's turn -> observation -> the student's turn -> ... -> end
 
-The result is one row: `turns` are the student's spans, the environment's ids stand between them with `loss_mask` False
-and `tool_mask` True. Sampled ids stay as they were sampled, and are trained and scored as they are, over all turns.
-The random stream of a turn is named by the row's key and the turn, so an episode does not depend on its batch.
+The result is one row: `turns` are the student's spans, and the environment's ids stand between them with `loss_mask`
+False and `tool_mask` True. Sampled ids are never re-encoded; they are scored and trained exactly as they were sampled.
+The random stream of a turn is keyed by the row's key and the turn, so an episode does not depend on its batch.
 
 An episode that breaks (its environment raises, hangs or dies) ends there: what was sampled is kept as a row that is
-not trained on, with an unknown verdict. The tag `ended` tells: success, failure, done (without word whether it was
-solved), turns, tokens, context, replay, or broken. The KV cache is built anew in each turn, so an episode costs the
-square of its turns.
+not trained on, with an unknown verdict. The tag `ended` says how an episode ended: success, failure, done (not known
+whether solved), turns, tokens, context, replay, or broken. The KV cache is rebuilt in each turn, so the cost of an
+episode grows with the square of its turns.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EpisodeSettings(Settings):
     def _check_history(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
             return check(value)
-        except ValidationError:  # which has a sentence for each kind of value
+        except ValidationError:  # its message has a sentence for each type that is allowed
             raise ValueError("give a number of turns (1 or more), summary, or null for all") from None
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class EpisodeSettings(Settings):
 
     @property
     def summarised(self) -> int | None:
-        """Longest sequence of an episode that is summarised, its prompt included; None where none is."""
+        """Maximum tokens of a sequence, prompt included, if episodes are summarised; otherwise None."""
         return self.summary.context_tokens if self.history == "summary" else None
 
 
@@ -98,8 +98,8 @@ class EpisodePlayer:
 
     Args:
         settings: the limits.
-        tokenizer: the student's.
-        spec: what every rollout of the run shares.
+        tokenizer: the student's tokenizer.
+        spec: settings that every rollout of the run shares.
     """
 
     def __init__(self, settings: EpisodeSettings, tokenizer: Any, spec: RolloutSpec) -> None:
@@ -113,7 +113,7 @@ class EpisodePlayer:
 
     @staticmethod
     def plays(planned: PlannedRow) -> bool:
-        """Whether a planned row is an episode; a row that brings its answer is not."""
+        """Whether a planned row is an episode; a row with a given answer is not."""
         return ENVIRONMENT in planned.prompt.extra and planned.answer is None
 
     def play(
@@ -123,8 +123,8 @@ class EpisodePlayer:
 
         Args:
             planned: rows of prompts with an environment.
-            sample: the engine: one response per planned row, in the random streams that begin with the given names.
-            purpose: first names of the random streams.
+            sample: samples one response per planned row, from random streams whose keys begin with the given names.
+            purpose: first part of the key of the random streams.
             on_row: called with each row as soon as its episode has ended.
 
         Returns:
@@ -138,7 +138,7 @@ class EpisodePlayer:
         self._replay(episodes)
         self._repeat(episodes)
         rows: dict[int, Row] = {}
-        # A turn of all episodes at a time, so that they share forwards; those that end leave at once, to be scored.
+        # One turn of all episodes at a time, so that they share forward passes; those that end leave to be scored.
         while True:
             for number, episode in episodes.items():
                 if episode.ended and number not in rows:
@@ -157,7 +157,7 @@ class EpisodePlayer:
         self._worlds.clear()
 
     def _seed(self, planned: PlannedRow, purpose: tuple[object, ...]) -> int:
-        """Not of the sample: answers that are compared with each other begin with the same problem."""
+        """The environment's seed: the same for all samples of a prompt, so that they start from the same problem."""
         key = planned.key
         return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid).integers(2**31))
 
@@ -185,7 +185,7 @@ class EpisodePlayer:
         self._judge(episode, seen)
 
     def _replay(self, episodes: Mapping[int, Episode]) -> None:
-        """Play the given actions first: they are in the history, and learnt from only where the plan says so."""
+        """Play the given actions first; they are part of the history, and learnt from only if the plan says so."""
         given = list(dict.fromkeys(action for episode in episodes.values() for action in episode.plan.replay))
         encoded = self._tokenizer(given, add_special_tokens=False)["input_ids"] if given else []
         ids_of = dict(zip(given, encoded, strict=True))
@@ -203,14 +203,14 @@ class EpisodePlayer:
             self._answer(due, found)
             for episode in due.values():
                 if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
-                    # The student has done nothing yet: the outcome of the replay is not its success.
+                    # The student has not acted yet, so the outcome of the replay is not the student's success.
                     episode.ended, episode.success = "replay", None
         for episode in episodes.values():
             if episode.plan.given and not episode.ended:
-                episode.ended = "turns"  # the path led nowhere
+                episode.ended = "turns"  # the given actions did not end the episode
 
     def _repeat(self, episodes: Mapping[int, Episode]) -> None:
-        """Play the beginnings of branches again, with the ids that were sampled; the environment must answer alike."""
+        """Repeat the beginnings of branches with the ids that were sampled; the environment must answer as before."""
         branches = {n: (e, branch) for n, e in episodes.items() if (branch := e.plan.branch) is not None}
         for turn in range(max((branch.turns for _, branch in branches.values()), default=0)):
             due = {n: e for n, (e, branch) in branches.items() if not e.ended and turn < branch.turns}
@@ -230,7 +230,7 @@ class EpisodePlayer:
                     episode.stop(EpisodeError("diverged", "it answered a repeated action otherwise"))
 
     def _turn(self, active: Mapping[int, Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
-        """One turn of the student in all episodes that go on, and one of the environment unless it was a summary."""
+        """One turn of the student in every active episode, then one of the environment unless that was a summary."""
         summarised = [episode for episode in active.values() if episode.waiting is not None]
         if self._summaries is not None:
             self._summaries.ask(summarised, self._spec.candidates)
@@ -256,9 +256,9 @@ class EpisodePlayer:
             self._summaries.go_on(after, self._spec.candidates)
 
     def _action(self, episode: Episode) -> str:
-        """The student's turn as the environment reads it.
+        """The student's turn as text for the environment.
 
-        Where there are tools, special tokens stay: some tokenizers mark calls by them.
+        If there are tools, special tokens are kept, because some tokenizers mark calls by them.
         """
         if not episode.tools:
             return episode.texts[-1]
@@ -281,7 +281,7 @@ class EpisodePlayer:
     def _answer(
         self, episodes: Mapping[int, Episode], found: Mapping[int, Seen], summaries: Summaries | None = None
     ) -> None:
-        """Take in what the environments answered to the last actions, or have a summary stand before it."""
+        """Append the environments' answers to the last actions, or ask for a summary before them."""
         going = []
         for number, seen in found.items():
             episode = episodes[number]
@@ -301,7 +301,7 @@ class EpisodePlayer:
                 episode.hear(ids, self._spec.candidates)
 
     def _note(self, episode: Episode, seen: Observation) -> None:
-        """Keep what an answer says of the last action, and whether it ends the episode."""
+        """Record what an observation says about the last action, and whether it ends the episode."""
         episode.bad_calls += float(seen.info.get("bad_calls", 0))
         if episode.turns and len(episode.rewards) < len(episode.turns):
             episode.rewards.append(seen.reward or 0.0)
@@ -313,13 +313,13 @@ class EpisodePlayer:
         if not seen.done:
             return
         if seen.success is None and seen.reward is None and ("unknown" in seen.info or not any(episode.rewards)):
-            episode.ended = "done"  # nothing tells whether it was solved
+            episode.ended = "done"  # the environment does not say whether it was solved
             return
         episode.success = seen.success if seen.success is not None else (seen.reward or 0.0) > 0
         episode.ended = "success" if episode.success else "failure"
 
     def _row(self, episode: Episode) -> Row:
-        """The episode as one row; its key is the planned one."""
+        """The episode as one row, with the key of the planned row."""
         length, own = len(episode.ids), np.array(episode.own, dtype=np.bool_)
         broken = episode.ended.startswith("broken") or not episode.turns
         cut = episode.ended in ("turns", "tokens", CONTEXT)
@@ -329,10 +329,10 @@ class EpisodePlayer:
         prompt_ids, given, branch = episode.prompt_ids, episode.plan.given, episode.plan.branch
         if prompt_ids is None:
             prompt_ids = np.array(encode_prompt(episode.prompt, self._tokenizer), dtype=np.uint32)
-        if not length:  # broken before the first turn: a row has at least one token
+        if not length:  # broken before the first turn, but a row has at least one token
             episode.hear([0], self._spec.candidates)
             length, own = 1, np.zeros(1, dtype=np.bool_)
-        # Weights that sampled nothing have no age: 0 would count as one of all steps in metric staleness.
+        # If nothing was sampled, use the current step, because version 0 would count as very old in metric staleness.
         version = episode.planned.key.step if given or not episode.turns else episode.version
         row = Row(
             key=episode.planned.key,
@@ -373,7 +373,7 @@ class EpisodePlayer:
     def _each(
         self, episodes: Mapping[int, Episode], call: Callable[[Worlds, list[int]], dict[int, Seen]]
     ) -> dict[int, Seen]:
-        """`call` once for each environment, with the numbers of its episodes."""
+        """Call `call` once per environment, with the indices of its episodes."""
         by_spec: dict[str, list[int]] = {}
         for number, episode in episodes.items():
             spec = episode.planned.prompt.extra[ENVIRONMENT]
@@ -391,7 +391,7 @@ class EpisodePlayer:
 
 
 def _tell(episodes: Sequence[Episode]) -> None:
-    """Say how many episodes broke, and how the first of them did."""
+    """Log how many episodes broke, and why the first of them did."""
     broken = [episode for episode in episodes if episode.why]
     if broken:
         name = broken[0].planned.prompt.extra[ENVIRONMENT].get("name")

@@ -1,7 +1,7 @@
-"""Rows whose response is given as text: encoded, then read once by the student where the objective needs that.
+"""Rows whose response is given as text: it is encoded, and read once by the student if the objective needs that.
 
-`behaviour_logp` holds the student's own log-probs, as if it had sampled the response: those of the true author are not
-known. Terms that need a real sampler look at `Row.on_policy`, which is False.
+`behaviour_logp` holds the student's own log-probs, as if it had sampled the response, because those of the true author
+are not known. `Row.on_policy` is False, which terms check if they need tokens that the student really sampled.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,21 +38,21 @@ def expert_rows(
     """One row per planned row, from its `answer` and the token that ends it, cut at its length limit.
 
     Args:
-        model: the student, in the mode to read with.
+        model: the student, in the mode in which it is to read the rows.
         tokenizer: its tokenizer.
         planned: rows with an answer.
         prompts: their encoded prompts.
-        spec: shared settings.
-        policy_version: updates the weights have seen.
+        spec: settings that every rollout of the run shares.
+        policy_version: number of steps that the weights have been trained for.
 
     Raises:
         DataError: for an answer that encodes to no token.
     """
     stops = spec.stops(tokenizer)
-    # In one call, which takes a third of the time of one for each.
+    # One call for all, which takes a third of the time of a call for each.
     texts = [p.answer or "" for p in planned]
     answers = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    # Of a plain text it does not depend on the prompt, and a tokenizer takes its time to say its end of sequence.
+    # For plain text the end token does not depend on the prompt, and looking it up in a tokenizer is slow.
     plain = next((answer_end(p.prompt, tokenizer, stops) for p in planned if p.prompt.messages is None), None)
 
     def end_of(prompt: Prompt) -> int | None:
@@ -88,7 +88,7 @@ def _row(
         raise DataError(
             f"the given answer {planned.answer or ''!r} to {planned.prompt.name} encodes to no token; drop it."
         )
-    # Of what the limit leaves out the row learns nothing, its end included: it counts as cut.
+    # A response over the limit counts as truncated: the row has neither the rest nor the end token to learn from.
     truncated = len(ids) > planned.max_new_tokens
     ids = ids[: planned.max_new_tokens]
     return Row(
@@ -108,7 +108,7 @@ def _row(
 
 
 def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temperature: float) -> None:
-    """Fill in log-probs and candidates of `rows` from one forward pass."""
+    """Fill in the log-probs and candidates of `rows` from one forward pass."""
     from student.learning.model import ProjectionSpec, Student, logits_of
 
     student = Student(model)
@@ -116,7 +116,7 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
     hidden = student(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
     head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
     logp, candidates = [], []
-    # In chunks: log-probs [n, V] of all positions at once would be the largest tensor of a run.
+    # In chunks, because log-probs [n, V] of all positions at once would be the largest tensor of a run.
     for start in range(0, len(hidden), _CHUNK):
         piece = slice(start, start + _CHUNK)
         scores = logits_of(hidden[piece], head, projection).log_softmax(-1)

@@ -1,8 +1,9 @@
-"""Has the ranks sample a step at the same time, where all ask servers that hold one version of the weights.
+"""Keeps ranks on the same step when they sample ahead from shared servers, which hold one version of the weights.
 
-Rows are sampled beside learning in a thread of each rank. A rank that is done may begin with the next step only when
-all are: the weights of that step would replace those with which the others still sample, and their rows be asked again.
-Threads must leave collectives to the loop, and one must be able to give up while it waits; so they count in a store.
+Each rank samples ahead in a thread. A rank that has finished a step may start the next one only when all ranks have
+finished: otherwise the weights of the next step would replace those with which the others still sample, and their rows
+would have to be requested again. The threads must leave collectives to the loop, and a waiting thread must be able to
+give up, so they use counters in a store.
 """
 
 import os
@@ -18,7 +19,7 @@ _DONE = "steps sampled"
 
 
 class Gate:
-    """See the module; every rank makes it at the same time.
+    """The gate between steps; see the module docstring. All ranks construct it together.
 
     Args:
         ranks: all ranks.
@@ -32,12 +33,12 @@ class Gate:
         self._store = store or TCPStore(host, int(port or 0), is_master=False, wait_for_workers=False)
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Until all ranks have sampled as many steps as this one, or this one gives up."""
-        # Adding 0 reads the count, where `get` would wait until it is set and could not be given up.
+        """Wait until all ranks have sampled as many steps as this one, or `given_up` returns True."""
+        # Adding 0 reads the count; `get` would block until the key is set and could not give up.
         while not given_up() and self._store.add(_DONE, 0) < self._mine * self._count:
             time.sleep(_POLL_SECONDS)
 
     def done(self) -> None:
-        """This rank has sampled a step."""
+        """Record that this rank has sampled a step."""
         self._mine += 1
         self._store.add(_DONE, 1)

@@ -1,11 +1,11 @@
-"""A row that is read by the student and by an engine with weights of its own after every sync: stale weights show.
+"""The known row: student and engine both score it after every sync, so that stale weights in the engine are noticed.
 
 Its tokens are pseudo-random ids over the whole vocabulary. Engine vllm reads its prompt, which is longer than a block
-of the cache wherever rows can be, and is made to take given tokens after it: the way that every rollout takes, through
-the prompt's cached blocks, the body and the head. It starts from random weights and answers the row once with them; so
-the first comparison after a sync fails for whatever a sync does not reach, however little training moves it. A server
-samples a token after each beginning of the row, of which the student has given the whole distribution: so it can be
-asked again at any time, also when the student has moved on.
+of the cache if rows can be that long, and is forced to take given tokens after it. This goes the way of every rollout:
+through cached blocks of the prompt, the layers and the head. The engine starts with random weights and scores the row
+once with them, so if a sync misses any weight, the first comparison fails, however little training changes that weight.
+A server instead samples one token after each beginning of the row, for which the student has computed the whole
+distribution. It can so be checked again at any time, even after the student's weights have moved on.
 """
 
 import copy
@@ -30,45 +30,46 @@ from student.rollout.spec import RolloutSpec
 ANSWER = 8
 _POSITIONS = 256
 _PROMPT = 272
-"""Over two blocks of 128 tokens, the largest that vLLM chooses by itself."""
+"""More than two blocks of 128 tokens, the largest block size that vLLM chooses by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRow:
-    """The row: ids of the prompt, and of the answer whose log-probs are compared."""
+    """The ids of the prompt, and of the answer whose log-probs are compared."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
 
     @classmethod
     def of(cls, spec: RolloutSpec, longest: int) -> "KnownRow":
-        """The run's, within `longest` tokens."""
+        """The known row of a run, at most `longest` tokens long."""
         size = max(1, min(_PROMPT, longest - ANSWER))
         ids = stream(spec.seed, "known row").integers(0, spec.valid_vocab, size + ANSWER).tolist()
         return cls(tuple(ids[:size]), tuple(ids[size:]))
 
     def beginnings(self) -> Iterator[list[int]]:
-        """The prompt with the answer's first tokens, from none to all but one."""
+        """The prompt followed by the first 0, 1, ... tokens of the answer, up to all but one."""
         return ([*self.prompt, *self.answer[:count]] for count in range(len(self.answer)))
 
     def of_answer(self, distributions: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[8] log-probs of the answer's tokens, of all [8, V]."""
+        """[8] log-probs of the answer's tokens, taken from distributions [8, V]."""
         return distributions[np.arange(len(self.answer)), list(self.answer)]
 
 
 class Reader:
-    """Scores known rows with the student's code and given weights; never with the model itself, which may be training.
+    """Scores known rows with a copy of the student's modules and given weights, because the student may be training.
 
-    Its adapters act: another thread may have switched the model's off while the code was copied, for the reference.
+    The copy's adapters are switched on, since another thread may have switched the student's off, for the reference,
+    while the copy was made.
 
     Args:
         model: the student.
-        spec: what every rollout of the run shares.
+        spec: settings that every rollout of the run shares.
     """
 
     def __init__(self, model: PreTrainedModel, spec: RolloutSpec) -> None:
         self._model, self._spec = model, spec
-        # The code without weights: they are given with each call, and those of the model move under training.
+        # Modules without weights, which are given with each call: those of the model change in training.
         shapes = {id(t): torch.empty_like(t, device="meta") for t in _tensors(model).values()}
         for parameter in model.parameters():
             shapes[id(parameter)] = torch.nn.Parameter(shapes[id(parameter)], requires_grad=False)
@@ -86,11 +87,11 @@ class Reader:
     def distributions(
         self, row: KnownRow, parameters: Mapping[str, Tensor], temperature: float = 1.0
     ) -> NDArray[np.float32]:
-        """[8, V] log-probs of every id where the answer's tokens are, nats.
+        """[8, V] log-probs of every id at the positions of the answer's tokens, nats.
 
         Args:
-            row: the row.
-            parameters: trained parameters by name, in place of the model's own of the same name.
+            row: the known row.
+            parameters: trained parameters by name, which replace the model's own of the same name.
             temperature: divides the logits.
         """
         device = self._model.device
@@ -103,12 +104,12 @@ class Reader:
 
 
 class LikelyIds(nn.Module):
-    """The most likely ids at each position of a row, by the student's code and given weights, as `Reader` has them.
+    """Finds the most likely ids at each position of a row, with a copy of the student's modules as in `Reader`.
 
     Args:
         model: the student.
-        spec: what every rollout of the run shares.
-        parameters: trained parameters by name, in place of the model's own of the same name.
+        spec: settings that every rollout of the run shares.
+        parameters: trained parameters by name, which replace the model's own of the same name.
     """
 
     def __init__(self, model: PreTrainedModel, spec: RolloutSpec, parameters: Mapping[str, Tensor]) -> None:
@@ -120,7 +121,7 @@ class LikelyIds(nn.Module):
 
     @torch.no_grad()
     def of(self, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[np.uint32]:
-        """[T, K] ids by falling probability where each token of the answer was drawn."""
+        """[T, K] ids in descending order of probability at the position of each token of the answer."""
         ids = torch.tensor([[*prompt, *answer]], device=self._device)
         source = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=self._device)
         with _precision(self._device, self._spec):
@@ -131,7 +132,7 @@ class LikelyIds(nn.Module):
         hidden = self.student(ids, torch.ones_like(ids), torch.zeros_like(source), source)
         spec, head = self._spec, self.student.head()
         projection = ProjectionSpec(frozenset(), spec.valid_vocab, 1.0)
-        # In pieces: logits of all positions at once would be the largest tensor of a run.
+        # In pieces, because logits of all positions at once would be the largest tensor of a run.
         found = [
             most_likely(logits_of(piece, head, projection), spec.candidates, spec.keep_ids)
             for piece in hidden.split(_POSITIONS)
@@ -141,7 +142,7 @@ class LikelyIds(nn.Module):
 
 @torch.no_grad()
 def read_together(student: Student, row: KnownRow, spec: RolloutSpec, temperature: float) -> NDArray[np.float32]:
-    """What `Reader.distributions` gives, by a forward of a sharded student, which all ranks make together."""
+    """`Reader.distributions` for a sharded student, by a forward pass that all ranks make together."""
     device = student.lm.device
     ids = torch.tensor([[*row.prompt, *row.answer]], device=device)
     source = torch.arange(len(row.prompt) - 1, ids.shape[1] - 1, device=device)
@@ -161,11 +162,11 @@ def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def distance(one: Sequence[float] | NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """The largest difference of two rows of log-probs, nats; infinite where one is not finite."""
+    """The largest absolute difference between two rows of log-probs, nats; infinite if any of them is not finite."""
     gap = np.abs(np.asarray(one, np.float64) - other)
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
 
 
 def tolerance(dtype: str) -> float:
-    """The distance that the rounding of a precision explains, nats, where a recipe names none."""
+    """The distance in nats that the rounding of a precision explains; used if the recipe sets no tolerance."""
     return 0.3 if dtype in ("bfloat16", "float16") else 0.005

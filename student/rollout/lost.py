@@ -1,4 +1,4 @@
-"""The error of a rollout engine that went away, with what it had finished."""
+"""The error for a rollout engine that was lost, with the rows that it had finished."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class EngineLostError(RolloutEngineError):
-    """The engine went away while it sampled. Synced again, it can sample what is left.
+    """The engine was lost while it sampled. After another sync it can sample the rows that are left.
 
     Attributes:
-        rows: those that had finished and were told of, None for the others, in the order of what was planned.
+        rows: the finished rows that were passed to `on_row`, and None for the others, in the order of the plan.
     """
 
     def __init__(self, message: str) -> None:

@@ -1,18 +1,18 @@
-"""How far the rollout engine's log-probs are from the student's: two implementations of a model never quite agree.
+"""Measures how far the rollout engine's log-probs are from the student's, which never agree exactly.
 
-    d_t = log p(y_t) - log q(y_t)        p: the student's forward as it trains, with the weights that sampled
-                                         q: what the engine drew from
+    d_t = log p(y_t) - log q(y_t)        p: the student's forward pass as in training, with the weights that sampled
+                                         q: the distribution that the engine sampled from
 
     mismatch/log_ratio       mean |d|, nats
     mismatch/max_log_ratio   the largest |d|, nats
-    mismatch/kl              mean of e^d - 1 - d: KL(q || p) without bias, from tokens of q (the k3 of
+    mismatch/kl              mean of e^d - 1 - d, nats: an unbiased estimate of KL(q || p) from samples of q (k3 in
                              http://joschu.net/blog/kl-approx.html)
 
-Measured each step before the first update, on the first rows of the step that the student sampled, in the precision
-that the learner runs in; where rows are sampled ahead (`train.max_staleness`), with the older weights in place of the
-student's, so that what it learnt since is not counted. Losses correct for it by the ratio to the policy that sampled
-(`ratio_to: behaviour`, `importance_cap`); beyond `rollout.engine.mismatch_limit` the run stops, because one of the two
-is wrong.
+It is measured in each step before the first update, on the first rows that the student sampled, in the precision in
+which the learner runs. If rows are sampled ahead (`train.max_staleness`), p has the older weights that sampled them, so
+that learning since then is not counted as mismatch. Losses correct for the mismatch by the ratio to the policy that
+sampled (`ratio_to: behaviour`, `importance_cap`). Above `rollout.engine.mismatch_limit` the run stops, because either
+the engine or the student's pass must then be wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +35,11 @@ class Mismatch:
     """Measures the mismatch of each step.
 
     Args:
-        settings: of the engine.
-        local: the student as a model that scores.
-        ranks: which all measure together.
-        precision: makes the context in which the learner's forward runs.
-        costs: where what is read is counted.
+        settings: the engine's settings.
+        local: runs the student as a scoring model.
+        ranks: all ranks, which measure together.
+        precision: makes the autocast context of the learner's forward pass.
+        costs: counts the tokens that are read.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Mismatch:
     def measure(
         self, rows: Sequence[Row], version: int, weights: Mapping[str, Tensor] | None = None
     ) -> dict[str, float]:
-        """Metrics of a step; empty where nothing is measured. All ranks must call it.
+        """Metrics of a step; empty if nothing is measured. All ranks must call it.
 
         Args:
             rows: this rank's sampled rows.
-            version: steps that the weights to compare with have seen; rows of other weights are left out.
-            weights: these, the trained tensors by name; None for the student's own.
+            version: version (steps trained) of the weights to compare with; rows of other weights are left out.
+            weights: those weights, trained tensors by name; None for the student's current weights.
 
         Raises:
-            RolloutEngineError: when the mean is over the limit, on every rank.
+            RolloutEngineError: on every rank, if the mean |d| is above the limit.
         """
         if not self._settings.mismatch_rows:
             return {}
@@ -74,7 +74,7 @@ class Mismatch:
             return {}
         mean = sum(part[1] for part in found) / tokens
         limit = self._settings.mismatch_limit
-        if limit is not None and not mean <= limit:  # NaN is over every limit
+        if limit is not None and not mean <= limit:  # written so that NaN is above every limit
             raise RolloutEngineError(
                 f"the student's log-probs of what rollout engine {self._settings.name!r} sampled are {mean:.3g} nats "
                 f"from the engine's in the mean, over rollout.engine.mismatch_limit {limit:g}: one of the two computes "
@@ -87,7 +87,7 @@ class Mismatch:
     def _sums(
         self, rows: Sequence[Row], version: int, weights: Mapping[str, Tensor] | None
     ) -> tuple[int, float, float, float]:
-        """Tokens, sum of |d|, sum of e^d - 1 - d, and the largest |d|, of this rank."""
+        """Number of tokens, sum of |d|, sum of e^d - 1 - d, and the largest |d|, of this rank."""
         fresh = [row for row in rows if row.on_policy and bool((_sampled(row, version)).any())]
         chosen = fresh[: self._settings.mismatch_rows]
         self._costs.add("train", "local_positions", sum(row.positions for row in chosen))
@@ -102,12 +102,12 @@ class Mismatch:
         every = np.concatenate(gaps)
         if not len(every):
             return 0, 0.0, 0.0, 0.0
-        # Besides |d|, the estimate of KL(engine || student) that is never negative: the mean of -d may be, by noise.
+        # The KL is estimated by e^d - 1 - d, which is never negative, while the mean of -d may be negative by noise.
         size = np.abs(every)
         return len(every), float(size.sum()), float((np.expm1(every) - every).sum()), float(size.max())
 
 
 def _sampled(row: Row, version: int) -> np.ndarray:
-    """[T] where the student sampled, with the weights of `version`."""
+    """[T] bool, the tokens that the student sampled with the weights of `version`."""
     own: np.ndarray = np.isfinite(row.behaviour_logp) & (row.policy_version == version)
     return own

@@ -1,9 +1,9 @@
-"""From a planned row to what an engine decodes, and from what it decoded to a row; the same for every engine.
+"""Requests: what an engine decodes for a planned row, and how the result becomes a row; the same for every engine.
 
     read by the engine    behaviour_prompt or prompt, then prefix_ids
-    kept in the row       prompt_ids: of `prompt`; response_ids: prefix_ids, then what was sampled
+    kept in the row       prompt_ids: those of `prompt`; response_ids: prefix_ids, then what was sampled
 
-The prefix was not sampled here: it is masked, has no log-prob (NaN), and its candidates are filler that nothing reads.
+The prefix is not sampled: it is masked, its log-probs are NaN, and its candidates are filler that nothing reads.
 """
 
 import math
@@ -26,18 +26,18 @@ class Request:
     """A row that is being sampled.
 
     Args:
-        planned: what is asked for.
-        tokenizer: the student's.
-        spec: what every rollout of the run shares.
-        purpose: first names of the random stream.
-        encoded: what `encode_planned` gave for the rows that this one is sampled with; None encodes its own prompts.
+        planned: the planned row.
+        tokenizer: the student's tokenizer.
+        spec: settings that every rollout of the run shares.
+        purpose: first part of the key of the random stream.
+        encoded: result of `encode_planned` for all rows of the call; None to encode this row's prompts alone.
 
     Attributes:
         input_ids: [P'] uint32, what the engine reads before the first token that it samples.
         prompt_ids: [P] uint32, the prompt that the row is trained under.
         stops: ids that end the response.
-        ids, logp, candidates: what has been sampled so far, a token each.
-        experts: [*, layers, k] of the tokens that have been read, in pieces; empty unless they are recorded.
+        ids, logp, candidates: what has been sampled so far, one entry per token.
+        experts: arrays [*, layers, k] of the experts of the tokens read so far; empty unless they are recorded.
 
     Raises:
         DataError: for a prompt that encodes to no token, or one over the limit.
@@ -68,13 +68,13 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Tokens that prompt and response may have together."""
+        """The maximum number of tokens of prompt and response together."""
         return len(self.input_ids) + self.planned.max_new_tokens
 
     def uniforms(self) -> NDArray[np.float64]:
-        """[max_new_tokens] a uniform number in (0, 1) for every token, from the row's own stream."""
+        """[max_new_tokens] uniform numbers in (0, 1), one per token, from the row's own random stream."""
         key = self.planned.key
-        # Drawn all at once: a token's number depends on its index alone, not on when it is asked for.
+        # Drawn all at once, so that a token's number depends only on its index, not on when it is read.
         generator = stream(self._seed, *self._purpose, key.step, key.uid, key.sample, key.turn, key.agent)
         return uniforms(generator, self.planned.max_new_tokens)
 
@@ -115,13 +115,13 @@ class Request:
             behaviour_prompt_ids=self.behaviour_ids,
             turns=((prefix, length),),
             tags=dict(planned.tags),
-            # Under a hint other tokens were read than the row is trained under.
+            # Not for a hinted row, which was sampled under other tokens than it is trained under.
             experts=np.concatenate(self.experts) if self.experts and self.behaviour_ids is None else None,
         )
 
 
 def _with_prefix(candidates: Sequence[NDArray[np.uint32]], prefix: int) -> NDArray[np.uint32] | None:
-    """[T, K]: every position needs K ids, or a micro-batch would lose the candidates of all its rows."""
+    """[T, K] candidates with filler for the prefix, because a micro-batch needs K ids at every position."""
     if not candidates:
         return None
     filler = np.arange(len(candidates[0]), dtype=np.uint32)
@@ -131,9 +131,10 @@ def _with_prefix(candidates: Sequence[NDArray[np.uint32]], prefix: int) -> NDArr
 def encode_planned(
     planned: Sequence[PlannedRow], tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> dict[int, NDArray[np.uint32]]:
-    """Ids of every prompt that `planned` reads, by the prompt's `id`, so that the samples of a prompt encode it once.
+    """Encode every prompt of `planned` once; returns its ids by `id()` of the prompt object.
 
-    Not by uid, which a prompt keeps when a hint or a turn is added. `planned` must outlive the result.
+    The uid would not do as a key, because a prompt keeps it when a hint or a turn is added. `planned` must outlive the
+    result.
 
     Raises:
         DataError: for a prompt that encodes to no token, or one of more than `limit`.

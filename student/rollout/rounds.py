@@ -1,8 +1,9 @@
-"""What a rollout strategy may ask, and how ranks keep in step while they run one.
+"""The interface through which a rollout strategy samples and scores, and which keeps its ranks in step.
 
-Ranks may need different numbers of rows, but never of rounds: every loop over rounds decides by what `any`,
-`gather` or `outcomes` gave, which is the same on every rank. A rank that cannot go on says so in its next exchange,
-and the others stop too; a strategy whose ranks fall out of step fails with an error instead of waiting forever.
+Ranks may need different numbers of rows, but never different numbers of rounds. Every loop over rounds must therefore
+decide by the result of `any`, `gather` or `outcomes`, which is the same on every rank. If a rank fails, it says so in
+its next exchange and the others stop too. A strategy whose ranks fall out of step fails with an error instead of
+waiting forever.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ _ASKS, _DONE = "asks", "done"
 
 
 class _InStep(Ranks):
-    """Ranks that run a strategy together; every exchange also tells what the rank does."""
+    """Ranks that run a strategy together; every exchange also carries what its rank is doing."""
 
     def __init__(self, ranks: Ranks, cursor: PromptCursor) -> None:
         self.count, self.index = ranks.count, ranks.index
@@ -37,14 +38,14 @@ class _InStep(Ranks):
         return self.exchange(_ASKS, value)
 
     def exchange(self, kind: str, value: T) -> list[T]:
-        """Exchange `value` with the ranks that are at the same place.
+        """Exchange `value` among ranks that are all at the same place in the strategy.
 
         Raises:
-            CancelledError: when another rank could not go on.
-            RuntimeError: when the ranks are at different places, which is a fault of the strategy.
+            CancelledError: if another rank failed.
+            RuntimeError: if the ranks are at different places, which is a bug in the strategy.
         """
-        # With every value goes what the rank does and how many prompts it took: a strategy whose ranks differ in
-        # either would otherwise wait forever, or train on different prompts.
+        # Each value travels with what the rank is doing and how many prompts it has taken: if ranks differed in these,
+        # the strategy would wait forever or train on different prompts.
         told = self._ranks.gather((kind, self._cursor.taken, value))
         places = {(other, taken) for other, taken, _ in told}
         if len(places) > 1:
@@ -59,22 +60,22 @@ class RolloutStages(Protocol):
     """What the loop does for a strategy, on this rank.
 
     Attributes:
-        judges_first: whether rows can be judged before models are asked about them: no reward reads their signals.
+        judges_first: whether rows can be judged before models score them, because no reward reads the scores.
     """
 
     judges_first: bool
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        """Sample rows; each is on its way to the verifier, and with `ask` to the models, as soon as it ends."""
+        """Sample rows; each goes to the verifier as soon as it ends and, with `ask`, to the scoring models."""
 
     def ask(self, rows: Sequence[Row]) -> None:
-        """Send judged rows to the models; returns at once."""
+        """Send judged rows to the scoring models; returns at once."""
 
     def judge(self, rows: Sequence[Row]) -> None:
-        """Wait for verdicts and rewards."""
+        """Wait for the verdicts and rewards of rows."""
 
     def score(self, rows: Sequence[Row], *, judged: bool) -> None:
-        """Wait for the signals of rows that were sent, and unless they were `judged` for verdicts and rewards."""
+        """Wait for the signals of rows that were sent and, unless they are `judged`, for verdicts and rewards."""
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """The final answer of each row."""
@@ -83,27 +84,27 @@ class RolloutStages(Protocol):
         """Whether a prompt is within rollout.max_prompt_tokens."""
 
     def said(self, row: Row) -> list[str]:
-        """The student's turns as text."""
+        """The student's turns in an episode, as text."""
 
 
 class Rollouts:
-    """What a strategy may ask; rank-local unless it says otherwise.
+    """What a strategy may call; methods act on this rank unless their docstring says otherwise.
 
-    A strategy that learns from all it samples says `score(sample(planned))`, and models work while the student still
-    samples. A strategy that may leave rows out says `judge(planned)`: no model is asked about a row before it is
-    chosen. Rewards see each group whole, over all rounds.
+    A strategy that keeps every row calls `score(sample(planned))`, so that models score rows while others are still
+    sampled. A strategy that may drop rows calls `judge(planned)`, so that models only score the rows that it chooses.
+    Rewards see each group as a whole, over all rounds.
 
     Args:
-        stages: sampling, judging and scoring.
-        plan: the plan of the given prompts, as the methods of the run rewrite it.
-        cursor: the run's prompts.
+        stages: does the sampling, judging and scoring.
+        plan: makes the plan for given prompts, including the changes of the run's methods.
+        cursor: the run's position in its prompts.
         ranks: all ranks.
 
     Attributes:
-        rows: everything that was sampled, for costs and metrics.
-        scored: what of it models were asked about.
-        rounds: calls of `sample` and `judge`.
-        measured: what the strategy measured, by name, as (numerator, denominator) of this rank.
+        rows: all rows sampled, for costs and metrics.
+        scored: the rows that models were asked to score.
+        rounds: number of calls of `sample` and `judge`.
+        measured: metrics of the strategy, name -> (numerator, denominator) on this rank.
     """
 
     def __init__(
@@ -115,27 +116,27 @@ class Rollouts:
     ) -> None:
         self._stages, self._plan, self._cursor = stages, plan, cursor
         self._ranks = _InStep(ranks, cursor)
-        self._owner: dict[str, int] = {}  # rank of each group, as drawn; a prompt drawn twice stays where it is
+        self._owner: dict[str, int] = {}  # rank of each group, in draw order; a prompt drawn twice stays on its rank
         self._samples: dict[str, int] = {}  # first free sample index of each group
-        self._waiting: dict[int, Row] | None = None  # judged rows of which no model was asked; None: none were judged
+        self._waiting: dict[int, Row] | None = None  # judged rows not sent to models yet; None if nothing was judged
         self.rows: list[Row] = []
         self.scored: list[Row] = []
-        self._unscored: set[int] = set()  # rows that models are asked about, and nothing has waited for yet
-        self._kept: list[Row] = []  # judged rows that models were asked about
+        self._unscored: set[int] = set()  # rows sent to models whose scores were not waited for yet
+        self._kept: list[Row] = []  # judged rows that were sent to models
         self.rounds = 0
         self.measured: dict[str, tuple[float, float]] = {}
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """How many ranks there are, and which this one is."""
+        """The number of ranks and the index of this one."""
         return self._ranks.count, self._ranks.index
 
     def run(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
-        """The rows that `strategy` makes of the whole plan, scored; where it fails on a rank, it fails on all.
+        """Run `strategy` on the whole plan and return its scored rows; if it fails on one rank, it fails on all.
 
         Raises:
-            OpdError: of this rank.
-            CancelledError: when only another rank failed.
+            OpdError: if the strategy failed on this rank.
+            CancelledError: if it failed on another rank only.
         """
         return self._ranks.agree(lambda: self._ran(strategy, plan))
 
@@ -157,9 +158,9 @@ class Rollouts:
         return rows
 
     def sample(self, planned: Sequence[PlannedRow]) -> list[Row]:
-        """Sample rows; each is on its way to be scored as soon as it ends.
+        """Sample rows; each is sent to be scored as soon as it ends.
 
-        Every rank calls it equally often, with no rows if need be.
+        Every rank must call it equally often, with no rows if it has none.
         """
         return self._sampled(planned, ask=True)
 
@@ -173,16 +174,16 @@ class Rollouts:
         return rows
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
-        """Wait for signals, verdicts and rewards of sampled rows. Every rank calls it as often as `sample`."""
+        """Wait for signals, verdicts and rewards of sampled rows; every rank must call it equally often."""
         self._stages.score(rows, judged=False)
         self._unscored -= {id(row) for row in rows}
         return list(rows)
 
     def judge(self, planned: Sequence[PlannedRow]) -> list[Row]:
-        """Sample rows and wait for their verdicts and rewards; models are asked about those that the strategy returns.
+        """Sample rows and wait for their verdicts and rewards; models then score the rows that the strategy returns.
 
-        Every rank calls it equally often, with no rows if need be. Where a reward reads what models say about the rows,
-        they are asked about all of them.
+        Every rank must call it equally often, with no rows if it has none. If a reward reads the scores of models, all
+        rows are scored before this returns.
         """
         if not self._stages.judges_first:
             return self.score(self.sample(planned))
@@ -192,7 +193,7 @@ class Rollouts:
         return rows
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Begin to score judged rows that will be among those returned, while further ones are sampled."""
+        """Start scoring judged rows that the strategy will return, while it samples more."""
         waiting = self._waiting or {}
         chosen = [row for row in rows if waiting.pop(id(row), None) is not None]
         self._stages.ask(chosen)
@@ -200,7 +201,7 @@ class Rollouts:
         self.scored += chosen
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """The final answer of each row, in a form that equal answers share; None where there is none."""
+        """The final answer of each row, in a form in which equal answers compare equal; None if there is none."""
         return self._stages.extract(rows)
 
     def fits(self, prompt: Prompt) -> bool:
@@ -208,11 +209,11 @@ class Rollouts:
         return self._stages.fits(prompt)
 
     def said(self, row: Row) -> list[str]:
-        """The student's turns in an episode as text, as an environment without tools read them."""
+        """The student's turns in an episode as text, in the form that an environment without tools reads."""
         return self._stages.said(row)
 
     def rescore(self, rows: Sequence[Row]) -> list[Row]:
-        """Have models read rows of earlier steps again, whose rewards are known; every rank calls it equally often."""
+        """Have models score rows of earlier steps again; rewards are kept. Every rank must call it equally often."""
         self._stages.ask(rows)
         self.scored += rows
         self._stages.score(rows, judged=True)
@@ -220,23 +221,23 @@ class Rollouts:
 
     @property
     def drawn(self) -> list[str]:
-        """Groups of all ranks in the order in which their prompts were drawn; whatever cuts a surplus goes by it."""
+        """Groups of all ranks in the order in which their prompts were drawn, by which to choose a surplus to drop."""
         return list(self._owner)
 
     def more(self, prompts: int) -> StepPlan:
-        """This rank's share of a plan of `prompts` further prompts of the run; every rank asks for as many."""
+        """Take `prompts` more prompts and return this rank's share of their plan; every rank must ask for as many."""
         return self._mine(self._plan(self._cursor.take(prompts)))
 
     def again(self, planned: Sequence[PlannedRow]) -> list[PlannedRow]:
-        """Further samples of the same groups: `planned` with random streams of their own."""
+        """Plan further samples of the same groups: `planned` with new sample indices, and so new random streams."""
         return [self._fresh(row) for row in planned]
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank; every rank must call it."""
+        """The values of all ranks, in the order of ranks; every rank must call it."""
         return self._ranks.gather(value)
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so; every rank must call it."""
+        """Whether `flag` is true on any rank; every rank must call it."""
         return self._ranks.any(flag)
 
     def outcomes(self, rows: Sequence[Row]) -> list[Outcome]:
@@ -244,16 +245,16 @@ class Rollouts:
         return gather_outcomes(rows, self._ranks)[0]
 
     def measure(self, name: str, value: float, count: float = 1.0) -> None:
-        """Add to a metric of the step, the mean of all values over all counts of all ranks."""
+        """Add to a metric of the step: the sum of `value` over the sum of `count`, over all ranks."""
         top, bottom = self.measured.get(name, (0.0, 0.0))
         self.measured[name] = (top + value, bottom + count)
 
     def _mine(self, plan: StepPlan) -> StepPlan:
-        """This rank's groups, spread evenly; a prompt that was drawn before goes to the rank that has its group."""
+        """This rank's groups of a plan, dealt out evenly; a prompt drawn before goes to the rank with its group."""
         fresh = [g for g in dict.fromkeys(row.key.group for row in plan.rows) if g not in self._owner]
         self._owner |= {group: place % self._ranks.count for place, group in enumerate(fresh)}
         mine = [row for row in plan.rows if self._owner[row.key.group] == self._ranks.index]
-        # A new group keeps its planned sample indices, which methods have seen; further rows of a known one get new
+        # A new group keeps its planned sample indices, which methods have seen. Further rows of a known group get new
         # indices, because a repeated index would draw from the same random stream.
         known = set(self._samples)
         rows = tuple(self._fresh(row) if row.key.group in known else row for row in mine)
@@ -268,7 +269,7 @@ class Rollouts:
         return replace(row, key=replace(row.key, sample=sample))
 
     def counts(self) -> dict[str, float]:
-        """Of this rank, to be added up over ranks: what `metrics` wants."""
+        """Counts of this rank, to be summed over ranks and passed to `metrics`."""
         ended = [row.tags["ended"] for row in self.rows if "ended" in row.tags]
         broken = sum(how.startswith("broken") for how in ended)
         found: dict[str, float] = {"sampled_rows": float(len(self.rows))}
@@ -281,7 +282,7 @@ class Rollouts:
         return found
 
     def _summaries(self) -> dict[str, float]:
-        """Of episodes that may be summarised: summaries of each, shares of those, and ids that each turn was spared."""
+        """Counts for episodes with `history: summary`: summaries, empty and cut ones, and context tokens saved."""
         notes = [row.notes for row in self.rows if "summaries" in row.notes]
         if not notes:
             return {}
@@ -291,7 +292,7 @@ class Rollouts:
         return tops | {f"bottom/{name}": float(count) for name, count in bottoms.items()}
 
     def metrics(self, counts: dict[str, float]) -> dict[str, float]:
-        """Metrics of the step from `counts` of all ranks."""
+        """Metrics of the step from `counts`, summed over all ranks."""
         found = {"rollout_rounds": float(self.rounds), "sampled_rows": counts["sampled_rows"]}
         for key, top in counts.items():
             kind, _, name = key.partition("/")

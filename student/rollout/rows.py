@@ -1,4 +1,4 @@
-"""From planned rows to finished ones, whatever decodes: the frame that every rollout engine fills in."""
+"""From planned rows to finished rows: the part of sampling that all rollout engines share, whatever decodes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,13 +15,13 @@ from student.rollout.spec import RolloutSpec
 
 Finish = Callable[[int], None]
 Decode = Callable[[Sequence[Request], Sequence[int], Finish], None]
-"""Called with the requests, the indices of those to sample in the order to begin them, and a callback that takes the
-index of each that has ended."""
+"""Called with the requests, the indices of those to sample in the order to start them, and a callback to call with the
+index of each request that has ended."""
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and in the mode it was in afterwards."""
+    """Put the model into eval mode, and restore its mode on exit."""
     was_training = model.training
     model.eval()
     try:
@@ -41,23 +41,23 @@ def sample_rows(
     purpose: tuple[object, ...] = ("rollout",),
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """One row for each planned one: answers that are given are read by `model`, the others come from `decode`.
+    """One row for each planned row: `decode` samples the rows without an answer, `model` reads given answers.
 
     Args:
         model: the student.
         tokenizer: its tokenizer.
         planned: what to sample.
-        spec: shared settings.
+        spec: settings that every rollout of the run shares.
         decode: samples the rows without an answer.
-        policy_version: steps that the weights have seen, recorded per token.
-        purpose: first names of the random streams; evaluations use others than training.
+        policy_version: number of steps that the weights have been trained for, recorded per token.
+        purpose: first part of the key of the random streams; evaluations use another key than training.
         on_row: called with each row as soon as it is finished, in order of finishing.
 
     Returns:
         The rows in the order of `planned`.
 
     Raises:
-        EngineLostError: when the engine went away; it holds the rows that had finished.
+        EngineLostError: if the engine was lost; the error holds the rows that had finished.
     """
     rows: dict[int, Row] = {}
     encoded = encode_planned(planned, tokenizer, spec.max_prompt_tokens)
@@ -78,8 +78,8 @@ def sample_rows(
             rows[sampled[index]] = row
             on_row(row)
 
-        # Rows of similar prompt length run together, with little padding. The order is a function of the plan, so that
-        # a resumed run gets the same bits.
+        # Rows of similar prompt length run together, with little padding. The order depends on the plan alone, so that
+        # a resumed run samples the same bits.
         order = sorted(range(len(requests)), key=lambda i: (len(requests[i].input_ids), i))
         if order:
             decode(requests, order, finish)

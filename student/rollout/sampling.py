@@ -1,4 +1,4 @@
-"""Draw one token per row from logits, by inverse CDF with the row's own uniform; pick the most likely ids."""
+"""Draws one token per row from logits, by inverse CDF with the row's own uniform number, and picks the top-k ids."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ def draw(
         logits: [B, V] any float dtype.
         uniform: [B] float64 in (0, 1).
         temperature: divides the logits.
-        valid_vocab: ids from here on are padding rows of the head and are never drawn.
+        valid_vocab: ids from this one on are padding rows of the head and are never drawn.
 
     Returns:
-        ids [B] int64 and their log-probs [B] float32 in nats, at the temperature (at 1 for greedy). Of logits that give
-        no distribution (NaN, infinity) the id is any, and its log-prob NaN.
+        ids [B] int64 and their log-probs [B] float32 in nats, at the temperature (at 1 for greedy). If logits are NaN
+        or infinite, the id is arbitrary and the log-prob NaN.
     """
     scaled = logits[:, :valid_vocab].float()
     if temperature > 0:
@@ -36,28 +36,28 @@ def draw(
 
 
 def _invert(p: Float[Tensor, "b v"], uniform: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """The smallest id whose cumulative weight exceeds the uniform times the whole.
+    """The smallest id whose cumulative weight exceeds `uniform` times the total.
 
-    In two steps, so that float64 is needed for the sums of blocks and for the one block that holds the id, not for the
-    whole vocabulary: first the block, then the id in it.
+    Found in two steps, first the block and then the id in it, so that float64 is needed only for the sums of blocks and
+    for one block, not for the whole vocabulary.
     """
     blocks = torch.nn.functional.pad(p, (0, -p.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
     sums = blocks.sum(-1).double().cumsum(-1)
-    target = uniform * sums[:, -1]  # of the sum as rounded, not of 1: the draw must fall inside the last block
+    target = uniform * sums[:, -1]  # relative to the rounded sum instead of 1, so that the draw falls inside a block
     block = torch.searchsorted(sums, target.unsqueeze(-1), right=True).clamp_(max=sums.shape[-1] - 1)
     before = torch.where(block > 0, sums.gather(-1, (block - 1).clamp(min=0)), 0.0)
     rows = torch.arange(len(p), device=p.device)
     inside = blocks[rows, block.squeeze(-1)].double().cumsum(-1)
-    # A block's float32 sum may round above the float64 sum of its parts: the excess goes to its last id of any weight.
+    # A block's float32 sum may round above the float64 sum of its parts; the excess goes to its last id with weight.
     left = torch.minimum(target.unsqueeze(-1) - before, inside[:, -1:] * (1 - 1e-15))
     ids = (block * _BLOCK + torch.searchsorted(inside, left, right=True)).squeeze(-1)
-    return ids.clamp_(max=p.shape[-1] - 1)  # no sum of a row of NaN exceeds anything
+    return ids.clamp_(max=p.shape[-1] - 1)  # for a row of NaN, in which no sum exceeds the target
 
 
 def draw_mixed(
     logits: Float[Tensor, "b v"], uniform: Float[Tensor, " b"], temperatures: Sequence[float], valid_vocab: int
 ) -> tuple[Int[Tensor, " b"], Float[Tensor, " b"]]:
-    """`draw` for rows that may have different temperatures, which are read on the host."""
+    """`draw` for rows with different temperatures, which are given on the host."""
     levels = sorted(set(temperatures))
     if len(levels) == 1:
         return draw(logits, uniform, levels[0], valid_vocab)
@@ -70,14 +70,14 @@ def draw_mixed(
 
 
 def most_likely(scores: Float[Tensor, "b v"], k: int, keep: tuple[int, ...] = ()) -> Int[Tensor, "b k"]:
-    """Ids of the k largest scores, descending; `keep` are among them, in place of the least likely ones.
+    """Ids of the k largest scores, in descending order; ids of `keep` replace the least likely ones.
 
-    Which ids these are depends on the prefix alone, not on what was sampled, so that estimators on them stay unbiased.
+    The choice depends only on the prefix, not on the token that was sampled, so estimators on these ids stay unbiased.
 
     Args:
         scores: [B, V] logits or log-probs.
-        k: how many ids, more than `keep` has.
-        keep: ids to keep, each once.
+        k: number of ids, more than `keep` has.
+        keep: ids that must be among them, without duplicates.
     """
     if not keep:
         return scores.topk(k, dim=-1).indices

@@ -1,12 +1,12 @@
-"""Decode rows in slots: a slot whose row has finished is filled again, so that the batch stays full to the end.
+"""Decodes rows in slots: a slot whose row has finished is refilled at once, so that the batch stays full to the end.
 
     slot s    prompt | sampled ... | not yet          keys and values [slots, heads, capacity, head size] per layer
     forward   one token for every slot, at its own position, over the columns up to the longest live row
 
-Rows are padded on the right, to multiples of 16, prompts run apart and are copied in, and no product has fewer than
-five rows: on a CPU a row's tokens and log-probs are then the same bits for any number of slots and any order of the
-others, up to 192 tokens or so; above, a wider batch may move the last bits. When nothing waits any more the live rows
-are moved together and the empty slots left out. Samples of one prompt share its forward.
+Rows are padded on the right to multiples of 16, prompts run separately and are copied in, and no matrix product has
+fewer than five rows. On a CPU, a row's tokens and log-probs are therefore the same bits for any number of slots and any
+order of the other rows, up to about 192 tokens; beyond that, a wider batch may change the last bits. Once no rows are
+waiting, the live rows are moved together and empty slots are dropped. Samples of one prompt share its forward pass.
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
 
 _STEP = 16
-"""Widths are multiples of this: few shapes occur, and a row's bits do not follow the lengths of its neighbours."""
+"""Widths are multiples of this, so that few shapes occur and a row's bits do not depend on the lengths of others."""
 _PREFILL_TOKENS = 16_384
-"""Bound on the tokens of one prefill, whose activations are held besides the cache."""
+"""Bound on the tokens of one prefill, whose activations take memory besides the cache."""
 _FULL = "full_attention"
 _known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
@@ -42,11 +42,11 @@ def settled(tokens: int) -> int:
 
 
 class Place:
-    """Where the slots are; shared by all layers.
+    """Where each slot writes and how far it reads; shared by all layers.
 
     Attributes:
         position: [S] int64, the column that each slot writes next.
-        width: columns that the forward reads.
+        width: number of columns that the forward pass reads.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class Place:
         self.width = _STEP
 
     def attention(self, dtype: torch.dtype | None) -> Tensor:
-        """[S, 1, 1, width]: what each slot may read; bool, or what is added to scores of `dtype`."""
+        """[S, 1, 1, width] mask of what each slot may read: bool or, with `dtype`, a term to add to the scores."""
         seen = torch.arange(self.width, device=self.position.device) <= self.position[:, None]
         if dtype is not None:
             seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
@@ -63,13 +63,13 @@ class Place:
 
 
 class SlotLayer(DynamicLayer):
-    """Keys and values of all slots in one layer; a forward of one token per slot writes each at its own column.
+    """Keys and values of all slots in one layer; a forward pass writes one token per slot, each at its own column.
 
     Args:
-        place: where the slots are.
+        place: where the slots write and read.
         like: a layer of the model's own cache that has been written to, for shapes and dtype.
-        capacity: columns.
-        dtype: of keys and values where it is not that of `like`: under autocast the rotation widens keys again.
+        capacity: number of columns.
+        dtype: dtype of keys and values if not that of `like`; under autocast, the rotation makes keys float32 again.
     """
 
     keys: Tensor
@@ -81,25 +81,25 @@ class SlotLayer(DynamicLayer):
         self.place = place
         self.dtype, self.device, self.is_initialized = dtype or keys.dtype, keys.device, True
         slots = len(place.slots)
-        # Zeros, not whatever is there: a masked column still meets a weight of 0, and 0 times NaN is NaN.
+        # Zeros instead of uninitialised memory: a masked column gets weight 0, and 0 times NaN is NaN.
         self.keys = keys.new_zeros(slots, keys.shape[1], capacity, keys.shape[3], dtype=self.dtype)
         self.values = values.new_zeros(slots, values.shape[1], capacity, values.shape[3], dtype=self.dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one token per slot; gives all columns that are read."""
+        """Write one token per slot and return the columns to read."""
         place = self.place
         self.keys[place.slots, :, place.position] = key_states[:, :, 0].to(self.dtype)
         self.values[place.slots, :, place.position] = value_states[:, :, 0].to(self.dtype)
         return self.keys[:, :, : place.width], self.values[:, :, : place.width]
 
     def put(self, slots: Tensor, prompt: Any, rows: Tensor) -> None:
-        """Copy the prompts `rows` of a cache's layer into `slots`."""
+        """Copy the rows `rows` of a layer of a prefilled cache into `slots`."""
         width = prompt.keys.shape[2]
         self.keys[slots, :, :width] = prompt.keys[rows].to(self.dtype)
         self.values[slots, :, :width] = prompt.values[rows].to(self.dtype)
 
     def move(self, old: Tensor, new: Tensor, count: int) -> None:
-        """Move slots `old` to `new`, and leave out all from `count` on."""
+        """Move slots `old` to `new`, and drop all slots from `count` on."""
         width = self.place.width
         self.keys[new, :, :width] = self.keys[old, :, :width]
         self.values[new, :, :width] = self.values[old, :, :width]
@@ -110,9 +110,9 @@ class SlotDecoder:
     """Decodes rows in slots.
 
     Args:
-        model: causal LM in eval mode, for which `takes_slots` holds.
+        model: causal LM in eval mode, for which `takes_slots` is true.
         requests: what to decode, in the order in which they get slots.
-        spec: shared settings.
+        spec: settings that every rollout of the run shares.
     """
 
     def __init__(self, model: PreTrainedModel, requests: Sequence[Request], spec: RolloutSpec) -> None:
@@ -121,7 +121,7 @@ class SlotDecoder:
         count = max(LEAST_ROWS, min(spec.rows(longest), len(requests)))
         self.capacity = settled(longest)
         text = model.config.get_text_config()
-        # Where the model's positions end or turn, prompts are padded no further.
+        # Prompts are padded no further than to where the model's positions end or change.
         self.widest = longrope_turn(text) or getattr(text, "max_position_embeddings", None) or self.capacity
         self.place = Place(count, model.device)
         self.cache: DynamicCache | None = None
@@ -131,14 +131,14 @@ class SlotDecoder:
         self.length = [0] * count
         self.uniforms: dict[int, Any] = {}
         self.waiting = deque(range(len(requests)))
-        self.quota = max(1, count // 8)  # free slots before prompts are read: few enough not to idle, see `run`
+        self.quota = max(1, count // 8)  # free slots to wait for before prompts are read; see `_run`
         self.head = head_of(model, spec.valid_vocab)
         self.recorder = Recorder(model) if spec.experts else None
         self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
 
     @torch.no_grad()
     def run(self, finish: Callable[[int], None]) -> None:
-        """Decode until every row has finished; calls finish(index in requests)."""
+        """Decode until every row has finished; calls `finish` with the index in `requests` of each row that ends."""
         with self.recorder or nullcontext():
             self._run(finish)
 
@@ -146,7 +146,7 @@ class SlotDecoder:
         while True:
             live = sum(owner is not None for owner in self.owner)
             free = len(self.owner) - live
-            # Several at once: while prompts are read, no slot decodes.
+            # Fill several slots at once, because no slot decodes while prompts are read.
             if self.waiting and (free >= self.quota or not live):
                 self._fill(finish)
                 continue
@@ -157,7 +157,7 @@ class SlotDecoder:
             self._step(finish)
 
     def _fill(self, finish: Callable[[int], None]) -> None:
-        """Give free slots to waiting rows: prompts of one width in one forward, each once."""
+        """Give free slots to waiting rows; different prompts of one width share a forward pass."""
         free = [slot for slot, owner in enumerate(self.owner) if owner is None]
         taken = [self.waiting.popleft() for _ in free[: len(self.waiting)]]
         groups: dict[int, list[tuple[int, int]]] = {}
@@ -179,7 +179,7 @@ class SlotDecoder:
             ids[line, : len(read)] = read
         device = self.model.device
         cache = DynamicCache(config=self.model.config)
-        # Padding on the right needs no mask: nothing before it can see it.
+        # Padding on the right needs no mask, because no earlier position attends to it.
         states = self.model.base_model(torch.from_numpy(ids).to(device), past_key_values=cache, use_cache=True)
         at = torch.tensor(rows, device=device)
         slots = torch.tensor([slot for slot, _ in pairs], device=device)
@@ -202,10 +202,10 @@ class SlotDecoder:
         self.last[slots] = self._sample(hidden, [slot for slot, _ in pairs], finish)
 
     def _step(self, finish: Callable[[int], None]) -> None:
-        """One token for every live slot."""
+        """Decode one token for every live slot."""
         place = self.place
         longest = max(length for length, owner in zip(self.length, self.owner, strict=True) if owner is not None)
-        # Attention sums over settled widths, so that a row's bits do not follow the length of its neighbours.
+        # Attention runs over padded widths, so that a row's bits do not depend on the lengths of the other rows.
         place.width = min(settled(longest + 1), self.capacity)
         states = self.model.base_model(
             input_ids=self.last[:, None],
@@ -221,21 +221,21 @@ class SlotDecoder:
                     self.requests[owner].experts.append(passed[slot])
         live = [owner is not None for owner in self.owner]
         self.length = [length + here for length, here in zip(self.length, live, strict=True)]
-        # An empty slot stays where it is and overwrites its own column: it must not run past the capacity.
+        # An empty slot keeps its position and overwrites its own column, so that it does not run past the capacity.
         place.position += torch.tensor(live, device=place.position.device)
         self.last = self._sample(states.last_hidden_state[:, 0], range(len(self.owner)), finish)
 
     def _sample(self, hidden: Float[Tensor, "n h"], slots: Sequence[int], finish: Callable[[int], None]) -> Tensor:
-        """A token for each of `slots`; what an empty one draws is not kept."""
+        """Draw a token for each of `slots`; what an empty slot draws is discarded."""
         count, vocab = len(slots), self.spec.valid_vocab
-        # Products of fewer rows have other bits, and a row must not depend on how many others are left.
+        # Products of fewer rows round differently, and a row must not depend on how many others are left.
         if count < LEAST_ROWS:
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, LEAST_ROWS - count))
         logits = self.head.logits(hidden)[:count]
         owners = [self.owner[slot] for slot in slots]
         drawn = [0.5 if i is None else self.uniforms[i][len(self.requests[i].ids)] for i in owners]
         levels = [1.0 if i is None else self.requests[i].planned.temperature for i in owners]
-        # Empty slots take a temperature in use: with a single one, rows need not be sorted by it.
+        # Empty slots get a temperature that is in use: if there is only one, rows need not be grouped by it.
         used = next((level for i, level in zip(owners, levels, strict=True) if i is not None), 1.0)
         levels = [used if i is None else level for i, level in zip(owners, levels, strict=True)]
         ids, logp = draw_mixed(
@@ -257,10 +257,10 @@ class SlotDecoder:
         return ids
 
     def _shrink(self, count: int) -> None:
-        """Move live rows into the first `count` slots and leave out the others."""
+        """Move live rows into the first `count` slots and drop the others."""
         live = [slot for slot, owner in enumerate(self.owner) if owner is not None]
         low = [slot for slot in range(count) if self.owner[slot] is None]
-        # As many live slots lie beyond `count` as are free below it, or fewer: sources and targets never overlap.
+        # At most as many live slots lie beyond `count` as are free below it, so sources and targets never overlap.
         moves = list(zip([slot for slot in live if slot >= count], low, strict=False))
         device, place = self.model.device, self.place
         old, new = (torch.tensor([pair[side] for pair in moves], dtype=torch.long, device=device) for side in (0, 1))
@@ -280,14 +280,14 @@ def _joined(model: PreTrainedModel, layers: Sequence[SlotLayer]) -> DynamicCache
 
 
 def head_of(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
-    """The model's output head over the ids that can be drawn."""
+    """The model's output head, restricted to the ids that can be drawn."""
     output: Any = model.get_output_embeddings()
     scale, cap = scale_and_cap(model.config.get_text_config())
     return OutputHead(output.weight, getattr(output, "bias", None), scale, cap, len(output.weight) - valid_vocab)
 
 
 def takes_slots(model: PreTrainedModel) -> bool:
-    """Whether slots give this model's numbers: full attention only, sdpa or eager, and a trial run that agrees."""
+    """Whether slots reproduce this model: it has full attention only, by sdpa or eager, and a trial run agrees."""
     if model not in _known:
         _known[model] = _is_plain(model) and _agrees(model)
     return _known[model]
@@ -303,7 +303,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _agrees(model: PreTrainedModel) -> bool:
-    """Compare one token of two short rows in slots with forwards over the whole rows."""
+    """Compare one token of two short rows in slots with forward passes over the whole rows."""
     ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 0, 0]], device=model.device)
     lengths = torch.tensor([5, 3], device=model.device)
     rows, place = torch.arange(2, device=model.device), Place(2, model.device)
@@ -326,7 +326,7 @@ def _agrees(model: PreTrainedModel) -> bool:
         for row, length in enumerate((5, 3)):
             whole = torch.cat([ids[row, :length], last[row]])[None]
             wanted = model.base_model(whole, use_cache=False).last_hidden_state[0, -1]
-            # Wide enough for bfloat16; a model that ignores mask or positions is off by far more.
+            # Wide enough for bfloat16; a model that ignores mask or positions differs by far more.
             if (found[row] - wanted).abs().max() > 0.05 * wanted.abs().max():
                 return False
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError):

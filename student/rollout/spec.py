@@ -1,4 +1,4 @@
-"""What every rollout of a run shares."""
+"""Settings that every rollout of a run shares, as plain values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,27 +6,27 @@ from typing import Any
 import torch
 
 LEAST_ROWS = 5
-"""Products of fewer rows give a row other bits; see `student.rollout.slots`."""
+"""Matrix products of fewer rows round differently; see `student.rollout.slots`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """What every rollout of a run shares.
+    """Settings that every rollout of a run shares.
 
     Attributes:
-        seed: the run's seed; with a row's key it names the row's random stream.
-        batch_rows: rows decoded together.
-        candidates: K most likely ids to keep per position, 0 for none.
-        valid_vocab: ids the tokenizer can produce.
+        seed: the run's seed; with a row's key it determines the row's random stream.
+        batch_rows: maximum number of rows decoded together.
+        candidates: K, the number of most likely ids to keep per position; 0 for none.
+        valid_vocab: number of ids that the tokenizer can produce.
         max_prompt_tokens: longer prompts are an error.
         stop_ids: ids that end a response; empty for the tokenizer's end of sequence alone.
         keep_ids: ids that are always among the candidates, fewer than `candidates`.
-        cache_tokens: bound on the tokens whose keys and values are held at once: rows times the longest that they may
-            become; five rows always run.
-        autocast: dtype of the forward's products and of keys and values, or None for that of the weights.
-        read_given: have the student read answers that are given, for their log-probs and candidates; without it the
+        cache_tokens: bound on the tokens whose keys and values are held at once, counted as rows times the maximum
+            length of a row; five rows always run.
+        autocast: dtype of matrix products and of keys and values; None for the dtype of the weights.
+        read_given: whether the student reads given answers for their log-probs and candidates; otherwise their
             log-probs are NaN.
-        experts: record which experts of a mixture each token passes (`Row.experts`), in rollouts for training.
+        experts: record the experts that each token is routed to (`Row.experts`), in rollouts for training.
     """
 
     seed: int
@@ -42,12 +42,12 @@ class RolloutSpec:
     experts: bool = False
 
     def rows(self, longest: int) -> int:
-        """How many rows that may become `longest` tokens long are decoded together."""
+        """The number of rows to decode together if each may become `longest` tokens long."""
         return min(self.batch_rows, max(LEAST_ROWS, self.cache_tokens // max(1, longest)))
 
     def stops(self, tokenizer: Any) -> frozenset[int]:
         """Ids that end a response; without any, every response runs to its length limit."""
-        if self.stop_ids:  # first: a tokenizer takes its time to say its end of sequence, and every row asks
+        if self.stop_ids:  # checked first, because asking a tokenizer is slow and every row asks
             return self.stop_ids
         eos = tokenizer.eos_token_id
         return frozenset(() if eos is None else (int(eos),))

@@ -1,4 +1,4 @@
-"""The stages of a step that a rollout strategy goes through: sampling, judging and scoring, with the parts of a job."""
+"""Implements the stages of a step that a rollout strategy goes through: sampling, judging and scoring."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,27 +18,27 @@ class StepStages:
     """Implements `student.rollout.rounds.RolloutStages` for one step: each row is scored as soon as it ends.
 
     Args:
-        job: the parts.
-        step: the step.
-        clock: takes the time of each stage.
+        job: the parts of the run.
+        step: the step, counted from 0.
+        clock: measures the time of each stage.
         poll: called between rows and while waiting; may raise to give up.
 
     Attributes:
-        any: whether any rank says so, in step with what the strategy asks of other ranks.
-        arriving: scores that `score` did not wait for, because the job learns early; None where it did.
+        any: `Rollouts.any`, set by the loop: whether a flag is true on any rank.
+        arriving: scores that `score` did not wait for, because the job learns early; otherwise None.
     """
 
     def __init__(self, job: Job, step: int, clock: StageClock, poll: Callable[[], None]) -> None:
         self._job, self.step, self.clock, self._poll = job, step, clock, poll
-        self._asked: float | None = None  # when the first row was sent to the models
+        self._asked: float | None = None  # `time.monotonic()` when the first row was sent to the models
         self.any: Callable[[bool], bool] = bool
-        self._taken = False  # the rows that were sampled ahead
+        self._taken = False  # whether the rows that were sampled ahead have been handed out
         self._rewards = StepRewards(job.rewards, job.services)
         self.judges_first = not job.rewards.reads_signals
         self.arriving: Arriving | None = None
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        """See `RolloutStages.sample`; beside learning, the step's plan has been sampled already, further rows not."""
+        """See `RolloutStages.sample`; with sampling ahead, the rows of the step's plan have been sampled already."""
         ahead = self._job.ahead
         if ahead is None:
             return self._sampled_now(planned, ask=ask)
@@ -47,7 +47,7 @@ class StepStages:
             self._taken = True
             found = {row.key: row for row in self._sampled_ahead(ahead, planned, ask=ask)}
         rest = [row for row in planned if row.key not in found]
-        # Together, because ranks may share the engine, or the weights that it gets.
+        # All ranks or none, because ranks may share the engine or gather the weights together.
         if self.any(bool(rest)):
             found |= {row.key: row for row in self._sampled_now(rest, ask=ask)}
         return [found[row.key] for row in planned]
@@ -64,7 +64,7 @@ class StepStages:
             return self._job.sampler.sample(planned, on_row=on_row, poll=self._poll)
 
     def _sampled_ahead(self, ahead: Ahead, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        """Rows that have been sampled and sent already, or are being sampled."""
+        """The rows of the step that were sampled ahead; waits for those that are still being sampled."""
         with self.clock.stage("wait_rollout"):
             found = ahead.take(self.step, planned, self._poll)
         if ask and not self._job.asks_ahead:
@@ -87,11 +87,11 @@ class StepStages:
             self._job.scorer.judge(rows, self._rewards, poll=self._poll)
 
     def score(self, rows: Sequence[Row], *, judged: bool) -> None:
-        """See `RolloutStages.score`; where the job learns early, `arrive` waits for the signals."""
+        """See `RolloutStages.score`; if the job learns early, `arrive` waits for the signals instead."""
         scorer = self._job.scorer
         with self.clock.stage("wait_teacher"):
             if self._job.learns_early:
-                if self.arriving is not None:  # of an earlier round
+                if self.arriving is not None:  # from an earlier round
                     self.arriving.wait_all(self._poll)
                 self.arriving = scorer.begin(rows, poll=self._poll)
                 if not judged:
@@ -102,17 +102,17 @@ class StepStages:
             self._scored()
 
     def arrive(self, rows: Sequence[Row]) -> None:
-        """Wait for the signals of some rows that `score` did not wait for."""
+        """Wait for the signals of rows for which `score` did not wait."""
         assert self.arriving is not None
         with self.clock.stage("wait_teacher"):
             self.arriving.wait(rows, self._poll)
-            # Here and not in the pass, where ranks could not be told of a failure.
+            # Here rather than in the learner's pass, in which a failure could not be reported to other ranks.
             self._job.scorer.fetch_heads(rows)
         if self.arriving.done:
             self._scored()
 
     def close(self) -> None:
-        """Give up scores that nothing has waited for."""
+        """Cancel requests that nothing has waited for."""
         if self.arriving is not None:
             self.arriving.close()
 

@@ -11,9 +11,9 @@
     future_bridge           a turn of the teacher in an episode, where the student goes on better after it
     replay, rorecomp        groups of earlier steps along with the new ones
 
-A strategy samples, has rows scored, looks at their outcomes on all ranks, and may sample more. It asks everything
-of `Rollouts` and decides by what that returned, so that every rank decides the same. A third party adds a strategy
-through the entry-point group `opd.rollout_strategies`.
+A strategy samples rows, has them scored, looks at their outcomes on all ranks, and may sample more. It does everything
+through `Rollouts` and decides only by what `Rollouts` returns for all ranks, so that every rank decides alike. A third
+party adds a strategy through the entry-point group `opd.rollout_strategies`.
 """
 
 from __future__ import annotations
@@ -85,30 +85,30 @@ class StrategySettings(Settings):
 
 
 class Strategy:
-    """Base of strategies; subclasses implement `run`."""
+    """Base class of rollout strategies; subclasses implement `run`."""
 
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
     why_not_stale: ClassVar[str] = "it does not say that its first round is the whole plan as it is"
-    """Why it cannot work with `train.max_staleness`, a clause; "" where its first round asks for every row of its share
-    of the plan, as it is: these were sampled steps ahead. Further rows are sampled with the weights of now."""
+    """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
+    rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""
     judges: ClassVar[bool] = False
-    """Whether it calls `Rollouts.judge`: models are then not asked about rows as soon as they are sampled."""
+    """Whether it calls `Rollouts.judge`, so that models do not score rows as soon as they are sampled."""
 
     gives_rows: ClassVar[bool] = False
-    """Whether it gives rows that the student did not sample in this step under the prompt that they train."""
+    """Whether it returns rows that the student did not sample in this step under the prompt that they train."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
     def needs(self) -> Needs:
-        """What the strategy needs beyond the objective and the methods."""
+        """What the strategy needs besides the needs of the objective and the methods."""
         return Needs()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Look at the whole recipe before anything is loaded, also in a dry run.
+        """Check the whole recipe before anything is loaded, in dry runs too.
 
         Raises:
-            ConfigError: when the strategy cannot work in it.
+            ConfigError: if the strategy cannot work with it.
         """
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -119,36 +119,36 @@ class Strategy:
         """
 
     def against_summaries(self) -> str:
-        """Why it cannot work where students summarise episodes (history: summary), a clause; "" where it can."""
+        """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
         return ""
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """What a person should know of it in the recipe although it works, one clause each."""
+        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
         return []
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
-        """The rows of the step, scored.
+        """Sample the rows of the step and have them scored.
 
-        Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
+        It must not change what `state_dict` saves, because an interrupted step is taken again after a resume.
 
         Args:
             plan: this rank's share of the step's plan.
-            rollouts: samples, scores and tells what other ranks have.
+            rollouts: samples, scores and communicates with other ranks.
 
         Returns:
-            This rank's rows, whole groups; none are fine.
+            This rank's rows, in whole groups; may be empty.
         """
         raise PluginError(f"{type(self).__name__} does not implement run.")
 
     def observe(self, report: StepReport) -> None:
-        """Learn from the step, once its updates have been made; the same on every rank."""
+        """Learn from the report of a finished step, which is the same on every rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 class Single(Strategy):

@@ -1,18 +1,18 @@
-"""Summaries that the student writes of its own episode, so that it may outgrow its context (SUPO).
+"""Summaries that the student writes of its own episode, so that an episode may be longer than the context (SUPO).
 
-    prompt  ...  a_t  instruction  |summary|                    a window; bars: what the student writes here
-    prompt  summary  o_t  |a_t+1|  ...  instruction  |summary|  the next one begins with the summary
+    prompt  ...  a_t  instruction  |summary|                    a window; bars: what the student writes in it
+    prompt  summary  o_t  |a_t+1|  ...  instruction  |summary|  the next window begins with the summary
 
-Where the next observation o_t would leave no room in `context_tokens`, the instruction stands in its place, and o_t
-follows the summary: it is read as it was, and the summary holds what came before. No sequence has more than
-`context_tokens`. The environment sees nothing of it. A summary is a turn of the row like any other: sampled, scored and
-trained in the window that it was written in, with the episode's one advantage, whatever the number of windows.
+If the next observation o_t would leave no room in `context_tokens`, the instruction to summarise takes its place, and
+o_t follows after the summary, which stands for everything before it. No sequence is longer than `context_tokens`. The
+environment does not see summaries. A summary is a turn of the row like any other: it is sampled, scored and trained in
+the window in which it was written, with the one advantage of the episode, whatever the number of windows.
 
-An empty summary, or one cut at its limit, stands as it is, and what comes of it is the student's to learn; both are
-counted. An episode that needs more than `most` summaries, or has no room after one, ends by `context`, and has failed.
+A summary that is empty or cut at its limit is used as it is, so that the student learns from the consequences; both are
+counted. An episode that needs more than `most` summaries, or has no room after one, ends by `context` and has failed.
 
-Source: arXiv 2510.06727, by notes on it. There rollouts that hit a limit are left out of the loss, but not out of the
-statistics of their group: method episode_filter, ended [turns, tokens, context].
+Source: arXiv 2510.06727, by notes on it. There, rollouts that hit a limit are left out of the loss but not out of the
+statistics of their group, which is method episode_filter with ended [turns, tokens, context].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from student.rollout.episode import Episode
 
 CONTEXT = "context"
-"""How an episode has ended that found no room."""
+"""The value of the tag `ended` for an episode that ran out of context."""
 _INSTRUCTION = (
     "Your context is nearly full. Summarise the episode so far: what is to be done, what was found out, and what comes "
     "next. You will go on from the first message and your summary alone."
@@ -56,31 +56,32 @@ class SummarySettings(Settings):
 
 
 class Summaries:
-    """When an episode is summarised, and what is written around a summary.
+    """Decides when an episode is summarised, and writes what stands around a summary.
 
     Args:
         settings: the limits.
-        turn_tokens: longest turn of the student.
-        tokenizer: the student's.
+        turn_tokens: maximum tokens of a turn of the student.
+        tokenizer: the student's tokenizer.
         stops: ids that end a turn.
     """
 
     def __init__(self, settings: SummarySettings, turn_tokens: int, tokenizer: Any, stops: frozenset[int]) -> None:
         self.settings, self._turn_tokens = settings, turn_tokens
         self._tokenizer, self._stops = tokenizer, stops
-        self._lengths: dict[str, int] = {}  # of the instruction, by the framing that the prompt asks for
+        self._lengths: dict[str, int] = {}  # length of the instruction, by the framing that the prompt asks for
 
     def due(self, episode: Episode, coming: int) -> bool:
-        """Whether no turn can be written after `coming` further ids that leaves room for a summary, where one may be.
+        """Whether, after `coming` further ids, the next turn could leave too little room for a summary.
 
-        Always before there would be no room for the summary itself, so that no window outgrows its limit.
+        It is true before the room for a summary itself runs out, so that no window outgrows its limit. Once the episode
+        has all the summaries it may have, only room for the turn counts.
         """
         room = self.settings.context_tokens - episode.read - coming - self._turn_tokens
         more = len(episode.summaries) < self.settings.most
         return room < (self._instruction(episode.prompt) + self.settings.tokens if more else 0)
 
     def ask(self, episodes: Sequence[Episode], candidates: int) -> None:
-        """Put the instruction where the observation would stand; those that may not be summarised end by context."""
+        """Write the instruction in place of the observation; episodes without a summary left end by context."""
         able = [episode for episode in episodes if len(episode.summaries) < self.settings.most]
         for episode in episodes:
             if episode not in able:
@@ -94,14 +95,14 @@ class Summaries:
                 episode.beside += len(ids)
 
     def take(self, episode: Episode, row: Row) -> None:
-        """Add a summary: what `row` holds after the instruction."""
+        """Add the summary that the student sampled in `row` to the episode."""
         first = len(episode.ids) - episode.seen_from
         episode.summarise(row, first)
         episode.empty += not row.text.strip()
         episode.cut += int(row.response_ids[-1]) not in self._stops
 
     def go_on(self, episodes: Sequence[Episode], candidates: int) -> None:
-        """Have the observations that summaries stand before follow them."""
+        """Append the observations that waited for a summary."""
         waiting = [episode.waiting for episode in episodes if episode.waiting is not None]
         for episode, ids in zip(episodes, encode_turns(waiting, self._tokenizer, self._stops), strict=True):
             episode.waiting = None
@@ -113,7 +114,7 @@ class Summaries:
                 episode.hear(ids, candidates)
 
     def _instruction(self, prompt: Prompt) -> int:
-        """Ids of the instruction with its framing, and at most one fewer where the turn before has its end."""
+        """Length of the instruction with its framing; at most one id less if the turn before already has its end."""
         framing = json.dumps([prompt.messages is None, prompt.template_options], sort_keys=True, default=str)
         if framing not in self._lengths:
             asked = Answered(self.settings.instruction, prompt, ())
@@ -122,10 +123,10 @@ class Summaries:
 
 
 def notes_of(episode: Episode) -> Mapping[str, float]:
-    """What a row notes: summaries, those that are empty or cut, and the tokens of context that its turns were spared.
+    """The notes of a row: numbers of summaries, of empty and of cut ones, and the context tokens that turns saved.
 
-    A turn is spared what it would have read before it with the whole history, less what it read: instructions and
-    summaries are not part of the whole history, and the summary that it read counts against it.
+    A turn saves the tokens that it would have read with the whole history, less those that it did read. Instructions
+    and summaries are not part of the whole history, so the summary that the turn read counts against the saving.
     """
     return {
         "summaries": float(len(episode.summaries)),

@@ -1,4 +1,4 @@
-"""An episode for readers: who said what, turn by turn, and how far the student's turns were from the teacher."""
+"""Transcripts of episodes for people: who said what, and how far each turn of the student was from the teacher."""
 
 import json
 from typing import Any
@@ -11,13 +11,14 @@ from student.scoring.needs import TEACHER
 
 
 def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
-    """How an episode went, as JSON; None for a row that is not an episode.
+    """The transcript of an episode as JSON values; None for a row that is not an episode.
 
     Returns:
-        environment: as the prompt names it; columns: what else the prompt holds for it; ended; opening: the end of the
-        prompt that the student read, with the first observation; segments: {"who": "student", "environment", or
-        "summary" for a turn of the student that the environment does not see; "start", "end": its tokens in the
-        response; "text"; "kl": sum of log S - log T over a student's turn, nats, None where it is not known}.
+        environment: its name in the prompt. columns: the prompt's other columns for it. ended: how it ended. opening:
+        the end of the prompt that the student read, with the first observation. segments: dicts with "who" ("student",
+        "environment", or "summary" for a turn of the student that the environment does not see), "start" and "end"
+        (tokens of the response), "text", and "kl" (sum of log S - log T over a turn of the student, nats; None if it
+        is not known).
     """
     if "ended" not in row.tags or ENVIRONMENT not in row.prompt.extra:
         return None
@@ -40,7 +41,7 @@ def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:
         last = end
     return {
         "environment": dict(extra[ENVIRONMENT]),
-        # What the environment read besides, so that the problem can be played again; whatever it is, as JSON.
+        # What else the environment reads, so that the problem can be played again, whatever its type, as JSON.
         "columns": json.loads(
             json.dumps({k: v for k, v in extra.items() if k not in (ENVIRONMENT, PATH)}, default=str)
         ),

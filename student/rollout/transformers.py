@@ -1,7 +1,7 @@
-"""Sample responses with a transformers model and a KV cache, a random stream per row.
+"""Samples responses with a transformers model and a KV cache, with one random stream per row.
 
-Rows are decoded in slots that are filled again as they become free (`student.rollout.slots`); where a model does not
-allow that (sliding windows, states other than keys and values, flash attention), in batches
+Rows are decoded in slots that are refilled as they become free (`student.rollout.slots`). Models that do not allow
+this (sliding windows, states other than keys and values, flash attention) decode in batches
 (`student.rollout.batches`).
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run.
 """
@@ -37,21 +37,21 @@ def rollout(
     purpose: tuple[object, ...] = ("rollout",),
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Sample one response for each planned row that does not bring its answer.
+    """Sample one response for each planned row without a given answer; rows with one are encoded and read.
 
     Args:
-        model: causal LM in the state to sample from; put into eval mode for the duration.
+        model: causal LM to sample from; in eval mode during the call.
         tokenizer: its tokenizer.
         planned: what to sample.
-        spec: shared settings; the stop token that ends a response is kept as its last token.
-        policy_version: steps that the weights have seen, recorded per token.
-        purpose: first names of the random streams; evaluations use others than training.
+        spec: settings that every rollout shares. The stop token that ends a response is kept as its last token.
+        policy_version: number of steps that the weights have been trained for, recorded per token.
+        purpose: first part of the key of the random streams; evaluations use another key than training.
         on_row: called with each row as soon as it is finished, in order of finishing.
 
     Returns:
         The rows in the order of `planned`.
     """
-    # Of what an evaluation or a probe samples nothing is learnt.
+    # Experts are recorded for training only; nothing is learnt from the rows of evaluations and probes.
     spec = replace(spec, experts=spec.experts and purpose[:1] == ("rollout",))
 
     def decode(requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
@@ -104,10 +104,10 @@ def _decode(
 
 @contextmanager
 def _precision(model: PreTrainedModel, spec: RolloutSpec) -> Iterator[None]:
-    """Autocast over the whole rollout: each weight is cast once, and keys and values are half as large.
+    """Autocast around the whole rollout, so that each weight is cast once and keys and values take half the memory.
 
-    Autocast keeps the casts of tensors that ask for gradients alone, and would cast the frozen base of adapters anew
-    for every token. Frozen weights may ask for gradients where none are taken.
+    Autocast caches the casts only of tensors that require gradients, and would cast the frozen base of adapters again
+    for every token. So frozen weights require gradients meanwhile; no gradients are taken here.
     """
     if spec.autocast is None:
         yield

@@ -1,12 +1,13 @@
-"""The student's weights as a checkpoint would hold them, for an engine that has weights of its own.
+"""The student's weights as a checkpoint would hold them, for engines that have weights of their own.
 
-Everything is given at each update, in names and shapes of the saved model: vLLM fuses layers (queries with keys and
-values), and fills a fused one only when all its parts come. The output head is named even where it is tied to the
-embeddings: an engine that keeps a packed copy of it would otherwise go on with the old one, without an error. Not of
-families that vLLM has without a head: it refuses the name. Adapters are added to the weights, in float32, because a
-merged model decodes at the speed of a plain one.
+Every sync passes all tensors, with the names and shapes of the saved model, because vLLM fuses layers (queries with
+keys and values) and fills a fused layer only when all its parts arrive. The output head is passed even if it is tied to
+the embeddings: an engine that keeps a packed copy of the head would otherwise silently keep the old one. The exception
+are families that vLLM implements without a head, for which it refuses the name. Adapters are merged into the weights,
+in float32, because a merged model decodes as fast as a plain one.
 
-Tensors come in chunks, a layer or a tensor outside the layers: no more than a chunk of a sharded student is ever whole.
+Tensors come in chunks, each a layer or a tensor outside the layers, so that no more than one chunk of a sharded student
+is gathered at a time.
 """
 
 import copy
@@ -26,26 +27,29 @@ from student.learning.sharding import Chunk, full, in_chunks
 from student.recipe import ModelSettings
 
 _WITHOUT_HEAD = frozenset({"gemma2", "gemma3n_text"})
-"""Families whose tied head vLLM has no name for."""
+"""Model families whose tied head has no name in vLLM."""
 _NAMES_EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
-"""Stands in the configuration of every mixture."""
+"""Matches the configuration of every mixture-of-experts model."""
 
 
 def checkpoint_tensors(
     model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the saved model, adapters added; of a sharded student all ranks run through them.
+    """Names and tensors of the saved model, adapters merged; ranks of a sharded student must iterate together.
 
     Args:
         model: the student.
-        parameters: trained parameters by name, in place of the model's own of the same name.
+        parameters: trained parameters by name, which replace the model's own of the same name.
     """
     for chunk in chunks(model, parameters):
         yield from as_saved(model, chunk).items()
 
 
 def chunks(model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[Chunk]:
-    """The tensors that are saved together, because one may be made of several; see `checkpoint_tensors`."""
+    """The tensors in groups that are converted together, because a saved tensor may be made of several of the model's.
+
+    See `checkpoint_tensors`.
+    """
     given = dict(parameters)
     own = {id(p): given[name] for name, p in model.named_parameters() if name in given}
     config, head = model.config.get_text_config(), model.get_output_embeddings()
@@ -59,7 +63,7 @@ def chunks(model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]] = ()
 
 @torch.no_grad()
 def as_saved(model: PreTrainedModel, chunk: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A chunk by names and shapes of the saved model, whole and with its adapters added, on the model's device."""
+    """A chunk with the names and shapes of the saved model, gathered and merged, on the model's device."""
     state = {name: full(tensor.detach()).to(model.device) for name, tensor in chunk.items()}
     if has_lora(model):
         state = _merged(model, state)
@@ -67,24 +71,24 @@ def as_saved(model: PreTrainedModel, chunk: Mapping[str, Tensor]) -> dict[str, T
 
 
 def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -> None:
-    """Refuse adapters that are not on layers but on stacked parameters, as peft has those of a mixture's experts.
+    """Refuse adapters on stacked parameters, as PEFT puts them on the experts of a mixture, instead of on layers.
 
-    The student is built without its weights. What cannot be built is not refused here: loading says why.
+    The student is built without its weights. A model that cannot be built is not refused here; loading it says why.
 
     Args:
         settings: the recipe's `model`.
-        engine: name of an engine that is given merged weights, or adapters.
-        merged: whether it is given merged weights.
+        engine: name of the engine, for the error message.
+        merged: whether the engine is sent merged weights rather than adapters.
 
     Raises:
-        ConfigError: naming one of them.
+        ConfigError: naming one such adapter.
     """
     if settings.lora is None:
         return
     found = Weights.of(settings)
     try:
         config = AutoConfig.from_pretrained(found.base, revision=found.revision)
-        # Building takes seconds for a large model, and a dense one has nothing to refuse.
+        # Building a large model takes seconds, and a dense model has nothing to refuse.
         if not _NAMES_EXPERTS.search(str(config.to_dict())):
             return
         with torch.device("meta"):
@@ -92,7 +96,7 @@ def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -
     except (OSError, ValueError):
         return
     add_lora(model, settings.lora, base=found.base)
-    from peft.tuners.tuners_utils import BaseTunerLayer  # there, or add_lora would have said so
+    from peft.tuners.tuners_utils import BaseTunerLayer  # installed, because add_lora would have refused otherwise
 
     held = model.state_dict(keep_vars=True)
     for name, layer in model.named_modules():
@@ -106,7 +110,7 @@ def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -
 
 
 def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the plain model: W + (alpha / r) B A, or what DoRA makes of it."""
+    """The weights of the plain model: W + (alpha / r) B A, or DoRA's rescaling of it."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     found = {
@@ -121,7 +125,7 @@ def _merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _merged_weight(layer: Any, name: str, state: Mapping[str, Tensor]) -> Tensor:
-    # A copy, one layer at a time: merging and unmerging the layer itself would not give its bits back.
+    # Merge a copy, one layer at a time, because merging and unmerging the layer itself would not restore its bits.
     floats: dict[int, Any] = {
         id(p): nn.Parameter(state[f"{name}.{part}"].clone().float(), requires_grad=False)
         for part, p in layer.named_parameters()

@@ -1,6 +1,7 @@
-"""Rollout engines that are servers beside the student, shared by all ranks: vLLM's and SGLang's, over HTTP.
+"""Rollout engines that sample with separate vLLM or SGLang servers over HTTP, shared by all ranks.
 
-settings.py holds what a recipe may say, dialect.py what a server is asked for and vllm.py and sglang.py how each is
-asked, http.py a connection, folder.py the weights on disk that servers load from, server.py one server with the weights
-it holds, crowd.py rows over all servers, engine.py the rollout engine.
+settings.py has the settings of a recipe, dialect.py the calls that a server must support, vllm.py and sglang.py their
+form for each kind of server, http.py a connection, folder.py the weights on disk that servers load, server.py one
+server and the weights it holds, pool.py all servers together, crowd.py the distribution of rows over servers, and
+engine.py the rollout engine.
 """

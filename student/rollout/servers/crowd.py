@@ -1,6 +1,6 @@
-"""Rows over all servers: each server takes the next row as soon as it has room, and what a lost one had goes to others.
+"""Distributes rows over servers: each takes the next row when it has room; rows of a lost server go to the others.
 
-A row counts when its whole answer has come, and is asked again only where none has: no row comes twice.
+A row is finished when its whole answer has arrived, and is requested again only if none has, so no row comes twice.
 """
 
 import queue
@@ -18,12 +18,12 @@ _Told = tuple[int, Answer] | tuple[Server, str] | Exception
 
 
 class Crowd:
-    """One rollout.
+    """The rows of one rollout, sampled by several servers.
 
     Args:
-        servers: those that hold the weights.
-        asks: the rows.
-        in_flight: most rows under way at a server.
+        servers: the servers that hold the weights.
+        asks: the rows to sample.
+        in_flight: maximum number of rows in flight at a server.
     """
 
     def __init__(self, servers: Sequence[Server], asks: Sequence[Ask], in_flight: int) -> None:
@@ -36,19 +36,19 @@ class Crowd:
         for index in range(len(asks)):
             self._waiting.put(index)
         for server in servers:
-            # A thread and a connection for each row under way: the client blocks, and only a connection of its own can
-            # be cut without touching other rows.
+            # A thread and a connection for each row in flight: the client blocks, and a row's connection must be
+            # closable without affecting other rows.
             for _ in range(min(in_flight, len(asks))):
                 connection = server.connect()
                 self._connections[server].append(connection)
                 self._threads.append(threading.Thread(target=self._work, args=(server, connection), daemon=True))
 
     def run(self, take: Take) -> None:
-        """Sample the rows; calls take(its place, its answer) for each, in this thread, in the order they end.
+        """Sample the rows; calls take(index, answer) for each in this thread, in the order in which they end.
 
         Raises:
-            EngineLostError: when no server is left.
-            RolloutEngineError: when a server refuses a row.
+            EngineLostError: if no server is left.
+            RolloutEngineError: if a server refuses a row.
         """
         for thread in self._threads:
             thread.start()
@@ -68,7 +68,7 @@ class Crowd:
             self._end()
 
     def _leave(self, server: Server, why: str, up: set[Server]) -> None:
-        """Ask `server` no more; its other rows come back as soon as their connections are cut."""
+        """Stop using `server`; its other rows return to the queue as their connections are cut."""
         server.lost, server.label = why, None
         up.discard(server)
         for connection in self._connections[server]:
@@ -78,9 +78,9 @@ class Crowd:
             raise EngineLostError(f"every rollout server is lost ({reasons}).")
 
     def _work(self, server: Server, connection: Connection) -> None:
-        """In a thread."""
-        # A thread that waits here when its server is lost still takes a row, fails on its cut connection, and hands the
-        # row back: rows need no other way out of the queue.
+        """Sample rows from the queue with one connection; runs in a thread."""
+        # A thread that waits here when its server is lost still takes a row, fails on its cut connection and returns
+        # the row, so the queue needs no other way to wake it.
         while not server.lost and (index := self._waiting.get()) is not None:
             ask = self._asks[index]
             try:
@@ -108,7 +108,7 @@ class Crowd:
         self._told.put((server, why))
 
     def _end(self) -> None:
-        # One for each thread, for those that wait for a row; those within a call end when their connection is cut.
+        # One entry for each thread ends those that wait for a row; those within a call end as their connection is cut.
         for _ in self._threads:
             self._waiting.put(None)
         for connections in self._connections.values():

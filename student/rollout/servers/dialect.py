@@ -1,4 +1,4 @@
-"""What a rollout server is asked for, whichever it is; `vllm` and `sglang` say how."""
+"""The calls that a rollout server must support; `vllm` and `sglang` implement them for each kind of server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from student.rollout.servers.held import HeldWeights
 
 PARTIAL = "partial"
-"""Label of a server while it loads: if loading stops halfway, it holds no version at all."""
+"""Label of a server while it loads weights; if loading stops halfway, the server holds no version at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Ask:
 
     Attributes:
         prompt: ids to continue.
-        limit: most tokens.
-        temperature: 0 is greedy.
-        stops: ids that end the row, kept as its last.
-        seed: of the row's own stream, below 2^31.
-        top: how many of the most likely ids to give at each position.
-        barred: ids that are never drawn: rows of the head that belong to no token.
+        limit: maximum number of tokens to sample.
+        temperature: divides the logits; 0 is greedy.
+        stops: ids that end the row; the one that does is kept as its last token.
+        seed: seed from the row's own random stream, below 2^31.
+        top: number of most likely ids to return at each position.
+        barred: ids that are never drawn, because they are padding rows of the head.
         weights: label of the weights to sample with.
     """
 
@@ -44,11 +44,11 @@ class Answer:
     """A sampled row.
 
     Attributes:
-        ids: tokens, the one that ended it included.
-        logp: of each, at the row's temperature, nats.
-        top: for each position, ids by falling probability.
-        weights: labels of the weights that sampled it, one unless they were replaced meanwhile.
-        whole: False when the server gave the row up before it ended.
+        ids: the tokens, including the one that ended the row.
+        logp: log-prob of each token at the row's temperature, nats.
+        top: for each position, ids in descending order of probability.
+        weights: labels of the weights that sampled it; more than one if they were replaced meanwhile.
+        whole: False if the server aborted the row before it ended.
     """
 
     ids: list[int]
@@ -60,12 +60,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says of itself.
+    """What a server reports about itself.
 
     Attributes:
-        longest: most tokens of prompt and response together.
-        most_likely: largest `Ask.top`.
-        wrong: why it cannot be used, a sentence with what to change; "" when it can.
+        longest: maximum tokens of prompt and response together.
+        most_likely: the largest `Ask.top` that it supports.
+        wrong: a sentence saying why the server cannot be used and what to change; "" if it can.
     """
 
     longest: int
@@ -74,33 +74,33 @@ class Facts:
 
 
 class Dialect(Protocol):
-    """How one kind of server is asked.
+    """The calls of one kind of server.
 
     Attributes:
-        receives: whether it has `receive`.
+        receives: whether `receive` is supported.
     """
 
     receives: ClassVar[bool]
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
-        """What the server says of itself; `adapters`, `nccl`: whether it will be sent adapters, weights over NCCL."""
+        """What the server reports; `adapters` and `nccl` say if it will be sent adapters, or weights over NCCL."""
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
-        """Labels of the weights that it can sample with now."""
+        """Labels of the weights with which the server can sample."""
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
-        """Replace the weights by those in `folder`, once its rows are done, and drop keys and values of old ones."""
+        """Replace the weights by those in `folder` once the server's rows are done, and drop cached keys and values."""
 
     def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
-        """As `load`, of weights that this process sends over NCCL."""
+        """As `load`, with weights that this process sends over NCCL."""
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
-        """Take an adapter in, and those labelled `old` out."""
+        """Load an adapter, and unload those labelled `old`."""
 
     def generate(self, connection: Connection, ask: Ask, *, adapters: bool) -> Answer:
         """Sample a row."""
 
 
 def barred(ids: range) -> Mapping[str, Any]:
-    """The field that keeps ids from being drawn, in both dialects."""
+    """The request field that keeps ids from being drawn, the same for both kinds of server."""
     return {"logit_bias": {str(token): -100.0 for token in ids}} if ids else {}

@@ -1,15 +1,15 @@
-"""Rollout engines vllm_server and sglang_server: servers beside the student, which all ranks share.
+"""Rollout engines vllm_server and sglang_server: separate servers, which all ranks share.
 
-    sync     weights (of a LoRA student its adapters) go to a folder under their hash, those of a sharded student a file
-             from each rank, or over NCCL (see `transfer`); each server loads them once, for whichever rank comes first,
-             and is asked for tokens after the known row by every rank
-    sample   a request per row, to whichever server has room; a row says which weights sampled it, and a row that
-             was sampled with others, or with two, is asked again
+    sync     weights (the adapters of a LoRA student) go to a folder named by their hash, or over NCCL (see `transfer`);
+             a sharded student writes one file per rank. Each server loads them once, for the first rank that asks, and
+             every rank checks it by sampling after the known row
+    sample   one request per row, to any server that has room; an answer names the weights that sampled it, and a row
+             sampled with other weights, or with two versions, is requested again
 
-Token ids go in and come out; log-probs are those of the distribution sampled from, at the row's temperature. The
-randomness is the server's own: each row brings a seed from its stream, so a server of the same version draws it again,
-but not as the other engines do. A server that is lost costs no row: what it had is asked elsewhere, and when none is
-left, the run waits for one to come back, gives it the weights, and goes on.
+Requests and answers carry token ids. Log-probs are those of the distribution sampled from, at the row's temperature.
+The servers draw the tokens: each request carries a seed from the row's random stream, so a server of the same version
+repeats its draw, but other engines draw other tokens. No row is lost with a server: its rows go to the other servers,
+and if none is left, the run waits until one comes back, sends it the weights and continues.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _FRUITLESS = 5
-"""Times in a row that all servers may be lost before a single row is finished."""
+"""How many times in succession all servers may be lost without finishing a single row."""
 
 
 class ServersEngine(RolloutEngine):
-    """Samples with servers; see the module. Subclasses name the dialect."""
+    """Samples with servers; see the module docstring. Subclasses set the dialect."""
 
     settings_type = ServersSettings
     settings: ServersSettings
@@ -85,22 +85,22 @@ class ServersEngine(RolloutEngine):
                 )
             check_transfer(self.settings, recipe, merged=merged)
         if self.settings.folder is None:
-            # Beside the run's folder, which the first rank makes, and no other may before it.
+            # Next to the run's folder, not in it, because only the first rank may create the run's folder.
             beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")
             self.settings = self.settings.model_copy(update={"folder": beside})
 
     def open(self, setup: EngineSetup) -> None:
-        """Look at every server; the weights of the run come with the first sync.
+        """Check every server; the first sync sends the weights.
 
         Raises:
-            ConfigError: when one cannot be used.
-            RolloutEngineError: when one does not answer.
+            ConfigError: if a server cannot be used.
+            RolloutEngineError: if a server does not answer.
         """
         from student.learning.lora import sends_adapters
         from student.rollout.servers.folder import WeightsFolder
         from student.rollout.servers.transfer import check_sender
 
-        # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
+        # Rows may be sampled ahead in a thread, and a fast tokenizer must not be used by two threads at once.
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         if self.settings.folder is None:
             raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
@@ -123,8 +123,8 @@ class ServersEngine(RolloutEngine):
         """See `RolloutEngine.sync`.
 
         Raises:
-            RolloutEngineError: when the weights cannot be written, no server took them, or one holds others than the
-                student's afterwards.
+            RolloutEngineError: if the weights cannot be written, no server loads them, or a server does not hold the
+                student's weights afterwards.
         """
         packed = self.pack(parameters, version)
         packed.load()
@@ -134,7 +134,7 @@ class ServersEngine(RolloutEngine):
         """See `RolloutEngine.pack`.
 
         Raises:
-            OpdError: when the weights cannot be written; of a sharded student, by this rank or another one.
+            OpdError: if the weights cannot be written, by this rank or, for a sharded student, by another one.
         """
         from student.learning.sharding import full
         from student.rollout.known_row import LikelyIds, Reader, read_together
@@ -160,20 +160,20 @@ class ServersEngine(RolloutEngine):
         self._count("sync_seconds", time.monotonic() - began)
         likely = LikelyIds(setup.model, setup.spec, given) if self._pool.fills else None
         packed = Packed(self, label, source, version, expected, likely)
-        # Until `drop`, whatever is written meanwhile: a server that comes back is given them from the disk.
+        # Kept on disk until `drop`, even if newer weights are written, for servers that come back.
         self._folder.hold(label)
         return packed
 
     def wait_for(self, space: Space) -> None:
-        """See `RolloutEngine.wait_for`: of the folder's disk."""
+        """See `RolloutEngine.wait_for`; the disk is that of the folder."""
         self._folder.space = space
 
     def drop(self, packed: Packed) -> None:
-        """The weights need not be kept on the disk for a server that comes back."""
+        """Stop keeping the weights on disk for servers that come back."""
         self._folder.hold(packed.label, times=-1)
 
     def load(self, packed: Packed) -> None:
-        """Have the servers sample with these weights from now on; see `sync`."""
+        """Make the servers sample with these weights from now on; raises as `sync` does."""
         began = time.monotonic()
         self.version, self._weights, self._label = packed.version, packed, packed.label
         self._pool.spread(self._weights)
@@ -187,7 +187,7 @@ class ServersEngine(RolloutEngine):
 
         Raises:
             DataError: for a row that may become longer than the servers allow.
-            RolloutEngineError: when a server refuses a row, or none comes back in time.
+            RolloutEngineError: if a server refuses a row, or no server comes back in time.
         """
         from student.rollout.rows import sample_rows
 
@@ -210,7 +210,7 @@ class ServersEngine(RolloutEngine):
             except EngineLostError as error:
                 log.warning("%s", error)
                 got = error.rows
-                # Servers that come back, take the weights and end at the same row again would be waited for endlessly.
+                # Otherwise, servers that crash on the same row whenever they come back would be waited for forever.
                 fruitless = 0 if any(row is not None for row in got) else fruitless + 1
                 if fruitless == _FRUITLESS:
                     raise RolloutEngineError(
@@ -223,7 +223,7 @@ class ServersEngine(RolloutEngine):
         return [row for row in rows if row is not None]
 
     def close(self) -> None:
-        """Remove the weights that were written; the servers stay as they are."""
+        """Remove the weights from the disk; the servers keep running with what they hold."""
         if hasattr(self, "_folder"):
             self._folder.close()
 
@@ -255,7 +255,7 @@ class ServersEngine(RolloutEngine):
                 "with longer rows."
             )
         planned = request.planned
-        # From the row's own stream: asked again, of whichever server, the row draws with the same seed.
+        # From the row's own random stream, so that a repeated request has the same seed, on any server.
         seed = int(request.uniforms()[0] * 2**31)
         prompt = [int(token) for token in request.input_ids]
         stops = sorted(int(token) for token in request.stops)
@@ -263,10 +263,10 @@ class ServersEngine(RolloutEngine):
         return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, top)
 
     def _deliver(self, request: Request, answer: Answer) -> None:
-        """Give a row its tokens.
+        """Pass an answer's tokens to its request.
 
         Raises:
-            RolloutEngineError: for a row that does not end as it should, or has too few candidates.
+            RolloutEngineError: for an answer that does not end at its first stop or its limit, or lacks candidates.
             NonFiniteError: for a log-prob that is NaN or infinite.
         """
         from student.rollout.servers.weights import chosen

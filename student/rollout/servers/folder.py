@@ -1,12 +1,12 @@
-"""The student's weights on disk, from which servers load them: written once for all ranks, and named by their hash.
+"""The student's weights on disk, from which servers load them; written once for all ranks and named by their hash.
 
-    FOLDER/<first 16 digits of the SHA-256 of all tensors>/model.safetensors, or a PEFT adapter; of a sharded student
+    FOLDER/<first 16 digits of the SHA-256 of all tensors>/model.safetensors, or a PEFT adapter; for a sharded student
                      model-00001.safetensors ..., each written by one rank, and Hugging Face's index
-    FOLDER/*.lock    held while a rank writes, or has a server load: the other ranks then find it done
+    FOLDER/*.lock    held while a rank writes or has a server load, so that the other ranks then find it done
 
-Ranks hold the same weights bit for bit, so they give them the same name; a rank that does not finds no server with its
-own, and says so by the known row. A folder appears whole, under its name, or not at all. Where the disk is full the run
-waits for space, as it does for that of its own folder.
+Ranks hold the same weights bit for bit and so compute the same name. If one does not, the check by the known row fails
+on it. A folder appears under its name complete or not at all. If the disk is full the run waits for space, as it does
+for its own folder.
 """
 
 import hashlib
@@ -33,20 +33,20 @@ from student.learning.ranks import Ranks
 from student.run.space import Space, is_full
 
 _KEPT = 2
-"""The weights of now, and those before, which a server goes back to when it cannot load the new ones."""
+"""The current weights, and the previous ones, to which a server returns if it cannot load the current ones."""
 _FORM = {"format": "pt"}
 _LOCK = re.compile(r"[0-9a-f]{16}\.lock")
 
 
 class WeightsFolder:
-    """See the module.
+    """The folder of weights; see the module docstring.
 
     Args:
-        root: the folder, which the servers see under the same path.
-        name: of the run among those that share the folder.
+        root: path of the folder, which must be the same for the servers.
+        name: identifies the run among runs that share the folder.
 
     Attributes:
-        space: waits where the disk is full.
+        space: waits for space if the disk is full.
     """
 
     def __init__(self, root: Path, name: str = "run") -> None:
@@ -56,23 +56,23 @@ class WeightsFolder:
         self._held: Counter[str] = Counter()
 
     def lock(self, name: str) -> FileLock:
-        """Of all ranks: for what is called `name`."""
+        """The lock called `name`, shared by all ranks."""
         self.root.mkdir(parents=True, exist_ok=True)
         return FileLock(self.root / f"{_digits(name)}.lock")
 
     def put(self, tensors: Mapping[str, Tensor], config: str, files: tuple[str, str]) -> tuple[str, Path]:
-        """Have a folder with these weights; older ones but the last go.
+        """Write the weights unless they are there already, and remove older ones except the last.
 
         Args:
-            tensors: on the host, contiguous.
-            config: the JSON file beside them.
-            files: names of the tensors' file and of the JSON file.
+            tensors: contiguous tensors on the host.
+            config: contents of the JSON file that goes with them.
+            files: names of the tensor file and of the JSON file.
 
         Returns:
-            The weights' label, and their folder.
+            The label of the weights, and their folder.
 
         Raises:
-            RolloutEngineError: when they cannot be written.
+            RolloutEngineError: if they cannot be written.
         """
         label = label_of(digests_of(tensors))
         folder, part = self.root / label, self.root / f"{label}.part"
@@ -80,13 +80,13 @@ class WeightsFolder:
         def write() -> None:
             with _said(part), self.lock(label):
                 if not folder.exists():
-                    # A folder found here was left by a rank that was killed: under the lock no other rank writes it.
+                    # A folder found here was left by a rank that was killed; under the lock no other rank writes it.
                     _emptied(part)
                     save_file(dict(tensors), part / files[0], metadata=_FORM)
                     (part / files[1]).write_text(config)
                     os.replace(part, folder)
 
-        # Not under the lock, for which the other ranks may wait without limit.
+        # Wait for space outside the lock, because the other ranks wait for the lock without limit.
         with _given_up(part):
             self.space.until_written(write)
         self._forget_but(label)
@@ -95,17 +95,17 @@ class WeightsFolder:
     def put_together(
         self, files: Iterable[tuple[str, dict[str, Tensor]]], config: str, ranks: Ranks
     ) -> tuple[str, Path]:
-        """As `put`, of weights whose files are written by several ranks; all of them call it.
+        """As `put`, for weights whose files are written by several ranks; every rank must call it.
 
         Args:
-            files: name and tensors of each file of this rank, in as many rounds on each; none without tensors.
-            config: the model's config.json.
+            files: names and tensors of this rank's files; every rank yields equally often, without tensors for no file.
+            config: contents of the model's config.json.
             ranks: all ranks.
 
         Raises:
-            OpdError: on every rank, when one of them cannot write.
+            OpdError: on every rank, if one of them cannot write.
         """
-        # A folder found here was left by this run when it was killed: no other run has its name.
+        # A folder found here was left by this run when it was killed, because no other run has its name.
         main, part = ranks.index == 0, self.root / f"{_digits(self._name)}.part"
         with _given_up(part):
             label = self._put_together(files, config, ranks, part)
@@ -118,7 +118,7 @@ class WeightsFolder:
         main = ranks.index == 0
 
         def agreed(work: Callable[[], object]) -> None:
-            # A file at a time: its tensors were gathered by all ranks together, and are here now.
+            # A write may be repeated alone: the tensors of the file have been gathered and are in memory.
             self.space.until_written(lambda: _agreed(ranks, part, work), ranks.any)
 
         agreed(partial(_emptied, part) if main else _nothing)
@@ -142,15 +142,15 @@ class WeightsFolder:
         return label
 
     def hold(self, label: str, *, times: int = 1) -> None:
-        """Keep weights until they are given up as often as they were held (`times` of -1)."""
+        """Keep weights on disk until they have been released (`times` of -1) as often as they were held."""
         self._held[label] += times
 
     def close(self) -> None:
-        """Remove what was written, and the folder with the last of it where it holds nothing else."""
+        """Remove the weights that were written, and the folder itself if it is then empty."""
         for name in self._written:
             shutil.rmtree(self.root / name, ignore_errors=True)
         self._written = []
-        # Not the whole tree: the folder is the user's to name, and may hold other things. Another rank may be faster.
+        # Not the whole tree: the user named the folder and may keep other things in it. Another rank may be faster.
         with suppress(OSError):
             left = list(self.root.iterdir())
             if not any(path.is_dir() for path in left):
@@ -160,7 +160,7 @@ class WeightsFolder:
                 self.root.rmdir()
 
     def _forget_but(self, label: str, *, remove: bool = True) -> None:
-        """Take note of weights that are there now, and remove those that no server has to be given any more."""
+        """Record the weights that exist now, and remove those that no server can need any more."""
         self._written = [*(name for name in self._written if name != label), label]
         old = [name for name in self._written[:-_KEPT] if not self._held[name]]
         for name in old if remove else ():
@@ -169,7 +169,7 @@ class WeightsFolder:
 
 
 def _agreed(ranks: Ranks, part: Path, work: Callable[[], object]) -> None:
-    """Do this rank's work; where it fails on one, it fails on all, and a full disk is full for all."""
+    """Do this rank's work; if it fails on one rank it fails on all, and a full disk is reported on all."""
 
     def said() -> DiskFullError | None:
         try:
@@ -185,7 +185,7 @@ def _agreed(ranks: Ranks, part: Path, work: Callable[[], object]) -> None:
 
 
 def _nothing() -> None:
-    """The work of a rank that has none."""
+    """Do nothing: the work of a rank that has no file to write."""
 
 
 def _emptied(folder: Path) -> None:
@@ -195,7 +195,7 @@ def _emptied(folder: Path) -> None:
 
 @contextmanager
 def _said(part: Path) -> Iterator[None]:
-    """Errors of the disk as a sentence; a full one is named as such, and may be waited for."""
+    """Turn errors of the disk into errors of the engine; a full disk gets its own class, which can be waited for."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -208,7 +208,7 @@ def _said(part: Path) -> Iterator[None]:
 
 @contextmanager
 def _given_up(part: Path) -> Iterator[None]:
-    """What `part` holds when it cannot be written goes; a disk that stays full is the engine's error."""
+    """Remove `part` if it cannot be written; a disk that stays full becomes an error of the engine."""
     try:
         yield
     except BaseException as error:
@@ -219,7 +219,7 @@ def _given_up(part: Path) -> Iterator[None]:
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name, the SHA-256 of a tensor's type, shape and bytes."""
+    """The SHA-256 of each tensor's dtype, shape and bytes, by name."""
     found = {}
     for name, tensor in tensors.items():
         digest = hashlib.sha256(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
@@ -229,7 +229,7 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def label_of(digests: Mapping[str, str]) -> str:
-    """16 hexadecimal digits of the SHA-256 of all names and digests, whichever files the tensors are in."""
+    """16 hexadecimal digits of the SHA-256 of all names and digests; independent of the split into files."""
     return _digits(json.dumps(sorted(digests.items())))
 
 

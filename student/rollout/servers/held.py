@@ -1,4 +1,4 @@
-"""A student's whole weights where they are, in the shape of vLLM's `WeightSource`: read anew for each server."""
+"""The student's current weights in the form of vLLM's `WeightSource`, read again for each server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from student.rollout.weights import checkpoint_tensors
 
 
 class HeldWeights:
-    """Names and tensors of the saved model; nothing is copied but the tensor at hand.
+    """Iterates over names and tensors of the saved model; only one tensor at a time is copied.
 
     Args:
         model: the student.
-        parameters: trained parameters by name, in place of the model's own of the same name; they must stay as they
-            are while a server may have to be given the weights.
-        dtype: what floating-point tensors are sent in.
+        parameters: trained parameters by name, which replace the model's own of the same name. They must not change
+            while a server may still have to be sent the weights.
+        dtype: dtype in which floating-point tensors are sent.
 
     Attributes:
-        label: hash of the weights; a folder with the same ones has the same.
-        device: the student's.
+        label: hash of the weights, equal to that of a folder with the same weights.
+        device: the student's device.
     """
 
     def __init__(self, model: PreTrainedModel, parameters: Iterable[tuple[str, Tensor]], dtype: str) -> None:

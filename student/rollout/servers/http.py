@@ -1,4 +1,4 @@
-"""One connection to a rollout server: JSON in and out, kept open between calls, and cut from another thread."""
+"""A connection to a rollout server: JSON over HTTP, kept open between calls, and closable from another thread."""
 
 import http.client
 import json
@@ -12,14 +12,14 @@ _CONNECT_SECONDS = 10.0
 
 
 class LostError(Exception):
-    """The server cannot be reached, or does not answer in time."""
+    """The server cannot be reached or does not answer in time."""
 
 
 class RefusedError(RolloutEngineError):
-    """The server answered that it will not.
+    """The server answered with an error.
 
     Attributes:
-        code: of HTTP.
+        code: HTTP status.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -50,21 +50,21 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def another(self, timeout: float | None = None) -> "Connection":
-        """To the same server, with the same key, and the same time unless another is given."""
+        """A new connection to the same server with the same key, and the same timeout unless another is given."""
         return Connection(self.url, self._api_key, self.timeout if timeout is None else timeout)
 
     def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """GET (no body) or POST a JSON object; None for an answer that is empty or not JSON.
 
         Raises:
-            LostError: when no whole answer came.
-            RefusedError: when the answer is an error.
+            LostError: if no complete answer arrived.
+            RefusedError: if the answer is an error.
         """
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         try:
             answer, raw = self._exchange(method, self._base + path, data)
         except (OSError, http.client.HTTPException) as error:
-            self.close()  # whatever still comes belongs to this call
+            self.close()  # so that a late answer to this call is not taken for that of the next
             raise LostError(f"{self.url} does not answer ({type(error).__name__}: {error})") from error
         if answer.status >= 400:
             said = " ".join(raw[:500].decode(errors="replace").split())
@@ -77,17 +77,17 @@ class Connection:
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[http.client.HTTPResponse, bytes]:
         kept = self._connection.sock is not None
         try:
-            # Not after a cut: a host that is gone takes all the time there is to connect.
+            # Do not connect after a cut: connecting to a host that is gone takes the whole timeout.
             if not kept and not self._cut:
                 self._open()
             if self._cut:
-                # It was cut between two calls, or while it was opened: there was nothing to shut down then, and this
-                # call would be made all the same, and the next ones.
+                # It was cut between calls or while opening, when there was no socket to shut down; without this check,
+                # this call and later ones would still be made.
                 raise ConnectionAbortedError("it was cut")
             self._connection.request(method, path, data, self._headers)
             answer = self._connection.getresponse()
         except (http.client.RemoteDisconnected, ConnectionError):
-            # A server closes what was idle for a few seconds: that tells nothing of whether it lives.
+            # A server closes connections that were idle for a few seconds, which does not mean that it is gone.
             if not kept or self._cut:
                 raise
             self.close()
@@ -95,13 +95,13 @@ class Connection:
         return answer, answer.read()
 
     def _open(self) -> None:
-        # A host that is gone refuses nothing: connecting would take as long as the slowest row may.
+        # A host that is gone does not refuse connections; with the timeout of a row, connecting could take very long.
         self._connection.timeout = min(_CONNECT_SECONDS, self.timeout)
         self._connection.connect()
         self._connection.sock.settimeout(self.timeout)
 
     def cut(self) -> None:
-        """End a call that another thread is waiting for; the server takes it as given up."""
+        """End a call in which another thread is waiting; the server sees a client that disconnected."""
         self._cut = True
         held = self._connection.sock
         if held is not None:
@@ -111,5 +111,5 @@ class Connection:
                 return
 
     def close(self) -> None:
-        """Close it; another call opens it again."""
+        """Close the connection; the next call opens it again."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Weights that are ready for rollout servers before they are told to take them."""
+"""Weights that are prepared for rollout servers, which are told to load them later."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Weights that servers can be given; see `student.rollout.engine.PackedWeights`.
+    """Weights for servers; implements `student.rollout.engine.PackedWeights`.
 
     Attributes:
-        engine: whose they are.
+        engine: the engine that they belong to.
         label: hash of the weights.
-        source: their folder, or the tensors themselves where they travel over NCCL.
-        version: steps that they have seen.
-        expected: [8, V] log-probs of every id after each beginning of the known row, as the student gives them.
-        likely: finds candidates with them, where the servers do not.
+        source: their folder, or the tensors themselves if they are sent over NCCL.
+        version: number of steps that they have been trained for.
+        expected: [8, V] the student's log-probs of every id after each beginning of the known row, nats.
+        likely: finds candidates with these weights if the servers cannot; otherwise None.
     """
 
     engine: ServersEngine

@@ -1,7 +1,7 @@
-"""The servers of an engine together: what all of them can do, and that they hold the weights of the last sync.
+"""All servers of an engine: what they have in common, and whether each holds the weights of the last sync.
 
-Each server that answers is given the weights, and then asked for a token after every beginning of the known row. A
-server that cannot be reached or cannot load them is left out until the next sync, as long as another holds them.
+A sync gives the weights to each server that answers, and then samples a token after every beginning of the known row. A
+server that cannot be reached or cannot load them is left out until the next sync, as long as another server holds them.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 KNOWN_TEMPERATURE = 0.7
-"""Not 1, so that a server that gives log-probs of temperature 1 throughout is found out."""
+"""Different from 1, so that a server that always returns log-probs of temperature 1 is detected."""
 _ASK_AGAIN_SECONDS = 1.0
 
 
 class Pool:
-    """Looks at every server when it is made; the weights of the run come with `spread`.
+    """The servers of an engine. Construction checks every server; `spread` sends the weights.
 
     Args:
-        settings: of the engine.
-        dialect: how the servers are asked.
+        settings: the engine's settings.
+        dialect: the calls of this kind of server.
         setup: what the engine was opened with.
-        adapters: whether they are sent adapters, and not whole weights.
-        lock: of all ranks, for a server's address.
-        ask: (prompt, seed) -> what to ask for one token at `KNOWN_TEMPERATURE`, of the weights that are spread.
+        adapters: whether the servers are sent adapters instead of whole weights.
+        lock: returns a lock shared by all ranks, for a server's address.
+        ask: (prompt, seed) -> a request for one token at `KNOWN_TEMPERATURE` from the weights that were spread.
         count: adds to a count of the engine, by name.
 
     Attributes:
-        servers: all of them.
-        longest: most tokens of a row that every one of them allows.
-        fills: whether the student finds the candidates, because a server gives too few.
+        servers: all servers.
+        longest: maximum tokens of a row that all of them allow.
+        fills: whether the student finds the candidates, because a server returns too few.
         known: the known row.
 
     Raises:
-        ConfigError: when one cannot be used.
-        RolloutEngineError: when one does not answer.
+        ConfigError: if a server cannot be used.
+        RolloutEngineError: if a server does not answer.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Pool:
         self.longest = min(self.longest, facts.longest)
 
     def _lacking(self, server: Server, most_likely: int) -> None:
-        """Take note of a server that gives too few candidates: the student finds them, of all rows.
+        """Handle a server that returns too few candidates: the student finds the candidates of all rows instead.
 
         Raises:
-            ConfigError: where no rank can run the student by itself.
+            ConfigError: if no rank can run the student by itself.
         """
         needed = self._setup.spec.candidates
         said = f"rollout server {server.url} gives at most {most_likely} likely ids, and the objective needs {needed}"
@@ -108,10 +108,10 @@ class Pool:
         self.fills = True
 
     def holding(self, label: str) -> list[Server]:
-        """The servers that rows are asked of.
+        """The servers that hold the weights called `label`.
 
         Raises:
-            RolloutEngineError: when there is none.
+            RolloutEngineError: if there are none.
         """
         servers = [server for server in self.servers if server.label == label and label]
         if not servers:
@@ -119,10 +119,10 @@ class Pool:
         return servers
 
     def spread(self, weights: Packed) -> None:
-        """Have every server that answers hold the weights; wait for one when none does.
+        """Send the weights to every server that answers; wait for one if none does.
 
         Raises:
-            RolloutEngineError: when none took them, or one holds others.
+            RolloutEngineError: if no server loaded them, or a server turns out to hold other weights.
         """
         until = time.monotonic() + self._settings.patience_seconds
         while True:
@@ -135,7 +135,7 @@ class Pool:
                 log.warning("%s", error)
             if any(server.label == weights.label for server in self.servers):
                 return
-            # A lost server may come back and is waited for; a server that refuses the weights would do so again.
+            # A lost server may come back, and is waited for; a server that refused the weights would refuse them again.
             refused = [error for error in failures if isinstance(error, RolloutEngineError)]
             if refused or time.monotonic() >= until:
                 said = "; ".join(str(error).rstrip(".") for error in refused or failures)
@@ -143,7 +143,7 @@ class Pool:
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def _renew(self, server: Server, weights: Packed) -> Exception | bool:
-        """Have one server hold the weights; whether it loaded them, or why the others must go on without it."""
+        """Send the weights to one server; returns whether it had to load them, or the error why it is left out."""
         failure: Exception
         try:
             loaded = server.update(weights.source, weights.label, self._lock(server.url))
@@ -152,20 +152,20 @@ class Pool:
         except (LostError, NotLoadedError) as error:
             failure = error
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            # As a proxy does that has a page for a server which is away.
+            # For example a proxy that answers with an HTML page while the server behind it is away.
             failure = LostError(f"{server.url} answered otherwise than expected ({type(error).__name__}: {error})")
         server.label, server.lost = None, str(failure)
         return failure
 
     def _compare(self, server: Server, weights: Packed) -> None:
-        """Have the server sample a token after each beginning of the known row, and look up what the student gives it.
+        """Sample a token after each beginning of the known row, and compare its log-prob with the student's.
 
         Raises:
-            RolloutEngineError: when their log-probs differ.
+            RolloutEngineError: if the log-probs differ by more than the tolerance.
         """
         from student.rollout.known_row import distance, tolerance
 
-        # Below 2^31 with what is added to it, as `Ask.seed` has to be.
+        # Small enough to stay below 2^31, as `Ask.seed` must, with what is added to it.
         seed, logp, expected = self._setup.spec.seed % 2**30, [], []
         connection = server.connect(self._settings.sync_seconds)
         try:
@@ -174,7 +174,7 @@ class Pool:
                 if not answer.whole or answer.weights != (weights.label,):
                     raise LostError(f"{server.url} was given other weights meanwhile")
                 logp += answer.logp
-                # Looked up by what was drawn, because servers need not draw the same token.
+                # Looked up for the token that was drawn, because servers need not draw the same one.
                 expected += [weights.expected[at, token] for token in answer.ids]
         finally:
             connection.close()

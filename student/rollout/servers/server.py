@@ -17,11 +17,11 @@ from student.rollout.servers.settings import ServersSettings
 if TYPE_CHECKING:
     from student.rollout.servers.held import HeldWeights
 
-_ANSWER_SECONDS = 60.0  # for what a server tells without computing
+_ANSWER_SECONDS = 60.0  # timeout for calls that a server answers without computing
 
 
 class NotLoadedError(RolloutEngineError):
-    """A server did not take weights."""
+    """A server could not load the weights."""
 
 
 class Server:
@@ -29,13 +29,13 @@ class Server:
 
     Args:
         url: its address.
-        dialect: how it is asked.
-        settings: of the engine.
-        adapters: whether it is sent adapters, and not whole weights.
+        dialect: the calls of this kind of server.
+        settings: the engine's settings.
+        adapters: whether it is sent adapters instead of whole weights.
 
     Attributes:
-        label: the weights that rows are asked of, None where it holds others or none.
-        lost: why rows are not asked of it now, a clause; "" when they are.
+        label: label of the weights that it holds; None if it holds other weights or none.
+        lost: a clause saying why the server is not used; "" if it is.
     """
 
     def __init__(self, url: str, dialect: Dialect, settings: ServersSettings, *, adapters: bool) -> None:
@@ -45,7 +45,7 @@ class Server:
         self._good: tuple[Path, str] | None = None
 
     def connect(self, seconds: float | None = None) -> Connection:
-        """A connection; `seconds` to wait for an answer, those of a row when None."""
+        """A connection with a timeout of `seconds`, or the timeout of a row if None."""
         return Connection(self.url, self._settings.api_key(), seconds or self._settings.row_seconds)
 
     def facts(self) -> Facts:
@@ -60,18 +60,21 @@ class Server:
         """See `Dialect.generate`.
 
         Raises:
-            LostError: when it does not answer, or is broken.
-            RefusedError: when it refuses the row.
+            LostError: if the server does not answer, or its engine has died.
+            RefusedError: if it refuses the row.
         """
         with _broken_is_lost():
             return self._dialect.generate(connection, ask, adapters=self._adapters)
 
     def update(self, source: Path | HeldWeights, label: str, lock: FileLock) -> bool:
-        """Have the server hold the weights, of a folder or of this process; returns whether it had to load them.
+        """Load weights from a folder or from this process into the server, unless it holds them already.
+
+        Returns:
+            Whether the server had to load them.
 
         Raises:
-            LostError: when it does not answer.
-            NotLoadedError: when it could not load them; it holds those of before again, or is not asked any more.
+            LostError: if the server does not answer.
+            NotLoadedError: if it could not load them; it then holds the previous weights again, or is not used.
         """
         self.label = None
         connection = self.connect(self._settings.sync_seconds)
@@ -81,7 +84,7 @@ class Server:
                 if new := label not in held:
                     self._load(connection, source, label, held)
             self.label, self.lost = label, ""
-            if isinstance(source, Path):  # others are nowhere any more once the student has moved on
+            if isinstance(source, Path):  # weights of this process no longer exist once the student has moved on
                 self._good = source, label
             return new
         finally:
@@ -89,7 +92,7 @@ class Server:
 
     def _held(self) -> frozenset[str]:
         """See `Dialect.holds`."""
-        # Not with the time that weights take: a server that accepts connections and hangs would cost it at each sync.
+        # With a short timeout: a server that accepts connections but hangs would otherwise delay each sync.
         connection = self.connect(min(_ANSWER_SECONDS, self._settings.sync_seconds))
         try:
             with _broken_is_lost():
@@ -99,7 +102,7 @@ class Server:
 
     def _load(self, connection: Connection, source: Path | HeldWeights, label: str, held: frozenset[str]) -> None:
         if self._adapters and isinstance(source, Path):
-            # Adapters of other runs on the same server are not this one's to take out.
+            # Only this run's adapter is unloaded; other runs may have adapters on the same server.
             mine = {self._good[1]} if self._good else set()
             try:
                 self._dialect.load_adapter(connection, source, label, held & mine)
@@ -128,7 +131,7 @@ class Server:
 
 @contextmanager
 def _broken_is_lost() -> Iterator[None]:
-    """A server whose engine has died answers 500 until it ends; what is wrong with a request itself is a 4xx."""
+    """Turn 5xx answers into `LostError`: a dead engine answers 500 until it exits, a bad request gets a 4xx."""
     try:
         yield
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""What a recipe may say of rollout servers; imports no torch."""
+"""Settings of rollout servers in a recipe; does not import torch."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class ServersSettings(RolloutEngineSettings):
         return [url.rstrip("/") for url in endpoints]
 
     def api_key(self) -> str | None:
-        """The servers' key.
+        """The API key of the servers.
 
         Raises:
-            ConfigError: when the variable that should hold it is not set.
+            ConfigError: if the environment variable that should hold it is not set.
         """
         if self.api_key_env is None:
             return None

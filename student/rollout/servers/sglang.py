@@ -1,7 +1,7 @@
-"""How an SGLang server is asked, by the fields of SGLang 0.5.23; it has not run against SGLang on a GPU.
+"""The calls of an SGLang server, with the fields of SGLang 0.5.23; not tested against SGLang on a GPU.
 
-Log-probs are those of the row's temperature unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB; seeds count
-with --enable-deterministic-inference alone. Adapters need --enable-lora and a --max-lora-rank.
+Log-probs are those at the row's temperature, unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB. Seeds have an
+effect only with --enable-deterministic-inference. Adapters need --enable-lora and a --max-lora-rank.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ class SglangDialect:
         return frozenset(str(model["id"]) for model in connection.call("/v1/models")["data"] if model.get("parent"))
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
-        """See `Dialect.load`; SGLang waits for its rows and empties its cache itself."""
+        """See `Dialect.load`; SGLang itself waits for its rows and empties its cache."""
         change = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         connection.call("/update_weight_version", {"new_version": PARTIAL, "abort_all_requests": False})
         found = connection.call("/update_weights_from_disk", change)
@@ -44,7 +44,7 @@ class SglangDialect:
             raise RolloutEngineError(f"{connection.url} did not load the weights: {found['message']}")
 
     def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
-        """See `Dialect.receive`; it does not."""
+        """See `Dialect.receive`; not supported."""
         raise RolloutEngineError(f"{connection.url} takes weights from a folder alone.")
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
@@ -60,7 +60,7 @@ class SglangDialect:
             "max_new_tokens": ask.limit,
             "stop_token_ids": ask.stops,
             "ignore_eos": True,
-            # The stop token is the last of the row, and trained on.
+            # Keep the stop token, which is the last token of the row and trained on.
             "no_stop_trim": True,
             "sampling_seed": ask.seed,
             **barred(ask.barred),

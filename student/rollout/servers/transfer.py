@@ -1,11 +1,11 @@
-"""Whole weights from the student's GPU to those of a vLLM server, over NCCL, by vLLM's own weight transfer.
+"""Sends whole weights from the student's GPU to the GPUs of a vLLM server, over NCCL, with vLLM's own weight transfer.
 
-    rank 0       this process, by the side that vLLM has for trainers
-    the others   the server's workers; it is started with --weight-transfer-config '{"backend": "nccl"}'
+    rank 0          this process, with vLLM's trainer-side class
+    other ranks     the server's workers; the server is started with --weight-transfer-config '{"backend": "nccl"}'
 
-Each transfer makes a group and ends it: whichever rank of the run comes first may send, and after a fault the next one
-starts afresh. NCCL waits without limit for a peer that is gone. So a transfer runs in a thread of its own, and an
-error that the server answers, or the time, ends the group from outside.
+Each transfer creates a process group and destroys it, so any rank of the run may send, and a transfer after a fault
+starts afresh. NCCL waits without limit for a peer that is gone. A transfer therefore runs in a thread of its own, and
+an error answer of the server, or a timeout, shuts the group down from outside.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from student.rollout.servers.settings import ServersSettings
 
 _BUFFER_BYTES = 2**28
-"""Of each of the two buffers in which tensors are packed, on either side; more where a tensor is larger."""
+"""Size of each of the two buffers into which tensors are packed, on either side; larger if a tensor is."""
 _SENDING = threading.Lock()
-"""Transfers of a process go one after the other: they would share a link, and vLLM's streams."""
+"""Serialises the transfers of a process, which share a link and vLLM's CUDA streams."""
 
 
 def check_transfer(settings: ServersSettings, recipe: Recipe, *, merged: bool) -> None:
-    """Refuse what cannot be sent over NCCL.
+    """Refuse a recipe whose weights cannot be sent over NCCL.
 
     Args:
-        settings: of an engine for vLLM.
-        recipe: the whole one.
-        merged: whether a LoRA student is sent as whole weights.
+        settings: settings of engine vllm_server.
+        recipe: the whole recipe.
+        merged: whether a LoRA student is sent as merged weights.
 
     Raises:
-        ConfigError: naming what stands against it.
+        ConfigError: naming the obstacle.
     """
     said = "rollout.engine.transfer nccl"
     if recipe.train.sharding != "none":
@@ -65,10 +65,12 @@ def check_transfer(settings: ServersSettings, recipe: Recipe, *, merged: bool) -
 
 
 def check_sender(device: torch.device) -> None:
-    """Refuse a student that is not on a GPU and a vLLM that cannot send; imports vLLM before a server waits for it.
+    """Refuse a student that is not on a GPU, or a vLLM that cannot send.
+
+    This imports vLLM, which takes a while, before any server waits for the transfer.
 
     Raises:
-        ConfigError: saying which.
+        ConfigError: saying which of the two it is.
     """
     if device.type != "cuda":
         raise ConfigError(
@@ -85,7 +87,7 @@ def check_sender(device: torch.device) -> None:
 
 
 def _vllm() -> tuple[Any, Any]:
-    """The factory of vLLM's trainer side, and the type of what it is told."""
+    """The factory of vLLM's trainer-side transfer engines, and the class of its arguments."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
@@ -95,15 +97,15 @@ def _vllm() -> tuple[Any, Any]:
 
 
 def send(weights: HeldWeights, connection: Connection) -> None:
-    """Have a server that samples nothing now receive the weights.
+    """Send the weights to a server that is paused.
 
     Args:
         weights: what to send.
-        connection: to the server; its timeout is that of the transfer.
+        connection: connection to the server; its timeout also bounds the transfer.
 
     Raises:
-        LostError: when the server does not answer, or not in time.
-        RolloutEngineError: when it refuses, or the transfer fails on this side.
+        LostError: if the server does not answer in time.
+        RolloutEngineError: if it refuses, or the transfer fails on this side.
     """
     factory, told = _vllm()
     workers = int(connection.call("/get_world_size")["world_size"])
@@ -118,7 +120,7 @@ def send(weights: HeldWeights, connection: Connection) -> None:
             with _on(weights.device):
                 engine = factory.trainer_init(init, client=calls, source=weights)
                 opened.append(engine)
-                if calls.outcome.done():  # given up meanwhile: nothing else ends the group that came too late
+                if calls.outcome.done():  # given up meanwhile, so nothing else would shut this group down
                     end()
                 else:
                     engine.send_weights()
@@ -129,7 +131,7 @@ def send(weights: HeldWeights, connection: Connection) -> None:
             own.close()
 
     def end() -> None:
-        with suppress(IndexError):  # whichever thread takes it from the list
+        with suppress(IndexError):  # either thread may take the group from the list first
             opened.pop().shutdown()
 
     with _SENDING:
@@ -151,17 +153,17 @@ def send(weights: HeldWeights, connection: Connection) -> None:
 
 
 def reset(connection: Connection) -> None:
-    """Have a server forget an update that broke off: vLLM would refuse the next one, or take it for the rest of it."""
+    """Make a server forget an aborted update; vLLM would refuse the next one, or take it for its continuation."""
     for path in ("/start_weight_update", "/finish_weight_update", "/shutdown_weight_transfer_engine"):
-        with suppress(RolloutEngineError):  # an update that has begun cannot begin; it can be finished
+        with suppress(RolloutEngineError):  # starting fails if an update has begun, which is then finished
             connection.call(path, {})
 
 
 class _Calls:
-    """What vLLM's trainer side asks of the server: its `VLLMWeightSyncClient`, with our time limits and key.
+    """The calls that vLLM's trainer side makes to the server: its `VLLMWeightSyncClient`, with our timeouts and key.
 
     Attributes:
-        outcome: of the transfer; an error as soon as a call fails, because the group may then wait without limit.
+        outcome: the result of the transfer; an error as soon as a call fails, because NCCL may then wait without limit.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -169,7 +171,7 @@ class _Calls:
         self.outcome: Future[None] = Future()
 
     def settle(self, error: BaseException | None = None) -> None:
-        """The transfer has ended; the first word counts."""
+        """Set the outcome of the transfer; only the first call has an effect."""
         with suppress(InvalidStateError):
             self.outcome.set_result(None) if error is None else self.outcome.set_exception(error)
 
@@ -194,10 +196,10 @@ class _Calls:
 
 
 def _meeting(url: str) -> tuple[str, int]:
-    """Where the group meets: the IPv4 address of this machine that faces the server, and a free port."""
+    """The address at which the group meets: the IPv4 address of this machine towards the server, and a free port."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        # Nothing is sent: a datagram socket that is connected knows the way.
+        # Connecting a datagram socket sends nothing, but selects the local address.
         towards.connect((parts.hostname, parts.port or 80))
         address = str(towards.getsockname()[0])
     with socket.socket() as free:
@@ -206,7 +208,7 @@ def _meeting(url: str) -> tuple[str, int]:
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """The present device is one of the thread, and vLLM sends from it."""
+    """Make `device` the current device of this thread, from which vLLM sends."""
     import torch
 
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

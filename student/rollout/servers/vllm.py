@@ -1,4 +1,4 @@
-"""How a vLLM server is asked, by `vllm serve` of 0.32: tokens in and out, and its interface for training.
+"""The calls of a vLLM server, by `vllm serve` of 0.32: token ids in and out, and its interface for training.
 
 The server is started with VLLM_SERVER_DEV_MODE=1 (which opens the calls that replace weights), `--enable-scale-out`
 (which opens the one that takes and gives token ids) and `--logprobs-mode processed_logprobs` (log-probs at the row's
@@ -20,7 +20,7 @@ from student.rollout.servers.transfer import reset, send
 if TYPE_CHECKING:
     from student.rollout.servers.held import HeldWeights
 
-_ANSWER_SECONDS = 60.0  # for what a server does without computing
+_ANSWER_SECONDS = 60.0  # timeout for calls that a server answers without computing
 
 
 class VllmDialect:
@@ -39,7 +39,7 @@ class VllmDialect:
         model = found["model_config"]
         most = int(model["max_logprobs"])
         wrong = ""
-        # The first thing to put right; the others show when the server is started again.
+        # Only the first problem is reported; others show once the server has been restarted.
         if model["logprobs_mode"] != "processed_logprobs":
             wrong = (
                 f"gives {model['logprobs_mode']}, not those of the distribution that is sampled; start it with "
@@ -62,7 +62,7 @@ class VllmDialect:
     @staticmethod
     def _takes_ids(connection: Connection) -> bool:
         try:
-            # Without ids: refused for that where the call is there. A row would wait where the server is paused.
+            # An empty request is refused as invalid if the call exists. A real row would hang if the server is paused.
             connection.call("/inference/v1/generate", {})
         except RefusedError as error:
             if error.code >= 500:
@@ -73,8 +73,8 @@ class VllmDialect:
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
         """See `Dialect.holds`."""
         if not adapters:
-            # Paused, it is as a rank left it that was killed while it loaded, whatever its label says: a rank that
-            # lives holds the lock. Loading again is what has it go on.
+            # A rank that is alive would hold the lock, so a paused server was left by a rank that was killed while
+            # loading, whatever its label says. Loading again resumes it.
             if connection.call("/is_paused")["is_paused"]:
                 return frozenset()
             return frozenset({str(connection.call("/weight_info")["weight_version"])})
@@ -95,7 +95,7 @@ class VllmDialect:
             try:
                 send(weights, connection)
             except RolloutEngineError:
-                # Layers that got nothing have no memory until then, and a row would end the server.
+                # Layers that received nothing have no memory until the reset, and a row would crash the server.
                 reset(connection)
                 raise
 
@@ -111,7 +111,7 @@ class VllmDialect:
             "temperature": ask.temperature,
             "max_tokens": ask.limit,
             "stop_token_ids": ask.stops,
-            # What ends a row is `stops`, which may leave out tokens that the model's generation config ends with.
+            # Only `stops` end a row; the model's generation config may name end tokens that are not among them.
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": ask.top,
@@ -126,7 +126,7 @@ class VllmDialect:
         ids, content = [int(i) for i in choice["token_ids"]], choice["logprobs"]["content"]
         if [entry["token_id"] for entry in content] != ids:
             raise RolloutEngineError(f"{connection.url} gave log-probs of other tokens than it sampled.")
-        # The sampled one comes first, the others by rank, among them the sampled one only where it is one of the k.
+        # The sampled token comes first, then others by rank; the sampled one is among these only if in the top k.
         top = [
             [best["token_id"] for best in sorted(entry["top_logprobs"], key=lambda one: one["rank"])[: ask.top]]
             for entry in content
@@ -138,17 +138,17 @@ class VllmDialect:
 
 @contextmanager
 def _replaced(connection: Connection, label: str) -> Iterator[None]:
-    """Around the replacing of weights: rows under way end with those that they began with, others wait."""
+    """Around replacing the weights: rows in flight finish with the old weights, and new rows wait."""
     connection.call("/pause?mode=wait", {})
     try:
         connection.call("/update_weight_version", {"new_version": PARTIAL})
         yield
-        # Keys and values of the old weights would be reused under equal prompts.
+        # Otherwise, keys and values of the old weights would be reused for equal prompts.
         connection.call("/reset_prefix_cache", {})
         connection.call("/update_weight_version", {"new_version": label})
     finally:
-        # Also after an error: a server that stays paused would answer no request, this run's repair included. A server
-        # that hangs has had the time that weights take already.
+        # After an error too: a paused server answers no request, so this run could not repair it. The timeout is
+        # short, because a server that hangs has already been given the time that loading weights takes.
         last = connection.another(min(_ANSWER_SECONDS, connection.timeout))
         try:
             last.call("/resume", {})

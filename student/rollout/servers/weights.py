@@ -1,4 +1,4 @@
-"""What is written for servers, and what of their answers becomes candidates."""
+"""The tensors that are written for servers, and the candidates that are taken from their answers."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ from student.rollout.weights import as_saved, checkpoint_tensors, chunks
 def written(
     model: PreTrainedModel, parameters: Mapping[str, Tensor], dtype: str, *, adapters: bool
 ) -> tuple[dict[str, Tensor], str, tuple[str, str]]:
-    """The tensors, on the host, the JSON file beside them, and the names of both files.
+    """What to write for servers: tensors on the host, the contents of the JSON file, and the names of both files.
 
     Args:
         model: the student.
-        parameters: trained parameters by name, whole, in place of the model's own of the same name.
-        dtype: of whole weights; adapters stay as they are.
-        adapters: adapters alone, as PEFT has them, or else a whole model.
+        parameters: trained parameters by name, unsharded, which replace the model's own of the same name.
+        dtype: dtype of whole weights; adapters keep theirs.
+        adapters: whether to write a PEFT adapter instead of a whole model.
     """
     if adapters:
         tensors, config = adapter_tensors(model, parameters)
@@ -48,15 +48,15 @@ def shares(
     ranks: Ranks,
     limit: int = FILE_BYTES,
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The files of a sharded student, in rounds of one for each rank: this rank's name and tensors, none without one.
+    """The files of a sharded student, one per rank and round: this rank's file name and tensors, empty without a file.
 
-    Every rank runs through all of them: each tensor is gathered by all, and kept by the one that writes it.
+    Every rank must iterate over all of them, because all ranks gather each tensor and the rank that writes it keeps it.
     """
     kind: torch.dtype = getattr(torch, dtype)
     files = in_files(chunks(model, parameters), limit, kind.itemsize)
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
-        # Every rank gathers every tensor, also those that others write: if it skipped one, the others would hang.
+        # Every rank gathers every tensor, even those that others write; if it skipped one, the others would hang.
         for owner, file in enumerate(files[start : start + ranks.count]):
             for chunk in file:
                 found = as_saved(model, chunk)
@@ -67,20 +67,20 @@ def shares(
 
 def _host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     kept = tensor.detach().to("cpu", dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
-    # Safetensors refuses tensors that share memory, as a tied head does.
+    # safetensors refuses tensors that share memory, as a tied head does.
     return kept.contiguous().clone() if kept.data_ptr() == tensor.data_ptr() else kept.contiguous()
 
 
 def chosen(top: Sequence[int], count: int, keep: Sequence[int]) -> NDArray[np.uint32]:
-    """`count` candidates of a position; those to `keep` stand in for the least likely ones, last where unranked.
+    """`count` candidates of a position; ids of `keep` that are not in `top` replace the least likely ones, at the end.
 
     Args:
-        top: the `count` most likely ids, by falling probability.
-        count: how many.
+        top: the most likely ids in descending order of probability, at least `count`.
+        count: number of candidates.
         keep: ids that must be among them.
 
     Raises:
-        RolloutEngineError: when there are fewer.
+        RolloutEngineError: if `top` has fewer than `count` ids.
     """
     if len(set(top)) < count:
         raise RolloutEngineError(

@@ -1,11 +1,11 @@
-"""Adaptive oversampling: one round, larger by as much as the last steps had to throw away (CodeV-R1's DAPO).
+"""Adaptive oversampling: one round, enlarged by the share of groups that recent steps had to drop (CodeV-R1's DAPO).
 
     prompts of the round = min(ceil(B / (1 - e)), cap B),   B the prompts of the plan
     e <- decay e + (1 - decay) (groups whose rewards all agree / groups sampled)
 
-B of the groups whose rewards differ, chosen at random, are learnt from; fewer where the round has fewer. Dynamic
-sampling gets them in further rounds instead, which wait for each other. Source: abstract of CodeV-R1, arXiv
-2505.24183; the rule is inferred from its description, decay and cap are ours.
+Of the groups whose rewards differ, B chosen at random are learnt from, or all if there are fewer. Dynamic sampling
+instead draws further rounds, one after the other. Source: abstract of CodeV-R1, arXiv 2505.24183; the rule is inferred
+from its description, decay and cap are ours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AdaptiveOversamplingSettings(StrategySettings):
 
 
 class AdaptiveOversampling(Strategy):
-    """The strategy; its state is the average waste."""
+    """The strategy; its state is the average share of dropped groups."""
 
     settings_type = AdaptiveOversamplingSettings
     settings: AdaptiveOversamplingSettings
@@ -64,7 +64,7 @@ class AdaptiveOversampling(Strategy):
         """Refuse groups of one answer, and a cap that never lets a round grow.
 
         Raises:
-            ConfigError: with the setting to raise.
+            ConfigError: naming the setting to raise.
         """
         check_groups(self, recipe)
         if self.size(recipe.rollout.prompts_per_step, waste=1.0) == recipe.rollout.prompts_per_step:
@@ -78,9 +78,9 @@ class AdaptiveOversampling(Strategy):
         return drops_what_is_learnt(self, recipe)
 
     def size(self, prompts: int, waste: float | None = None) -> int:
-        """Prompts of a round that shall leave `prompts` of them, at that waste or the average one."""
+        """The number of prompts to draw so that `prompts` are left if the share `waste` (default: average) is lost."""
         most, waste = max(prompts, math.floor(self.settings.cap * prompts)), self.waste if waste is None else waste
-        # Less a little, because rounding in the quotient must not cost a further prompt.
+        # Slightly less, so that rounding in the quotient does not add a prompt.
         return most if waste >= 1.0 else min(math.ceil(prompts / (1.0 - waste) - 1e-9), most)
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:

@@ -1,20 +1,20 @@
-"""ARPO: episodes branch where the student became uncertain after the environment had answered.
+"""ARPO: episodes branch where the student became uncertain after an answer of the environment.
 
-    H_k      mean entropy of the first `tokens` tokens of turn k over the student's `width` likeliest ids, nats
+    H_k      mean entropy of the first `tokens` tokens of turn k over the student's `width` most likely ids, nats
     q_k      clip(u - w (H_k - H_0), 0, 1),   u uniform in (0, 1)
-    branch   another episode begins with turns 0 .. k - 1, ids and environment as they were, where q_k <= p
+    branch   if q_k <= p, another episode begins with turns 0 .. k - 1, with the same ids and answers
 
-Of n planned episodes `share` are played from the start. Then turns are looked at in order, the early ones of all
-episodes first, and branches of branches in the next round, until n are reached or `rounds` are over; what is left is
-played from the start. A branch learns from its beginning too: in a group's loss, shared tokens have the sum of the
-credits of the episodes that went through them, the soft form. The hard form gives each of those m episodes their mean
-there, m times the same token at the same ratio: the sum again, so that both have one gradient while no ratio is
-clipped, and the hard form is not there. An environment that answers a repeated action otherwise ends the branch as
-broken. Actions that a method had replayed before an episode are replayed before its branches; episodes that are given
-are played as they are. Source: arXiv 2507.19849, by notes on its code (dongguanting/ARPO; n 16, half from the start, p
-0.5, 20 tokens, 10 ids). Its scripts have w 0.2 for entropies over log V, which for a vocabulary of 151936 ids is 0.0168
-for nats: a rise of one nat makes a branch 1.7 percentage points likelier. There an episode branches while it is played;
-here after the round, from the same turns.
+Of n planned episodes, the share `share` is played from the start. Then turns are considered in order, the early turns
+of all episodes first and branches of branches in the next round, until there are n episodes or `rounds` rounds are
+over; any that are left are played from the start. A branch also learns from its shared beginning: in a group's loss,
+shared tokens have the sum of the credits of all episodes through them (the paper's soft form). The hard form gives each
+of those m episodes the mean credit there, m times the same token at the same ratio, which is the same sum. Both forms
+have the same gradient as long as no ratio is clipped, so only one is implemented. If the environment answers a repeated
+action differently, the branch ends as broken. Actions that a method replayed before an episode are replayed before its
+branches; given episodes are played unchanged. Source: arXiv 2507.19849, by notes on its code (dongguanting/ARPO; n 16,
+half from the start, p 0.5, 20 tokens, 10 ids). Its scripts have w 0.2 for entropies divided by log V, which is 0.0168
+per nat for a vocabulary of 151936 ids: a rise of one nat makes a branch 1.7 percentage points more likely. There, an
+episode branches while it is played; here after the round, from the same turns.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Arpo(Strategy):
     why_not_stale = "it begins a part of the planned episodes anew and branches the others from those"
 
     def needs(self) -> Needs:
-        """The student's log-probs at its likeliest ids."""
+        """The student's log-probs at its most likely ids."""
         gathered = PayloadSpec.gather(self.settings.width)
         return Needs(signals=(SignalNeed(STUDENT, gathered),), candidates=self.settings.width)
 
@@ -78,7 +78,7 @@ class Arpo(Strategy):
             raise ConfigError("rollout.strategy arpo branches episodes of a group; raise rollout.samples_per_prompt.")
 
     def against_summaries(self) -> str:
-        """That a branch begins where the environment answered."""
+        """Refused, because a branch begins after an answer of the environment."""
         return "it repeats the turns before a branch in the environment, which does not see summaries"
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
@@ -102,7 +102,7 @@ class Arpo(Strategy):
         branched = [row for row in rows if row.origin == "branch"]
         rollouts.measure("arpo/branched_share", len(branched), len(rows))
         rollouts.measure("arpo/diverged_share", sum("diverged" in row.tags["ended"] for row in branched), len(branched))
-        # A branch's key names its parent, which was not known when its place was planned.
+        # The key of a branch names its parent, which was not known when the row was planned.
         order = {row.key: place for place, row in enumerate(plan.rows)}
         return sorted(rows, key=lambda row: order[replace(row.key, parent=-1)])
 
@@ -111,7 +111,7 @@ class Arpo(Strategy):
 
     @staticmethod
     def _take(slots: list[PlannedRow], count: int) -> list[PlannedRow]:
-        """The first `count` slots, which are open no more."""
+        """Remove the first `count` slots from the open ones, and return them."""
         taken = slots[:count]
         del slots[:count]
         return taken
@@ -124,7 +124,7 @@ class Arpo(Strategy):
         rollouts: Rollouts,
     ) -> Iterator[PlannedRow]:
         for uid, mine in by_uid(rows).items():
-            # A branch has its own turns from the one on that it branched at; that one was looked at already.
+            # A branch's own turns start with the one at which it branched, which has already been considered.
             able = [row for row in mine if row.trained and row.on_policy and len(row.turns) > 1]
             places = [(turn, row) for row in able for turn in range(_own(row) + 1, len(row.turns))]
             for turn, row in sorted(places, key=lambda place: (place[0], place[1].key.sample)):
@@ -139,16 +139,16 @@ class Arpo(Strategy):
                     )
 
     def branches(self, row: Row, turn: int, rise: float) -> bool:
-        """Whether another episode begins at a turn whose entropy is `rise` above that of turn 0."""
+        """Decide whether another episode branches at a turn whose entropy is `rise` nats above that of turn 0."""
         s, key = self.settings, row.key
         u = float(stream(s.seed, "arpo", key.step, key.uid, key.sample, turn).random())
         return min(1.0, max(0.0, u - s.gain * rise)) <= s.probability
 
     def entropy(self, row: Row, turn: int) -> float:
-        """H of a turn, nats.
+        """The entropy H of a turn, nats.
 
         Raises:
-            ConfigError: when the row has no log-probs of the student.
+            ConfigError: if the row has no log-probs of the student.
         """
         scores = row.signals.get((STUDENT, PayloadKind.GATHER))
         if scores is None or scores.values is None:
@@ -160,5 +160,5 @@ class Arpo(Strategy):
 
 
 def _own(row: Row) -> int:
-    """The first turn of an episode that is its own."""
+    """The first turn of an episode that it does not share with its parent."""
     return int(row.notes.get("branched", 0.0))

@@ -1,19 +1,19 @@
-"""Critique-GRPO: each answer is criticised and refined, and the best refinement of a group takes the last place in it.
+"""Critique-GRPO: each answer is critiqued and refined, and the best refinement of a group takes its last place.
 
     y_1 .. y_{n-1}       sampled; the last planned answer of the group is not
-    z_i                  sampled under prompt, y_i and a critique of y_i, for every i
+    z_i                  sampled given the prompt, y_i and a critique of y_i, for every i
     group                y_1 .. y_{n-1} and the first z_i of the highest reward, trained under the plain prompt
 
     verdict   the critique says whether y_i is right                                                    ("simple")
     answer    and what the reference answer is                                                       ("simple_gt")
-    text      a right y_i as above, a wrong one by a chat model that reads the prompt's column `solution`   ("text")
+    text      for a right y_i as above, for a wrong one from a chat model that reads column `solution`      ("text")
 
-A chat model that does not answer leaves the critique that names the answer. The loss is mixed_context with
-`denominator: one`, whose weight p / (p + 0.1) is this paper's, without clips, advantage group_mean with `scale: none`,
-aggregation constant. A prompt with y_i in it that is over rollout.max_prompt_tokens is not refined; a group without any
-refinement is one answer smaller. Refinements of all answers are paid for by as many samples again. Source: the released
-code, zhangxy-2019/critique-GRPO (read), which decodes the refinement and encodes it again where we keep its ids;
-arXiv 2506.03106. The wording is ours.
+If the chat model does not answer, the critique names the reference answer instead. The loss is mixed_context with
+`denominator: one`, whose weight p / (p + 0.1) is this paper's, without clips, with advantage group_mean with `scale:
+none` and aggregation constant. If the prompt with y_i in it exceeds rollout.max_prompt_tokens, y_i is not refined; a
+group without any refinement is one answer smaller. Refining all answers doubles the number of samples. Source: the
+released code, zhangxy-2019/critique-GRPO (read), which decodes the refinement and encodes it again where we keep its
+ids; arXiv 2506.03106. The wording of the critiques is ours.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class Critique(Hinted):
         self._client = ChatClient(settings.critic) if settings.critic else None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one, and a critic without solutions to read.
+        """Refuse groups of one answer, and a critic without solutions to read.
 
         Raises:
-            ConfigError: with the setting to give.
+            ConfigError: naming the setting to give.
         """
         super().check(recipe, terms)
         if recipe.rollout.samples_per_prompt < 2:
@@ -112,7 +112,7 @@ class Critique(Hinted):
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`; metrics critique/refined_share (of groups), critique/right_share and critique/gain.
 
-        The gain is the reward of the chosen refinement less the mean of the sampled answers.
+        The gain is the reward of the chosen refinement minus the mean reward of the sampled answers.
         """
         last = {row.key.uid: row.key for row in plan.rows}
         planned = [row for row in plan.rows if last[row.key.uid] != row.key]
@@ -145,7 +145,7 @@ class Critique(Hinted):
     def _critiques(
         self, rows: Sequence[Row], rewards: Mapping[tuple[str, int], float | None], rollouts: Rollouts
     ) -> list[str]:
-        """What is said of each answer; one whose reward is unknown counts as wrong."""
+        """The critique of each answer; an answer whose reward is unknown counts as wrong."""
 
         def say(row: Row) -> tuple[str, bool | None]:
             s, right = self.settings, (rewards[row.key.uid, row.key.sample] or 0.0) >= self.settings.threshold
@@ -171,7 +171,7 @@ class Critique(Hinted):
 
 
 def _words(row: Row) -> str:
-    """The prompt in words: its text, or its messages."""
+    """The prompt as text: its text, or its messages."""
     if row.prompt.messages is None:
         return row.prompt.text or ""
     return "\n".join(message["content"] for message in row.prompt.messages)

@@ -1,16 +1,16 @@
-"""Dynamic sampling: replace groups that prefer nothing by groups of further prompts (DAPO, arXiv 2503.14476).
+"""Dynamic sampling: replace groups whose rewards are all equal by groups of further prompts (DAPO, arXiv 2503.14476).
 
     kept  <- groups of the plan whose rewards differ
     while kept < groups of the plan and rounds are left:
         kept <- kept + groups of further prompts whose rewards differ
     learn from the first `groups of the plan` of kept
 
-A group in which all rewards are equal has no advantage, so it only dilutes the batch. Groups are chosen among those of
-all ranks, in the order in which they were drawn, so the choice does not depend on how rows are spread over ranks.
-Teachers are asked about the chosen groups alone, while further rounds are sampled. Selection makes the batch one of
-prompts of medium difficulty: the gradient is that of another mix of prompts. All that is sampled is counted among the
-costs. The paper draws without a bound; here `rounds` bounds it, and a step learns from
-fewer groups when it is reached (metric dynamic_sampling/filled).
+A group in which all rewards are equal has zero advantage everywhere and only dilutes the batch. Groups are chosen among
+those of all ranks, in the order in which they were drawn, so the choice does not depend on how rows are spread over
+ranks. Teachers score only the chosen groups, while further rounds are sampled. The selection favours prompts of medium
+difficulty, so the gradient is that of a different mixture of prompts. Costs count everything that is sampled. The paper
+draws without limit; here `rounds` is the limit, and a step that reaches it learns from fewer groups (metric
+dynamic_sampling/filled).
 """
 
 from __future__ import annotations
@@ -80,24 +80,24 @@ class DynamicSampling(Strategy):
             drawn += len(groups)
             kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
             sure = set(list(kept)[:want])
-            # Teachers can begin with these: later rounds only append, so nothing pushes them out.
+            # Teachers can start on these groups, because later rounds only append to them.
             rollouts.keep([row for row in rows if row.key.group in sure])
             missing = want - len(kept)
             if missing <= 0 or not left:
                 break
             plan = rollouts.more(missing if self.settings.draw == "missing" else want)
         chosen = set(list(kept)[:want])
-        # Every rank has the same numbers, and each counts them once.
+        # All ranks have the same numbers, so counting them on each rank does not change the ratio.
         rollouts.measure("dynamic_sampling/kept_share", len(kept), drawn)
         rollouts.measure("dynamic_sampling/filled", len(chosen), want)
         return [row for row in pool if row.key.group in chosen]
 
 
 def check_groups(strategy: Strategy, recipe: Recipe) -> None:
-    """Refuse groups of one answer, whose rewards cannot differ.
+    """Refuse groups of one answer, in which rewards cannot differ.
 
     Raises:
-        ConfigError: with the setting to raise.
+        ConfigError: naming the setting to raise.
     """
     if recipe.rollout.samples_per_prompt < 2:
         raise ConfigError(
@@ -107,7 +107,7 @@ def check_groups(strategy: Strategy, recipe: Recipe) -> None:
 
 
 def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
-    """The remark that a strategy drops groups which an advantage of the recipe is there to learn from."""
+    """A warning if the strategy drops groups from which an advantage of the recipe would learn."""
     from student.plugins import build_terms
 
     firsts = [term.chain.first for term in build_terms(recipe.objective) if hasattr(term, "chain")]
@@ -125,7 +125,7 @@ def group_of(outcome: Outcome) -> str:
 
 
 def rewards_of(outcomes: Iterable[Outcome], drawn: Sequence[str]) -> dict[str, set[float]]:
-    """The different known rewards of each group, in the order `drawn`: that of the outcomes goes by the uid."""
+    """The distinct known rewards of each group, in the order of `drawn`; outcomes are sorted by uid instead."""
     groups: dict[str, set[float]] = {}
     for outcome in outcomes:
         groups.setdefault(group_of(outcome), set()).update([] if outcome.reward is None else [outcome.reward])

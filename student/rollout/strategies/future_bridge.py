@@ -1,20 +1,20 @@
-"""FutureBridge (FTB-OPD): one turn of the teacher in an episode, kept only where the student goes on better after it.
+"""FutureBridge (FTB-OPD): one turn of the teacher in an episode, kept only if the student continues better after it.
 
     k        the turn, not the last, with the largest mean over its tokens of log S - log T
-    b        the teacher's turn in the place of turn k, written after the same history
-    share    of the student's tokens in its next `turns` turns, after its own turn k or after b, with log T > log S
-    kept     where the share after b is larger; the bridge b is then learnt from as one more row
+    b        the teacher's turn in place of turn k, written after the same history (the bridge)
+    share    the share of the student's tokens with log T > log S in its next `turns` turns, after turn k or after b
+    kept     if the share after b is larger; b is then learnt from as one more row
 
-The bridge shows what the teacher does at the worst turn, and the two continuations whether it leads where the teacher
-agrees with the student. Both are played anew from the start, the earlier actions repeated as text; an episode that
-ends before all of the turns, or whose environment breaks, drops the bridge. Continuations are not trained on. Bridges
-are rows of origin expert: objective opd with payload hidden learns from them, exactly, or objective sft. The teacher's
-turns come from a completion server that takes token ids, as those of method sopd do. A turn that it does not answer in
-time is left out.
+The bridge shows what the teacher does at the worst turn, and the two continuations show whether it leads to where the
+teacher agrees with the student. Both are played from the start, repeating the earlier actions as text. The bridge is
+dropped if a continuation ends before all of its turns or its environment breaks. Continuations are not trained on.
+Bridges are rows of origin expert, from which objective opd with payload hidden (exactly) or objective sft learns. The
+teacher's turns come from a completion server that takes token ids, as in method sopd; a turn that it does not answer in
+time is skipped.
 
-Source: arXiv 2608.01953, abstract, and the released code by notes on it (ChenChiShui/FutureBridge-OPD; one bridge an
-episode, three turns, on top of TCOD's b2f). There the bridge has a policy gradient whose ratio begins at 1 although
-the student did not sample it; a divergence at each of its positions needs no such assumption.
+Source: arXiv 2608.01953, abstract, and the released code by notes on it (ChenChiShui/FutureBridge-OPD; one bridge per
+episode, three turns, on top of TCOD's b2f). There, the bridge is trained by a policy gradient whose ratio starts at 1
+although the student did not sample it; a divergence at each of its positions needs no such assumption.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FutureBridge(Strategy):
                 )
 
     def against_summaries(self) -> str:
-        """That the turns before the bridge are replayed."""
+        """Refused, because the turns before the bridge are replayed."""
         return "it replays the turns before the bridge, which are read whole"
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
@@ -120,7 +120,7 @@ class FutureBridge(Strategy):
         return [*rows, *rollouts.score(rollouts.sample(bridges))]
 
     def _turn(self, row: Row, turn: int) -> str:
-        """b, or "" where the teacher did not answer."""
+        """The teacher's turn b, or "" if the teacher did not answer."""
         try:
             return self._client.go_on(row.read_before(row.turns[turn][0]).tolist())
         except ChatFailed:
@@ -137,13 +137,13 @@ class FutureBridge(Strategy):
         return own, taught
 
     def _bridge(self, one: PlannedRow, said: list[str], turn: int, text: str) -> PlannedRow:
-        """The episode up to the bridge, of which the bridge alone is learnt from."""
+        """The episode up to and including the bridge; only the bridge is learnt from."""
         before = (*_replayed(one), *said[:turn])
         plan = EpisodePlan(replay=(*before, text), given=True, passed_over=tuple(range(len(before))))
         return replace(one, key=replace(one.key, agent=BRIDGE), episode=plan)
 
     def _share(self, row: Row) -> float | None:
-        """Share of the student's tokens that the teacher finds likelier; None where it did not play all the turns."""
+        """Share of the student's tokens with log T > log S; None if the student did not play all the turns."""
         taught = row.log_probs(TEACHER)
         if not row.trained or len(row.turns) < self.settings.turns or taught is None:
             return None
@@ -152,7 +152,7 @@ class FutureBridge(Strategy):
 
 
 def worst(row: Row) -> int | None:
-    """The turn k of an episode; None where there is none to bridge."""
+    """The turn k of an episode; None if no turn can be bridged."""
     taught = row.log_probs(TEACHER)
     if taught is None or not row.on_policy or not row.trained or len(row.turns) < 2:
         return None

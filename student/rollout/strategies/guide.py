@@ -1,6 +1,6 @@
-"""Guide: groups without a right answer are sampled again, whole, under a hint that is stored with the prompt.
+"""Guide: groups without a right answer are sampled again as a whole, under a hint that is stored with the prompt.
 
-    mean reward of a group < low     all its answers again under the hint; these take the places of all
+    mean reward of a group < low     all its answers are sampled again under the hint, and replace the first ones
     band                             only groups with low <= mean reward <= high are learnt from, hinted or not
 
 The hint is a kept column of the prompts (`prompts.keep_columns: [hint]`). A group whose hint does not fit
@@ -51,7 +51,7 @@ class Guide(Hinted):
     judges = True
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse prompts that do not keep their hints.
+        """Refuse a recipe that does not keep the column of hints.
 
         Raises:
             ConfigError: naming the setting that keeps them.
@@ -74,7 +74,7 @@ class Guide(Hinted):
         rows = rollouts.judge(plan.rows)
         means = self._means(rows, rollouts)
         groups = by_uid(rows)
-        # A group without a known reward has not failed.
+        # A group without a known reward does not count as failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
         wanted = [self.hinted(row, [self._hinted(row)], rollouts) for row in plan.rows if row.key.uid in hard]
         hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
@@ -101,7 +101,7 @@ class Guide(Hinted):
 
     @staticmethod
     def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:
-        """The mean of the known rewards of each prompt."""
+        """The mean of the known rewards of each prompt, over all ranks."""
         found: dict[str, list[float]] = {}
         for (uid, _), reward in rewards_by_row(rows, rollouts).items():
             if reward is not None:

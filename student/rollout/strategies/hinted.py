@@ -1,9 +1,9 @@
-"""What strategies with hints share: answers written under another prompt than the one they are trained under.
+"""Base of strategies with hints: answers are sampled under another prompt than the one they are trained under.
 
-A hinted row is sampled under `behaviour_prompt` and trained under the plain prompt; its origin is hinted, so terms with
-`rows: sampled` pass it over. `mixed_context` is the loss that its papers have; any policy loss with `rows: all` takes
-it as an off-policy row. Of the hints that a strategy offers, the first that fits rollout.max_prompt_tokens is taken;
-where none does, the row has no hint. Metrics hint/cut_share and hint/too_long_share, over the rows to be hinted.
+A hinted row is sampled under `behaviour_prompt` and trained under the plain prompt. Its origin is hinted, so terms with
+`rows: sampled` skip it. The papers use the loss `mixed_context`; any policy loss with `rows: all` takes the row as
+off-policy. Of the hints that a strategy offers, the first that fits rollout.max_prompt_tokens is used; if none fits,
+the row has no hint. Metrics hint/cut_share and hint/too_long_share count rows with a shorter hint and with none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Hint = tuple[str, Mapping[str, str]]
 
 
 class Hinted(Strategy):
-    """The base."""
+    """Base class of strategies with hints."""
 
     gives_rows = True
 
@@ -48,7 +48,7 @@ class Hinted(Strategy):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that pass hinted rows over.
+        """Refuse objectives that skip hinted rows.
 
         Raises:
             ConfigError: naming the loss to use.
@@ -90,7 +90,7 @@ def under_hint(planned: PlannedRow, hint: Hint) -> PlannedRow:
 
 
 def by_uid(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows of each prompt."""
+    """The rows of each prompt, by uid."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.key.uid, []).append(row)
@@ -98,11 +98,11 @@ def by_uid(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def rewards_by_row(rows: Sequence[Row], rollouts: Rollouts) -> Mapping[tuple[str, int], float | None]:
-    """The reward of every row of all ranks, by uid and sample; every rank must call it."""
+    """The reward of every row on all ranks, by uid and sample index; every rank must call it."""
     return {(outcome.uid, outcome.sample): outcome.reward for outcome in rollouts.outcomes(rows)}
 
 
 def all_wrong(rewards: Sequence[float | None], threshold: float) -> bool:
-    """Whether every known reward is under the threshold, and one is known."""
+    """Whether all known rewards are below the threshold, and at least one is known."""
     known = [reward for reward in rewards if reward is not None]
     return bool(known) and max(known) < threshold

@@ -1,12 +1,12 @@
-"""ICPO: one answer of each group is written after a worked example, as an expert that the policy holds in itself.
+"""ICPO: one answer of each group is sampled after a worked example, with which the policy acts as its own expert.
 
-    the last planned answer of a group is sampled under a random example before the prompt         (IEF)
-    it stays where its reward is at least `least`, else the group is one answer smaller            (ERRS)
-    its reward + beta max(0, 1 - step / steps)                                                     (RS)
+    the last planned answer of a group is sampled with a random example before the prompt            (IEF)
+    it is kept if its reward is at least `least`; otherwise the group is one answer smaller          (ERRS)
+    beta max(0, 1 - step / steps) is added to its reward                                             (RS)
 
-Where no example fits rollout.max_prompt_tokens that answer is written like the others. It is trained under the plain
+If no example fits rollout.max_prompt_tokens, that answer is sampled like the others. It is trained under the plain
 prompt. The loss is mixed_context with `denominator: one`, where r is pi(y | x) itself.
-Examples are given in the recipe or in a file, a line {"prompt": ..., "answer": ...} each. Source: arXiv 2510.26519 and
+Examples are given in the recipe or in a file with lines {"prompt": ..., "answer": ...}. Source: arXiv 2510.26519 and
 the released code, Celine-hxy/ICPO, whose shaping has 0.1 where a note on the paper has 0.01.
 """
 
@@ -59,10 +59,10 @@ class Icpo(Hinted):
         self._examples: list[str] = []
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe without examples, or with groups of one.
+        """Refuse a recipe without examples, or with groups of one answer.
 
         Raises:
-            ConfigError: with the setting to give.
+            ConfigError: naming the setting to give.
         """
         super().check(recipe, terms)
         if recipe.rollout.samples_per_prompt < 2:
@@ -73,7 +73,7 @@ class Icpo(Hinted):
         """The worked examples.
 
         Raises:
-            ConfigError: when there are none, or the file cannot be read.
+            ConfigError: if there are none, or the file cannot be read.
         """
         if not self._examples:
             self._examples = [*self.settings.examples, *_read(self.settings.file)]
@@ -89,7 +89,7 @@ class Icpo(Hinted):
         experts = {row.key for row in planned if row.behaviour_prompt is not None}
         rows = rollouts.judge(planned)
         rewards = rewards_by_row(rows, rollouts)
-        # Added after what is kept is decided, by the reward alone: the bonus would let wrong answers in.
+        # Added after the decision to keep the answer, or the bonus would let wrong answers in.
         bonus = s.beta * max(0.0, 1.0 - plan.step / s.steps)
         kept = []
         for row in rows:
@@ -106,7 +106,7 @@ class Icpo(Hinted):
         return kept
 
     def _expert(self, row: PlannedRow, rollouts: Rollouts) -> PlannedRow:
-        """The row after the example that was drawn, or after the next that fits; as it is where none does."""
+        """The row after the drawn example, or after the next example that fits; unchanged if none fits."""
         examples = self.examples()
         place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
         hints = ((self.settings.text, {"example": text}) for text in examples[place:] + examples[:place])
@@ -117,7 +117,7 @@ def _read(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        # Bytes are split at line ends alone, and text at separators too, which a JSON text may hold as they are.
+        # Split as bytes, because text would also be split at separators that JSON may contain unescaped.
         lines = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
         return [f"{line['prompt']}{line['answer']}" for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:

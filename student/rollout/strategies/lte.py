@@ -1,14 +1,14 @@
-"""LTE: groups without a right answer try again, told which answers were wrong, and the right ones take their places.
+"""LTE: groups without a right answer try again, told which answers were wrong; right answers replace wrong ones.
 
     all answers wrong  ->  as many further answers under the prompt with a hint
-        all of them cut off        the hint asks to think concisely
-        some cut off               that, and the list of the different wrong answers
-        none cut off               the list
-    each right one takes the place of a wrong one of the group, chosen at random
+        all of them truncated      the hint asks to think concisely
+        some truncated             that, and the list of the distinct wrong answers
+        none truncated             the list
+    each right answer replaces a wrong answer of the group, chosen at random
 
-A hint that is too long names fewer of the wrong answers; where none fits, the group stays as it is. The hint never
-holds the reference answer. The words of the hints are ours. The loss is mixed_context: ratio to the policy under the
-hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its code could not be read).
+If the hint is too long, it names fewer of the wrong answers; if no hint fits, the group stays as it is. The hint never
+contains the reference answer. The wording of the hints is ours. The loss is mixed_context: the ratio to the policy
+under the hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its code could not be read).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Reinforce-Ada: answers to a prompt in rounds, until it has enough right and wrong ones, then a balanced choice.
+"""Reinforce-Ada: sample a prompt in rounds until it has enough right and wrong answers, then choose a balanced subset.
 
     round     rollout.samples_per_prompt further answers to every prompt that is still open, at most `rounds` times
-    balanced  closed by keep / 2 right and keep / 2 wrong answers
-    positive  closed by a single right answer
-    learnt from: `keep` answers, half right and half wrong where there are as many, filled up from the other kind
+    balanced  a prompt is closed by keep / 2 right and keep / 2 wrong answers
+    positive  a prompt is closed by a single right answer
+    learnt from: `keep` answers, half right and half wrong; if one kind has too few, the other fills up
 
-Answers that are not chosen stay in the statistics (`row.trained` False), so a group's mean is that of all answers: with
-3 right ones among 16 the credit of group_mean without deviation is 13/16 and -3/16, whichever 4 are learnt from. That
-is the paper's global baseline. Source: arXiv 2510.04996 and the released code, RLHFlow/Reinforce-Ada.
+Answers that are not chosen still count in statistics (`row.trained` is False), so a group's mean is over all answers:
+with 3 right ones among 16, group_mean without scaling gives credits of 13/16 and -3/16, whichever 4 are learnt from.
+This is the paper's global baseline. Source: arXiv 2510.04996 and the released code, RLHFlow/Reinforce-Ada.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class ReinforceAda(Strategy):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a choice of all answers that can be drawn.
+        """Refuse settings that always choose all answers.
 
         Raises:
-            ConfigError: with the settings to change.
+            ConfigError: naming the settings to change.
         """
         most = self.settings.rounds * recipe.rollout.samples_per_prompt
         if self.settings.keep >= most:
@@ -75,7 +75,7 @@ class ReinforceAda(Strategy):
         open_ = list(plan.rows)
         for left in reversed(range(self.settings.rounds)):
             rows += rollouts.score(rollouts.sample(open_))
-            # Of all rounds: rewards that compare the answers to a prompt change as it gets more of them.
+            # Rewards of all rounds, because rewards that compare answers change as a prompt gets more of them.
             rewards = rewards_by_row(rows, rollouts)
             found: dict[str, list[tuple[Row, float | None]]] = {uid: [] for uid in planned}
             for row in rows:
@@ -101,7 +101,7 @@ class ReinforceAda(Strategy):
         return min(len(right), len(wrong)) >= self.settings.keep // 2
 
     def _choose(self, answers: Sequence[tuple[Row, float | None]]) -> bool:
-        """Mark the answers that are learnt from, the first of each kind; whether both kinds are among them."""
+        """Mark the answers to learn from, the first ones of each kind; returns whether both kinds are among them."""
         right, wrong = self._kinds(answers)
         keep = self.settings.keep
         take = min(len(right), max(keep // 2, keep - len(wrong)))

@@ -1,14 +1,14 @@
-"""Replay: groups of earlier steps beside the new ones, by how much they had to teach and how old they are.
+"""Replay: groups of earlier steps join the new ones, drawn by the size of their advantages and by their age.
 
-    learnt from = the groups of the plan and `share` times as many kept ones
+    learnt from = the groups of the plan, and `share` times as many kept ones
     drawn in proportion to max(|A|, floor)^power clip(freshness, 0.1, 1),   |A| the mean |r - mean r| of the group
     freshness of a kept group: 1 when it enters, times `fade` for every later step
 
 Only groups whose rewards differ are kept, the newest `capacity` of them, the same on every rank. Replayed rows have
-origin replay and the log-probs of the policy that sampled them: use a loss that is made for old rows (topr, cispo, rec,
-or a clip) with `rows: all`. Their rewards stay those they had; what models say about them is asked anew. Source: the
-law is DR.Q's (released code, dmksjfl/DR.Q, which replays single transitions of robots: priority max(|delta|, 1)^0.4,
-fade 0.9999 by insert); that it is |A| of groups here, and its floor, are ours.
+origin replay and the log-probs of the policy that sampled them, so use a loss that is made for old rows (topr, cispo,
+rec, or a clip) with `rows: all`. They keep their rewards, but models score them again. Source: the rule is DR.Q's
+(released code, dmksjfl/DR.Q, which replays single transitions of robots: priority max(|delta|, 1)^0.4, fade 0.9999 per
+insert); applying it to |A| of groups, and the floor, are ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReplaySettings(StrategySettings):
 
 
 class Replaying(Strategy):
-    """Base of strategies that keep groups; subclasses give `kept_of` and `drawn`.
+    """Base class of strategies that keep groups; subclasses implement `kept_of` and `drawn`.
 
     Attributes:
         groups: kept groups, the oldest first, each a list of rows.
@@ -60,8 +60,8 @@ class Replaying(Strategy):
     def __init__(self, settings: ReplaySettings) -> None:
         super().__init__(settings)
         self.groups: list[list[Row]] = []
-        # What the step in progress adds, once it has updated. It is saved with the rest, so that a run that is resumed
-        # after the update keeps it; a step that is taken again fills it anew.
+        # The groups of the step in progress, which are added once it has updated. They are saved, so that a run resumed
+        # after the update keeps them; a step that is taken again replaces them.
         self._new: list[list[Row]] = []
         self._drawn: list[int] = []
 
@@ -70,10 +70,10 @@ class Replaying(Strategy):
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse terms that pass replayed rows over, or cannot learn from rows of older weights.
+        """Refuse terms that skip replayed rows, or cannot learn from rows of older weights.
 
         Raises:
-            ConfigError: with what to change.
+            ConfigError: naming what to change.
         """
         name = self.settings.name
         if all(term.settings.rows != "all" for term in terms):
@@ -90,7 +90,7 @@ class Replaying(Strategy):
                     f"go with them: {term.why_not_stale}, or rows: sampled."
                 )
         check_groups(self, recipe)
-        # A replayed row keeps its reward, but not the verdict that such a context may quote.
+        # A replayed row keeps its reward but not its verdict, which such a context may quote.
         late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
         if late:
             raise ConfigError(
@@ -110,18 +110,18 @@ class Replaying(Strategy):
         self._new = sorted(new, key=lambda group: order[group[0].key.group])
         self._drawn = self.drawn(plan.step, sum(rollouts.gather(len(groups))))
         count, index = rollouts.ranks
-        # All ranks draw the same groups, and each replays its part of them.
+        # All ranks draw the same groups, and each replays its share of them.
         old = [row for place in self._drawn[index::count] for row in self.groups[place]]
         rollouts.measure("replayed_share", len(old), len(old) + len(rows))
-        # Copies, because models are asked about them anew, and a step that is taken again needs them as they were kept.
+        # Copies, because models score them again, and a step that is taken again needs the rows as they were kept.
         return rows + rollouts.rescore([row_from_state(row_to_state(row)) for row in old])
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
-        """What of a new group is kept, as it shall be replayed; nothing for none."""
+        """The rows of a new group to keep, in the form in which to replay them; empty to keep none."""
         raise TypeError(f"{type(self).__name__} does not implement kept_of")
 
     def drawn(self, step: int, groups: int) -> list[int]:
-        """Places of the kept groups to replay beside so many new ones."""
+        """Indices of the kept groups to replay with `groups` new ones."""
         raise TypeError(f"{type(self).__name__} does not implement drawn")
 
     def observe(self, report: StepReport) -> None:
@@ -152,7 +152,7 @@ class PrioritisedSettings(ReplaySettings):
 
 
 class Replay(Replaying):
-    """The strategy; see the module for the formula."""
+    """The strategy; the module docstring has the formula."""
 
     settings_type = PrioritisedSettings
     settings: PrioritisedSettings
@@ -160,10 +160,10 @@ class Replay(Replaying):
     why_not_stale = ""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a share of no group at all.
+        """Refuse a share so small that no group is ever replayed.
 
         Raises:
-            ConfigError: with the setting to raise.
+            ConfigError: naming the setting to raise.
         """
         super().check(recipe, terms)
         groups = recipe.rollout.prompts_per_step
@@ -174,11 +174,11 @@ class Replay(Replaying):
             )
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
-        """Groups whose rewards differ."""
+        """The whole group if its rewards differ."""
         return [as_replayed(row) for row in group] if len(set(map(reward_of, group)) - {None}) > 1 else []
 
     def drawn(self, step: int, groups: int) -> list[int]:
-        """By the law of the module, without repetition."""
+        """Draw groups in proportion to their priority, without replacement."""
         count = min(round(self.settings.share * groups), len(self.groups))
         if not count:
             return []
@@ -198,7 +198,7 @@ class Replay(Replaying):
 
 
 def as_replayed(row: Row, *, trained: bool | None = None) -> Row:
-    """A copy of a row as it will be replayed: nothing of its step but what was sampled and its reward."""
+    """A copy of a row for replay, which keeps only what was sampled and its reward."""
     copy = row_from_state(row_to_state(row))
     copy.origin, copy.reward, copy.rewarded, copy.reward_parts = "replay", reward_of(row), True, {}
     copy.trained = row.trained if trained is None else trained

@@ -1,11 +1,11 @@
-"""RoRecomp: short right and long wrong answers are learnt from at once, the others later, against long answers.
+"""RoRecomp: short right and long wrong answers are learnt from at once, the others later, to discourage long answers.
 
-    of each group   the `alpha` of its right answers that are shortest, the `alpha` of its wrong ones that are longest
+    of each group   the share `alpha` of right answers that are shortest, and of wrong answers that are longest
     the rest waits; with probability `compensate`, once `wait` groups wait, the oldest join a step
 
-Credit is that of the whole group both times: rows that are not their turn count in the statistics and are not learnt
-from. The authors make an extra update of what waited; here it joins the batch of the step. alpha and the probability
-are not stated in the text that was read: those here are ours. Source: arXiv 2509.25958 (text).
+Credit is that of the whole group both times: rows whose turn it is not count in the statistics but are not learnt from.
+The authors make an extra update from the waiting rows; here they join the batch of the step. The text that was read
+states neither alpha nor the probability; the values here are ours. Source: arXiv 2509.25958 (text).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class RoRecompSettings(ReplaySettings):
 
 
 class RoRecomp(Replaying):
-    """The strategy; its state is the groups that wait."""
+    """The strategy; its state is the waiting groups."""
 
     settings_type = RoRecompSettings
     settings: RoRecompSettings
     evidence: ClassVar[str] = "text"
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse settings with which nothing waits, or what waits is never learnt from.
+        """Refuse settings with which no rows wait, or waiting rows are never learnt from.
 
         Raises:
-            ConfigError: with the setting to change.
+            ConfigError: naming the setting to change.
         """
         super().check(recipe, terms)
         s = self.settings
@@ -64,7 +64,7 @@ class RoRecomp(Replaying):
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That what waits is never learnt from."""
+        """Warn if waiting rows are never learnt from."""
         said = "rollout.strategy rorecomp with compensate 0 never learns from the answers that wait"
         return [] if self.settings.compensate else [said]
 
@@ -76,10 +76,10 @@ class RoRecomp(Replaying):
         return rows
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
-        """Mark the answers of the group that go first; the same group with the others marked is kept."""
+        """Mark the answers to learn from now; keep a copy of the group with the other answers marked."""
         rewards = {id(row): reward for row in group if (reward := reward_of(row)) is not None}
         known = [row for row in group if id(row) in rewards]
-        # What a reward takes out of the loss is learnt from neither now nor later.
+        # Rows that a reward took out of the loss are learnt from neither now nor later.
         able = {id(row) for row in known if row.trained}
         right = [row for row in known if id(row) in able and rewards[id(row)] >= self.settings.threshold]
         wrong = [row for row in known if id(row) in able and rewards[id(row)] < self.settings.threshold]
@@ -93,14 +93,14 @@ class RoRecomp(Replaying):
         return [as_replayed(row, trained=id(row) in able - first) for row in known]
 
     def drawn(self, step: int, groups: int) -> list[int]:
-        """The oldest, by chance."""
+        """The oldest waiting groups, with probability `compensate`."""
         wait = self.settings.wait
         lucky = stream(self.settings.seed, "rorecomp", step).random() < self.settings.compensate
         return list(range(wait)) if len(self.groups) >= wait and lucky else []
 
     def observe(self, report: StepReport) -> None:
-        """What joined the step waits no longer; what it left does."""
-        # By the outcomes and not by what was drawn, which a run that is resumed after the update does not know.
+        """Remove the groups that joined the step, and add the new ones that wait."""
+        # Read from the outcomes, because a run resumed after the update does not know what was drawn.
         joined = {f"{o.step}/{o.uid}" for o in report.outcomes if o.origin == "replay"}
         self.groups = [group for group in self.groups if f"{group[0].key.step}/{group[0].key.uid}" not in joined]
         super().observe(report)

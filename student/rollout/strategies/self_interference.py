@@ -1,10 +1,10 @@
-"""SELF: only prompts that greedy decoding does not solve, since learning on solved ones interferes with the others.
+"""SELF: learn only from prompts that greedy decoding does not solve; learning on solved ones interferes with others.
 
-    greedy answer to each prompt at temperature 0;   right: the prompt is passed over;   wrong: it is sampled as planned
+    greedy answer to each prompt at temperature 0;   right: the prompt is skipped;   wrong: it is sampled as planned
     further prompts, for at most `rounds` greedy rounds, until as many as planned are left
 
-Greedy answers are verified, counted among the costs and not learnt from. Prompts whose greedy answer cannot be judged
-are kept. The paper also takes the forward KL to the reference for the reverse one: term reference_kl, form k3_loss.
+Greedy answers are verified and counted in the costs, but not learnt from. Prompts whose greedy answer cannot be judged
+are kept. The paper also replaces the reverse KL to the reference by the forward KL: term reference_kl, form k3_loss.
 Source: arXiv 2510.02230 and the released code, mail-research/SELF-llm-interference.
 """
 
@@ -47,7 +47,7 @@ class SelfInterference(Strategy):
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`."""
-        # Of all ranks: they must agree on when to stop, and one may find all that another lacks.
+        # Counted over all ranks, which must agree on when to stop; one rank may find what another lacks.
         want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
         kept: dict[str, None] = {}
         mine: dict[str, list[PlannedRow]] = {}
@@ -57,8 +57,7 @@ class SelfInterference(Strategy):
             for row in plan.rows:
                 groups.setdefault(row.key.uid, []).append(row)
             mine |= groups
-            # What the student's best guess solves has little to teach. Greedy rows have sample indices of their own,
-            # because the planned ones are still to be sampled.
+            # Greedy rows get new sample indices, because the planned ones are still to be sampled.
             greedy = [replace(row, temperature=0.0) for row in rollouts.again([rows[0] for rows in groups.values()])]
             outcomes = rollouts.outcomes(rollouts.judge(greedy))
             tried += len(outcomes)
@@ -72,5 +71,5 @@ class SelfInterference(Strategy):
         chosen = list(kept)[:want]
         rollouts.measure("self_interference/solved_share", tried - len(kept), tried)
         rollouts.measure("self_interference/filled", len(chosen), want)
-        # Chosen among the prompts of all ranks; each samples those that it has planned.
+        # Prompts are chosen over all ranks; each rank samples those that it has planned.
         return rollouts.score(rollouts.sample([row for uid in chosen for row in mine.get(uid, [])]))

@@ -1,4 +1,4 @@
-"""The rows that vLLM is drawing for, handed over within the process."""
+"""The rows for which tokens are being drawn inside vLLM, passed within the process."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -12,17 +12,17 @@ from student.rollout.spec import RolloutSpec
 
 
 class Draw:
-    """Numbers that a row draws with, and what it has drawn.
+    """The random numbers that a row draws with, and what it has drawn.
 
     Args:
-        spec: what every rollout of the run shares.
-        uniforms: [T] numbers in (0, 1), one for each token.
+        spec: settings that every rollout of the run shares.
+        uniforms: [T] numbers in (0, 1), one per token.
         temperature: divides the logits; 0 is greedy.
-        given: tokens to take instead of drawing: then log-probs of these are what is wanted.
+        given: tokens to take instead of drawing, to get their log-probs.
 
     Attributes:
-        name: what a request to vLLM calls it.
-        ids, logp, candidates: what has been drawn, a token each.
+        name: the name by which a request to vLLM refers to it.
+        ids, logp, candidates: what has been drawn, one entry per token.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Draw:
         self.candidates: list[NDArray[np.uint32] | None] = []
 
     def uniform(self, position: int) -> float:
-        """The number for the token at `position`; any where none is left, as for a row that has just ended."""
+        """The number for the token at `position`; an arbitrary one past the end, for a row that has just ended."""
         return float(self._uniforms[position]) if position < len(self._uniforms) else 0.5
 
     def forced(self, position: int) -> int | None:
@@ -44,21 +44,21 @@ class Draw:
         return self._given[position] if position < len(self._given) else None
 
     def put(self, position: int, token: int, logp: float, candidates: NDArray[np.uint32] | None) -> None:
-        """Keep what was drawn at `position`, in place of anything from there on."""
+        """Record what was drawn at `position`, and discard anything recorded from there on."""
         del self.ids[position:], self.logp[position:], self.candidates[position:]
         self.ids.append(token)
         self.logp.append(logp)
         self.candidates.append(candidates)
 
     def deliver(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Give the request its tokens.
+        """Pass the drawn tokens to the request.
 
         Args:
-            request: the row.
-            token_ids: what vLLM says it took.
+            request: the row's request.
+            token_ids: the tokens that vLLM reports.
 
         Raises:
-            RolloutEngineError: when that is not what was drawn.
+            RolloutEngineError: if these are not the tokens that were drawn.
             NonFiniteError: for a log-prob that is NaN or infinite.
         """
         count = len(token_ids)
@@ -72,4 +72,4 @@ class Draw:
 
 
 DRAWS: dict[str, Draw] = {}
-"""By name, while vLLM runs them: request parameters are copied on their way, so they carry the name alone."""
+"""The draws by name while vLLM runs them. vLLM copies request parameters, so these carry only the name."""

@@ -1,11 +1,11 @@
-"""Rollout engine vllm: vLLM runs the model in this process, and draws from the rows' own random streams.
+"""Rollout engine vllm: vLLM runs the model in this process, and tokens are drawn from the rows' own random streams.
 
-So a run resumes to the same rows, and samples what engine transformers would but for rounding: a row differs only where
-a uniform number falls within the rounding of a boundary between two tokens. Log-probs are those of the distribution
-drawn from, at the row's temperature; candidates are any number of ids.
+A resumed run therefore samples the same rows, and rows equal those of engine transformers up to rounding: they differ
+only if a uniform number falls within the rounding of a boundary between two tokens. Log-probs are those of the
+distribution sampled from, at the row's temperature. Any number of candidates is possible.
 
-    sync     all weights in place (`weights`), then the prefix cache is emptied, then the known row is compared
-    sample   a request per row; each leaves as soon as it has ended
+    sync     replace all weights in place (`weights`), empty the prefix cache, compare the known row
+    sample   one request per row; each row leaves as soon as it has ended
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 Ended = Callable[[int, Sequence[int]], object]
 _RESTARTS = 2
 _SPARE = 256
-"""Tokens of the cache beside those of the recipe: vLLM rounds the longest row up to blocks, and keeps a block back."""
+"""Cache tokens on top of the recipe's: vLLM rounds the longest row up to whole blocks and keeps one block back."""
 
 
 class VllmRollout(RolloutEngine):
-    """Samples with vLLM, from a copy of the weights that it is given at each sync; see the module."""
+    """Samples with vLLM, from a copy of the weights that each sync updates; see the module docstring."""
 
     settings_type = VllmSettings
     settings: VllmSettings
@@ -62,12 +62,12 @@ class VllmRollout(RolloutEngine):
         check_vllm(self.settings, recipe)
 
     def open(self, setup: EngineSetup) -> None:
-        """Start vLLM, with random weights: those of the run come with the first sync.
+        """Start vLLM with random weights; the first sync brings the student's.
 
         Raises:
-            ConfigError: when vLLM cannot run the model, or sleep is asked of a CPU.
+            ConfigError: if vLLM cannot run the model, or `sleep` is set on a CPU.
         """
-        # A fast tokenizer may not be used by two threads at once, and rows may be sampled beside learning.
+        # Rows may be sampled ahead in a thread, and a fast tokenizer must not be used by two threads at once.
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         import torch
 
@@ -89,7 +89,7 @@ class VllmRollout(RolloutEngine):
             "max_model_len": self._longest,
             "max_num_seqs": setup.spec.batch_rows,
             "kv_cache_memory_bytes": (cache + _SPARE) * cache_bytes(config, 4 if self._dtype == "float32" else 2),
-            # What vLLM asks to be free before it looks at the line above.
+            # The share of memory that vLLM requires to be free before it reads the line above.
             "gpu_memory_utilization": 0.05,
             "seed": 0,
             "enable_sleep_mode": sleep,
@@ -116,12 +116,12 @@ class VllmRollout(RolloutEngine):
         """See `RolloutEngine.sync`.
 
         Raises:
-            RolloutEngineError: when vLLM, also one started anew, does not hold the student's weights afterwards; it is
-                not sampled from then, until a sync succeeds.
+            RolloutEngineError: if vLLM does not hold the student's weights afterwards, even after a restart; it is then
+                not sampled from until a sync succeeds.
         """
         began = time.monotonic()
         self._given, self.version = dict(parameters), version
-        # Of a sharded student every layer is gathered from all ranks.
+        # If the student is sharded, every layer is gathered from all ranks.
         with nullcontext() if self.setup.shards is None else self.setup.shards.ranks.bound():
             try:
                 self._renew()
@@ -136,11 +136,11 @@ class VllmRollout(RolloutEngine):
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """See `RolloutEngine.sample`. Should vLLM fail, it is started again and samples what is left.
+        """See `RolloutEngine.sample`. If vLLM fails, it is restarted and samples the rows that are left.
 
         Raises:
             DataError: for a row that may become longer than the model or the cache allows.
-            EngineLostError: when vLLM failed three times, or once where there are several ranks.
+            EngineLostError: if vLLM failed three times, or once in a run of several ranks.
         """
         found: list[Row | None] = [None] * len(planned)
         failures = 0
@@ -155,7 +155,7 @@ class VllmRollout(RolloutEngine):
                 if failures > _RESTARTS or not self._may_restart():
                     raise
                 rows = error.rows
-            # No rows at all where vLLM failed before it began with them.
+            # `rows` is empty if vLLM failed before it started on them.
             for i, row in zip(left, rows, strict=False):
                 found[i] = row
         return [row for row in found if row is not None]
@@ -164,7 +164,7 @@ class VllmRollout(RolloutEngine):
         """See `RolloutEngine.rest`.
 
         Raises:
-            EngineLostError: when the GPU's memory did not come back.
+            EngineLostError: if vLLM did not release the GPU's memory.
         """
         if self._llm is not None:
             try:
@@ -190,7 +190,7 @@ class VllmRollout(RolloutEngine):
         )
 
     def close(self) -> None:
-        """End vLLM and free its memory."""
+        """Stop vLLM and free its memory."""
         llm, self._llm, self._whole = self._llm, None, False
         if llm is not None:
             from student.rollout.vllm.launch import end
@@ -198,7 +198,7 @@ class VllmRollout(RolloutEngine):
             end(llm)
 
     def _renew(self) -> None:
-        """Have vLLM, started again if need be, hold the weights of the last sync, and no numbers of older ones."""
+        """Load the weights of the last sync into vLLM, restarting it if needed, and clear what older weights cached."""
         from student.rollout.known_row import Reader, distance, read_together, tolerance
         from student.rollout.weights import checkpoint_tensors
 
@@ -210,7 +210,7 @@ class VllmRollout(RolloutEngine):
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         except Exception as error:
-            self._abandon()  # half of its layers are in pieces
+            self._abandon()  # some of its layers may be half loaded
             reason = one_line(error, 300)
             raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
         if self._llm.reset_prefix_cache() is False:
@@ -231,11 +231,11 @@ class VllmRollout(RolloutEngine):
         self._whole = True
 
     def _score_known_row(self) -> list[float]:
-        """Log-probs that vLLM gives the known row's answer."""
+        """The log-probs that vLLM gives the known row's answer, nats."""
         from student.rollout.known_row import ANSWER
         from student.rollout.vllm.draws import Draw
 
-        # The uniforms are never used: a draw with a given answer makes the engine take it.
+        # The uniforms are not used, because a draw with given tokens takes these.
         draw = Draw(self.setup.spec, np.full(ANSWER, 0.5), 1.0, self._known.answer)
         self._run([(draw, self._known.prompt, frozenset(), len(self._known.answer))], lambda place, ids: None)
         return draw.logp
@@ -248,7 +248,7 @@ class VllmRollout(RolloutEngine):
         work, draws = [], []
         for i in order:
             request = requests[i]
-            # All rows are looked at before vLLM is given the first one.
+            # All rows are checked before vLLM gets the first one.
             if request.longest > self._longest:
                 raise DataError(
                     f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
@@ -265,10 +265,10 @@ class VllmRollout(RolloutEngine):
         self._run(work, ended)
 
     def _run(self, work: Sequence[tuple[Draw, Sequence[int], frozenset[int], int]], ended: Ended) -> None:
-        """Have vLLM answer (draw, prompt, stop ids, most tokens), and call ended(place, its tokens) for each.
+        """Run requests (draw, prompt, stop ids, maximum tokens), and call ended(index, tokens) as each ends.
 
         Raises:
-            EngineLostError: when vLLM failed; it is closed then.
+            EngineLostError: if vLLM failed; it has then been closed.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -284,7 +284,7 @@ class VllmRollout(RolloutEngine):
                     temperature=0.0,
                     max_tokens=limit,
                     stop_token_ids=sorted(stops),
-                    # Of the model: the stop ids above are all that ends an answer here, as with the other engines.
+                    # The model's own end tokens are ignored: as in all engines, only the stop ids above end a row.
                     ignore_eos=True,
                     detokenize=False,
                     output_kind=RequestOutputKind.FINAL_ONLY,
@@ -312,7 +312,7 @@ class VllmRollout(RolloutEngine):
             raise EngineLostError(f"vLLM failed while it sampled ({reason}).") from error
 
     def _abandon(self) -> None:
-        """Close an engine that has failed, which may fail as well."""
+        """Close an engine that has failed, ignoring errors."""
         try:
             self.close()
         except Exception:
@@ -320,7 +320,7 @@ class VllmRollout(RolloutEngine):
 
     @staticmethod
     def _may_restart() -> bool:
-        """Not with several ranks: vLLM starts by steps that all of them take together."""
+        """Whether vLLM can be restarted: not with several ranks, because they start it by collective steps."""
         from student.rollout.vllm.launch import alone
 
         return alone()
@@ -335,7 +335,7 @@ class VllmRollout(RolloutEngine):
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:
-    """Bytes of keys and values of a token in all layers, if every one is a layer of full attention."""
+    """Bytes of keys and values per token over all layers, if every layer has full attention."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or math.ceil(config.hidden_size / config.num_attention_heads))
     return 2 * int(config.num_hidden_layers) * heads * size * itemsize

@@ -1,4 +1,4 @@
-"""Start and end vLLM in this process, and leave the process as it was: its random states, threads and ranks."""
+"""Starts and stops vLLM in this process without changing the process's random states, threads and ranks."""
 
 import os
 import random
@@ -15,10 +15,10 @@ _kept: list[Any] = []
 
 
 def prepare() -> None:
-    """The environment that vLLM reads when it is imported; what is set already stays.
+    """Set the environment variables that vLLM reads when it is imported; variables that are set already stay.
 
-    The engine runs in this process (its rows' streams are here), on the runner that has logits processors in the form
-    of `streams`, and does not bind the threads that the student computes with.
+    They keep the engine in this process, which holds the rows' random streams, select the runner with logits processors
+    of the form in `streams`, and keep vLLM from binding the threads that the student computes with.
     """
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -32,7 +32,7 @@ def prepare() -> None:
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # It would go before rollout.cache_tokens.
+    # It would override rollout.cache_tokens.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
 
 
@@ -45,7 +45,7 @@ def start(model: str, options: dict[str, Any]) -> Any:
     """A `vllm.LLM` in this process.
 
     Raises:
-        ConfigError: when vLLM cannot run the model.
+        ConfigError: if vLLM cannot run the model.
     """
     prepare()
     try:
@@ -55,7 +55,7 @@ def start(model: str, options: dict[str, Any]) -> Any:
     if not torch.cuda.is_available():
         options.setdefault("enforce_eager", True)
     if not alone():
-        # The ranks have a process group already: each engine is a group of its own in it.
+        # The ranks already have a process group, in which each engine forms a group of its own.
         options.setdefault("distributed_executor_backend", "external_launcher")
     try:
         with _untouched():
@@ -66,9 +66,9 @@ def start(model: str, options: dict[str, Any]) -> Any:
 
 
 def end(llm: Any) -> None:
-    """Free what it holds; where several ranks share a process group, only with the process.
+    """Free what an engine holds; if several ranks share a process group, its memory lives until the process ends.
 
-    vLLM takes the process group down with itself, also when it is collected as garbage, and the ranks still need it.
+    vLLM destroys the process group when it shuts down or is garbage-collected, and the ranks still need the group.
     """
     if not alone():
         _kept.append(llm)
@@ -81,7 +81,7 @@ def end(llm: Any) -> None:
 
 @contextmanager
 def _untouched() -> Iterator[None]:
-    """As before: vLLM seeds every generator of the process and, on a CPU, takes `torch.set_num_threads` away."""
+    """Restore what vLLM changes: it seeds all of the process's generators and, on a CPU, the number of threads."""
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()

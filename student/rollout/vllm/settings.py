@@ -1,4 +1,4 @@
-"""What a recipe may say of vLLM, and what is refused before anything is loaded; imports neither torch nor vLLM."""
+"""Settings of engine vllm, and the checks before anything is loaded; imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _OURS = frozenset(
 
 
 def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
-    """Refuse what cannot work.
+    """Refuse a recipe that vLLM cannot run.
 
     Raises:
-        ConfigError: when vLLM is missing, lacks the student's family, or an option is not the recipe's to set.
+        ConfigError: if vLLM is not installed, lacks the student's family, or `options` has a key that opd sets itself.
     """
     if find_spec("vllm") is None:
         raise ConfigError(
@@ -83,7 +83,7 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
 
 
 def _families(recipe: Recipe) -> list[str]:
-    """The student's architectures by its config; none where it has no config, which is another's to refuse."""
+    """The student's architectures from its config; empty without a config, which loading the model refuses."""
     from transformers import PretrainedConfig
 
     from student.learning.model import Weights
@@ -97,7 +97,7 @@ def _families(recipe: Recipe) -> list[str]:
 
 
 def _known_families() -> dict[str, str]:
-    """Architectures that vLLM has, and the names of its classes for them."""
+    """The architectures that vLLM implements, with the names of its classes."""
     from student.rollout.vllm.launch import prepare
 
     prepare()

@@ -1,8 +1,8 @@
-"""vLLM's sleep: between rollouts its weights wait in the host's memory, and the GPU's memory is the learner's.
+"""vLLM's sleep mode: between rollouts its weights are kept in host memory, and the learner has the GPU's memory.
 
-wake     the learner's cache of freed blocks is given back, then vLLM takes its memory: it takes it from the device
-         and not from torch's cache, in which the learner's last step has left most of the device
-rest     vLLM's weights go to the host, keys and values are dropped
+wake     torch's cache of freed blocks is released, then vLLM takes its memory; vLLM allocates from the device and not
+         from torch's cache, which after a step of the learner holds most of the device
+rest     vLLM's weights move to the host; its keys and values are dropped
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from student.rollout.lost import EngineLostError
 
 
 class Sleep:
-    """Whether vLLM sleeps, and what has to happen before it may not.
+    """Puts vLLM to sleep and wakes it up.
 
     Args:
-        enabled: whether it sleeps at all.
+        enabled: whether sleep mode is used at all.
 
     Attributes:
-        asleep: whether it does now.
+        asleep: whether vLLM is asleep.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -25,10 +25,10 @@ class Sleep:
         self.asleep = False
 
     def wake(self, llm: Any) -> None:
-        """Have `llm` hold its memory.
+        """Wake `llm` up, so that it holds its memory again.
 
         Raises:
-            EngineLostError: when it could not; it is of no more use.
+            EngineLostError: if that fails; the engine is then unusable.
         """
         if not self.asleep:
             return
@@ -39,10 +39,10 @@ class Sleep:
         _asked(llm.wake_up, "wake up; lower train.micro_batch_tokens or rollout.cache_tokens if memory is short")
 
     def rest(self, llm: Any) -> None:
-        """Have `llm` give its memory back.
+        """Put `llm` to sleep, so that it releases its memory.
 
         Raises:
-            EngineLostError: when it could not; it is of no more use.
+            EngineLostError: if that fails; the engine is then unusable.
         """
         if self._enabled and not self.asleep:
             _asked(lambda: llm.sleep(level=1), "give the GPU's memory back; leave rollout.engine.sleep out")

@@ -1,11 +1,11 @@
-"""What vLLM draws: each token from its row's own random stream, by the code that every engine of ours draws with.
+"""Draws tokens inside vLLM, each from its row's own random stream, with the same code as engine transformers.
 
-vLLM calls a logits processor before it samples. This one draws itself, keeps the token's log-prob at the row's
-temperature and the row's candidates, and leaves vLLM logits of which only that token is possible. So vLLM runs the
-model, its cache and its scheduler, and nothing random is left to it; it need not compute or move log-probs either.
+vLLM calls logits processors before it samples. This one draws the token itself, records its log-prob at the row's
+temperature and the row's candidates, and leaves vLLM with logits in which only that token is possible. vLLM thus runs
+the model, its cache and its scheduler, but makes no random choice, and need not compute or move log-probs.
 
-vLLM may ask for a position more than once (a prompt that it reads in pieces, a row that it puts off and takes up
-again): the last answer counts. The module imports vLLM, so only the engine imports it, when it starts.
+vLLM may ask for a position more than once (for a prompt that it prefills in chunks, or a row that it preempts and
+resumes); the last draw counts. This module imports vLLM, so only the engine imports it, when it starts.
 """
 
 from typing import Any
@@ -23,21 +23,21 @@ __all__ = ["RowStreams"]
 
 
 class RowStreams(LogitsProcessor):  # type: ignore[misc]
-    """Draws for the rows of a batch; see the module. Made by vLLM."""
+    """The logits processor that draws for the rows of a batch; vLLM constructs it. See the module docstring."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, tuple[Draw, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """No: greedy decoding takes what is drawn here."""
+        """False, because the processor decides which token is taken, even in greedy decoding."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow the rows to their places in the batch."""
+        """Track the places of the rows in the batch."""
         process_dict_updates(self._rows, batch_update, _entry)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """[rows, V]: -inf but for the token that each row draws."""
+        """Draw a token for each row; returns logits [rows, V] that are -inf except at these tokens."""
         if not self._rows:
             return logits
         places = sorted(self._rows)
@@ -64,6 +64,6 @@ class RowStreams(LogitsProcessor):  # type: ignore[misc]
 
 
 def _entry(params: Any, prompt_ids: list[int] | None, output_ids: list[int]) -> tuple[Draw, list[int]] | None:
-    """The row's draw, and vLLM's own list of its tokens, whose length is the position that comes next."""
+    """The row's draw, and vLLM's own list of the row's tokens, whose length is the next position."""
     name = (params.extra_args or {}).get("draw")
     return None if name is None else (DRAWS[name], output_ids)
