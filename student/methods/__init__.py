@@ -1,4 +1,4 @@
-"""Methods: a paper a file. Terms of the objective and controllers of the loop, by name."""
+"""Methods, one file per paper: terms of the objective and controllers of the loop, registered by name."""
 
 from student.controllers import CONTROLLERS
 from student.learning.terms import OBJECTIVES

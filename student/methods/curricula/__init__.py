@@ -1,1 +1,1 @@
-"""Curricula over the turns of episodes: a paper a file."""
+"""Curricula over the turns of episodes and over modes; one file per paper."""

@@ -1,11 +1,11 @@
-"""Episodes that count in the statistics of their group and are not trained on.
+"""Mark episodes that count in the statistics of their group but are not trained on.
 
     Mini-o3     ended: [turns, tokens]: an episode that ran out of turns is masked, not punished (arXiv 2509.07969)
     SimpleTIR   bad_calls: an episode with a turn that holds no valid call is left out (github ltzheng/SimpleTIR)
 
-Over-long episodes still enter the mean and the deviation of their group, as in the released code of Mini-o3. SimpleTIR
-looks for turns with neither a complete code block nor an answer; here such a turn is one whose call does not parse or
-was cut. Evidence: text and code.
+Such episodes still count in the mean and the standard deviation of their group, as in the released code of Mini-o3.
+SimpleTIR looks for turns with neither a complete code block nor an answer; here it is a turn whose call does not parse
+or was cut. Evidence: text and code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeFilterSettings(ControllerSettings):
-    """Which episodes."""
+    """Which episodes to leave out."""
 
     ended: list[str] = Field(
         default_factory=list, description="Ways to end after which an episode is not trained on: turns, tokens, ..."
@@ -44,7 +44,7 @@ class EpisodeFilter(Controller):
     why_not_stale = ""
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Mark what is not trained on."""
+        """Mark the episodes that are not trained on."""
         for row in rows:
             bad = self.settings.bad_calls and row.notes.get("bad_calls", 0.0) > 0
             out = "ended" in row.tags and (row.tags["ended"] in self.settings.ended or bad)

@@ -1,12 +1,12 @@
-"""More rows for the modes in which the student is still far from the mode's teacher.
+"""Give more rows to the modes in which the student is still far from the mode's teacher.
 
     lag_k   = clip((v_k - target_k) / (v_k at first - target_k), 0, 1)     1: as far as at the start, 0: recovered
     share_k = weight_k (floor + lag_k) / sum_j weight_j (floor + lag_j)
 
-v_k is smoothed over steps: by `divergence` the sampled reverse KL of rows in mode k in nats per token, target 0; by
-`accuracy` the verdict of rows that ended within the budget, target the teacher's accuracy (`modes.NAME.
-teacher_accuracy`). A step's prompts get modes by systematic sampling, so that every mode's expected share is exact in
-every step and rounding favours none. Ours; ORBIT (arXiv 2601.08310) samples modes uniformly.
+v_k is smoothed over steps. By `divergence` it is the sampled reverse KL of rows in mode k, nats per token, with target
+0; by `accuracy` the verdict of rows that ended within the budget, with the teacher's accuracy
+(`modes.NAME.teacher_accuracy`) as target. A step's prompts get modes by systematic sampling, so every mode's expected
+share is exact in every step and rounding favours none. Ours; ORBIT (arXiv 2601.08310) samples modes uniformly.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Modes(Controller):
         self._now: dict[str, float] = {}
 
     def needs(self) -> Needs:
-        """Verdicts, where lags are measured by accuracy."""
+        """Verdicts, if lags are measured by accuracy."""
         return Needs(reward="verdict") if self.settings.by == "accuracy" else Needs()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Take modes, seed and the length limit from the recipe.
+        """Read modes, seed and the length limit from the recipe.
 
         Raises:
-            ConfigError: without modes, or where lags cannot be measured.
+            ConfigError: without modes, or if lags cannot be measured.
         """
         modes = {name: mode for name, mode in recipe.modes.items() if mode.weight}
         if len(modes) < 2:
@@ -86,7 +86,7 @@ class Modes(Controller):
         self._modes, self._seed, self._longest = modes, recipe.seed, recipe.rollout.max_new_tokens
 
     def lags(self) -> dict[str, float]:
-        """How far each mode still is from its teacher, in [0, 1]; 1 where nothing is known yet."""
+        """How far each mode still is from its teacher, in [0, 1]; 1 if nothing is known yet."""
         found = {}
         for name, mode in self._modes.items():
             target = 0.0 if self.settings.by == "divergence" else (mode.teacher_accuracy or 0.0)
@@ -95,7 +95,7 @@ class Modes(Controller):
                 continue
             sign = 1.0 if self.settings.by == "divergence" else -1.0
             left, whole = sign * (self._now[name] - target), sign * (self._first[name] - target)
-            # A mode that began at or beyond its target lags by what it has lost since.
+            # The lag of a mode that began at or beyond its target is what it has lost since.
             found[name] = float(np.clip(left / whole if whole > 0 else left, 0.0, 1.0))
         return found
 
@@ -106,7 +106,7 @@ class Modes(Controller):
         return {name: value / total for name, value in raw.items()}
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Ask the step's problems in modes by their shares."""
+        """Assign modes to the step's prompts by their shares."""
         groups: dict[str, list[PlannedRow]] = {}
         for row in plan.rows:
             groups.setdefault(row.key.group, []).append(row)
@@ -114,11 +114,11 @@ class Modes(Controller):
             return plan
         names, shares = list(self._modes), list(self.shares().values())
         # Systematic sampling: equally spaced points with one random offset over the cumulative shares. Every mode gets
-        # its share of the groups rounded up or down, and exactly its share in expectation.
+        # its share of the groups, rounded up or down, and exactly its share in expectation.
         offset = stream(self._seed, "modes", plan.step, next(iter(groups))).random()
         points = (np.arange(len(groups)) + offset) / len(groups)
         chosen = np.minimum(np.searchsorted(np.cumsum(shares), points, side="right"), len(names) - 1)
-        # Permuted, because the points are sorted by mode and ranks take groups by their place.
+        # Permuted, because the points are sorted by mode while ranks take groups by their position.
         order = stream(self._seed, "modes", "order", plan.step, next(iter(groups))).permutation(len(groups))
         taken: dict[str, int] = {}
         rows: list[PlannedRow] = []
@@ -127,7 +127,7 @@ class Modes(Controller):
         return replace(plan, rows=tuple(rows))
 
     def _asked(self, group: Sequence[PlannedRow], name: str, taken: dict[str, int]) -> list[PlannedRow]:
-        """The rows of a problem in mode `name`; a problem that comes twice gets distinct sample indices."""
+        """The rows of a prompt in mode `name`; if a prompt occurs twice, its rows get distinct sample indices."""
         mode = self._modes[name]
         prompt = mode.mark(group[0].prompt, name)
         first = taken.get(prompt.uid, 0)
@@ -139,7 +139,7 @@ class Modes(Controller):
         ]
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics mode/share/NAME, of the step's rows, and mode/lag/NAME, that they were shared by."""
+        """Metrics mode/share/NAME of the step's rows, and mode/lag/NAME from which the shares were computed."""
         domains = [outcome.domain for outcome in services.outcomes if outcome.domain in self._modes]
         metrics = {f"mode/lag/{name}": lag for name, lag in self.lags().items()}
         if domains:
@@ -147,7 +147,7 @@ class Modes(Controller):
         return metrics
 
     def observe(self, report: StepReport) -> None:
-        """Move the smoothed value of each mode that the step had rows in."""
+        """Update the smoothed value of each mode that had rows in the step."""
         past = self.settings.smoothing
         for name in self._modes:
             value = self._value([o for o in report.outcomes if o.domain == name and o.on_policy])
@@ -156,7 +156,7 @@ class Modes(Controller):
                 self._now[name] = past * self._now.get(name, value) + (1 - past) * value
 
     def _value(self, outcomes: Sequence[Outcome]) -> float | None:
-        """Divergence per token, or accuracy, of the rows in a mode; None where nothing is known."""
+        """Divergence per token, or accuracy, of the rows in a mode; None if nothing is known."""
         if self.settings.by == "accuracy":
             known = [0.0 if o.truncated else o.reward for o in outcomes if o.truncated or o.reward is not None]
             return float(np.mean(np.array(known, dtype=np.float64))) if known else None
@@ -165,7 +165,7 @@ class Modes(Controller):
         return sum(o.sums["behaviour"] - o.sums[TEACHER] for o in scored) / tokens if tokens else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The smoothed values and the first ones."""
+        """The smoothed values and the first values."""
         return {"first": dict(self._first), "now": dict(self._now)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
-"""ReOPD's prefix replay (arXiv 2607.04763): one turn of the student at a point of a recorded path.
+"""ReOPD's prefix replay (arXiv 2607.04763): one turn of the student, at a random point of a recorded path.
 
     point t of a path of M actions is drawn with probability proportional to kappa^t,   t = 0 ... M - 1
 
-The first t actions are replayed without loss, and the student writes turn t alone, so that a row costs one turn. The
-authors draw t when the data are prepared, and take observations from the recording; here the path is played again in
-the environment, which shows whether it still holds. Paths are in the prompt's column `path` (the environments' tasks
-give a path that solves each). Known: kappa 0.6. Evidence: text and code; the authors' pool script is not public.
+The first t actions are replayed without loss and the student only writes turn t, so a row costs one turn. The authors
+draw t when they prepare the data and take observations from the recording; here the path is played again in the
+environment, which shows whether it is still valid. Paths are in the prompt's column `path` (the tasks of environments
+provide a path that solves each problem). Known: kappa 0.6. Evidence: text and code; the authors' pool script is not
+public.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PrefixReplay(Controller):
     why_not_stale = ""
 
     def against_summaries(self) -> str:
-        """That replayed beginnings are not summarised."""
+        """Refused, because replayed beginnings are not summarised."""
         return "it replays actions, which are read whole"
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -62,7 +63,7 @@ class PrefixReplay(Controller):
                 self._path(prompt)
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Have each episode begin at a point of its path."""
+        """Make each episode begin at a point of its path."""
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
 
     def _episode(self, row: PlannedRow) -> PlannedRow:
@@ -83,7 +84,7 @@ class PrefixReplay(Controller):
         return list(path)
 
     def place(self, row: PlannedRow, length: int) -> int:
-        """t, from the row's own random stream."""
+        """The point t, drawn from the row's own random stream."""
         key = row.key
         weights = self.settings.decay ** np.arange(length, dtype=np.float64)
         drawn = stream(self.settings.seed, "prefix_replay", key.step, key.uid, key.sample).random()

@@ -1,14 +1,14 @@
-"""SAGE-OPD's judgements (arXiv 2606.19659): a chat model that has seen what a turn led to says whether to learn there.
+"""SAGE-OPD's judgements (arXiv 2606.19659): a chat model that sees the outcome of a turn says whether to learn from it.
 
     i_k   0 for Skip, `weak` for Weak, 1 for Strong and for any other answer
     c_k   the mean over the tokens of turn k of the teacher's largest probability
     w_k   i_k c_k, the weight of the turn in objective `sage_opd`
 
-The judge reads what the student had read before turn k, the turn, and what the environment answered, and never enters
-the student's input. It is asked through an OpenAI-compatible endpoint; answers are kept by content, so that a step
-taken again hears the same. A turn about which it cannot be asked has i_k = 1, and is counted. Known from two readers of
-the paper: the form of w_k, the three words, full reverse KL. The judge's prompt was not found and is ours; `weak` 0.5
-is that of a re-implementation. Evidence: text at second hand.
+The judge reads what the student had read before turn k, the turn, and the environment's answer. What it says never
+enters the student's input. It is called through an OpenAI-compatible endpoint; answers are cached by content, so that a
+step that is taken again gets the same ones. A turn for which no answer can be had has i_k = 1, and is counted. Known
+from two readers of the paper: the form of w_k, the three words, full reverse KL. The judge's prompt was not found and
+is ours; `weak` 0.5 is that of a re-implementation. Evidence: text at second hand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 NOTE = "turn_weight/"
-"""Of turn k of a row, in its notes: w_k before it is rescaled."""
+"""Prefix of a row's notes: `turn_weight/k` is w_k before it is divided by its mean."""
 
 _QUESTION = """An agent acts in an environment, turn by turn. This is the episode so far; the last turn of the agent and
 what the environment answered stand at its end.
@@ -57,7 +57,7 @@ class SageSettings(ControllerSettings):
 
 
 class Sage(Controller):
-    """The controller: notes a weight for each turn; it has no state."""
+    """The controller: adds a note with the weight of each turn to a row; it has no state."""
 
     settings_type = SageSettings
     settings: SageSettings
@@ -68,16 +68,16 @@ class Sage(Controller):
         self._client = ChatClient(settings.judge)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that read no weights.
+        """Refuse objectives that do not read the weights.
 
         Raises:
-            ConfigError: with the term to use.
+            ConfigError: naming the term to use.
         """
         if not any(getattr(term, "reads_turn_weights", False) for term in terms):
             raise ConfigError("no term reads the weights that method sage gives to turns; use objective sage_opd.")
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Note w_k for each turn of each row; rows without turns are one."""
+        """Note w_k for each turn of each row; a row without turns counts as one turn."""
         places = [
             (row, k, turn) for row in rows if row.trained for k, turn in enumerate(row.turns or ((0, row.length),))
         ]
@@ -90,7 +90,7 @@ class Sage(Controller):
         return rows
 
     def _judge(self, row: Row, turn: int) -> tuple[float, bool]:
-        """i_k, and whether the judge gave it."""
+        """i_k, and whether it came from the judge."""
         history = str(self.services.tokenizer.decode(with_answer(row, turn).tolist(), skip_special_tokens=True))
         try:
             said = self._client.ask([{"role": "user", "content": self.settings.question.replace("{history}", history)}])
@@ -101,16 +101,16 @@ class Sage(Controller):
         return words.get(word, 1.0), word in words
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics turns_skipped and turns_judged: shares of the turns that were judged Skip, and at all."""
+        """Metrics turns_skipped (share of turns judged Skip) and turns_judged (share of turns judged at all)."""
         told = [outcome.notes for outcome in services.outcomes if "turns_judged" in outcome.notes]
         turns = sum(sum(name.startswith(NOTE) for name in notes) for notes in told)
         return {name: sum(notes[name] for notes in told) / max(1, turns) for name in ("turns_skipped", "turns_judged")}
 
 
 def with_answer(row: Row, turn: int) -> NDArray[np.uint32]:
-    """What the student read before a turn, the turn, and what the environment answered.
+    """The ids that the student read before a turn, the turn, and the environment's answer.
 
-    Where a summary was asked for in between, the answer follows the summary.
+    If a summary was written in between, the answer follows the summary.
     """
     turns = row.turns or ((0, row.length),)
     start, end = turns[turn]
@@ -121,10 +121,10 @@ def with_answer(row: Row, turn: int) -> NDArray[np.uint32]:
 
 
 def confidence(row: Row, start: int, end: int) -> float:
-    """c: the mean over positions start to end of the teacher's largest probability.
+    """c: the teacher's largest probability, averaged over positions `start` to `end`.
 
     Raises:
-        ConfigError: when the row has no top-k payload of the teacher.
+        ConfigError: if the row has no top-k payload of the teacher.
     """
     scores = row.signals.get((TEACHER, PayloadKind.TOPK))
     if scores is None or scores.values is None:

@@ -1,14 +1,15 @@
-"""SOPD (arXiv 2608.16333): at each turn that the student began, it learns the whole turn that the teacher would write.
+"""SOPD (arXiv 2608.16333): at the start of each of its turns, the student learns the whole turn of the teacher.
 
-    h_k    the history at which the student's turn k began, its own turns and mistakes included
+    h_k    the history before the student's turn k, its own turns and mistakes included
     s~_k   the teacher's turn given h_k, written greedily
     L      mean over turns of the mean over tokens of -log S(s~_k,t | h_k, s~_k,<t)
 
-The student's episodes say where to learn; what is learnt is the teacher's. Turns do not depend on each other, so they
-are asked for at once, and no log-probs travel. An episode of one turn is supervised fine-tuning. The teacher is a
-completion server that takes token ids (`teacher.endpoint`: vLLM, SGLang), because teacher servers score and do not
-write; it must have the student's tokenizer. Its turns are rows of their own, of origin expert: use objective sft with
-aggregation sequence_mean and rows expert. A turn that the teacher does not answer in time is left out and counted.
+The student's episodes determine where to learn; the teacher's turns are what is learnt. Turns do not depend on each
+other, so all are requested at once, and no log-probs are sent. With one turn per episode this is supervised
+fine-tuning. The teacher is a completion server that takes token ids (`teacher.endpoint`: vLLM, SGLang), because teacher
+servers score but do not generate; it must have the student's tokenizer. Its turns become rows of origin expert: use
+objective sft with aggregation sequence_mean and rows expert. A turn that does not arrive in time is left out and
+counted.
 Known from two notes on the paper that agree (no code was found): the rule, greedy turns of up to 512 tokens, learning
 rate 1e-6, 64 rows a step. Evidence: text at second hand.
 """
@@ -60,10 +61,10 @@ class Sopd(Controller):
         self._client = ChatClient(settings.teacher)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that do not learn from given rows, or want scores of them.
+        """Refuse objectives that do not learn from given rows, or that need models to score them.
 
         Raises:
-            ConfigError: with the term to use.
+            ConfigError: naming the term to use.
         """
         if all(term.settings.rows == "sampled" for term in terms):
             raise ConfigError("no term learns from the turns that method sopd adds; add term sft.")
@@ -83,7 +84,7 @@ class Sopd(Controller):
             places, histories = [places[i] for i in kept], [histories[i] for i in kept]
         with ThreadPoolExecutor(self.settings.workers) as threads:
             texts = list(threads.map(self._written, histories))
-        # Encoded here and not in the threads: a fast tokenizer may not be used by two at once.
+        # Encoded here and not in the threads, because a fast tokenizer must not be used by two threads at once.
         turns = [
             self._turn(row, k, history, text)
             for (row, k), history, text in zip(places, histories, texts, strict=True)
@@ -94,18 +95,18 @@ class Sopd(Controller):
         return [*rows, *(turn for turn in turns if turn is not None)]
 
     def _written(self, history: NDArray[np.uint32]) -> str | None:
-        """The teacher's turn as text; None where it gave none in time."""
+        """The teacher's turn as text; None if it did not arrive in time."""
         try:
             return self._client.go_on(history.tolist())
         except ChatFailed:
             return None
 
     def _turn(self, row: Row, turn: int, history: NDArray[np.uint32], text: str) -> Row | None:
-        """The teacher's turn as a row of its own; None for an empty one."""
+        """The teacher's turn as a row of its own; None for an empty turn."""
         ids = [int(i) for i in self.services.tokenizer(text, add_special_tokens=False)["input_ids"]]
         own = self.services.tokenizer.eos_token_id
         end = answer_end(row.prompt, self.services.tokenizer, frozenset() if own is None else frozenset({int(own)}))
-        # A turn that fills its limit was cut: an end there would teach the student to stop in mid-sentence.
+        # A turn that fills its limit was cut; an end token there would teach the student to stop mid-sentence.
         if end is not None and ids[-1:] != [end] and len(ids) < self.settings.teacher.max_tokens:
             ids.append(end)
         if not ids:

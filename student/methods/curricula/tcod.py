@@ -7,14 +7,14 @@
     mixed  half of the prompts each way
     fixed  k = k_0 throughout: the control that the paper lacks; k_0 = 0 leaves episodes as they are and only measures
 
-`adaptive` advances k by one when the divergence of turn k has fallen under `multiple` times that of the first turn,
-both smoothed, instead of by the step; it is ours, along the lines that the authors name as future work.
+`adaptive` increases k by one once the divergence of turn k has fallen below `multiple` times that of the first turn,
+both smoothed, instead of by the step. It is ours, along the lines that the authors name as future work.
 
-The released code (kokolerk/TCOD, read) differs from the paper in what it compares: its clock is the explorer's batch
-and not the optimizer step, one of its arms alone averages per sequence, and at equal updates f2b sees about three
-times as many episodes as the plain arm. Compare arms at equal tokens and with the same aggregation. Known: the rule,
-eta 2 in the text and 4 to 6 in the released settings, k_0 = 1. The episode ends at the cut, as in the paper. Evidence:
-text and code read.
+The released code (kokolerk/TCOD, read) differs from the paper in what it compares: it counts the explorer's batches and
+not optimizer steps, only one of its arms averages per sequence, and with equal updates f2b sees about three times as
+many episodes as the plain arm. Compare arms at equal tokens and with the same aggregation. Known: the rule, eta 2 in
+the text and 4 to 6 in the released settings, k_0 = 1. The episode ends at the cut, as in the paper. Evidence: text and
+code read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TcodSettings(ControllerSettings):
 
 
 class Tcod(Controller):
-    """The controller; adaptive depth and the smoothed divergences are its state."""
+    """The controller; its state is the adaptive depth and the smoothed divergences."""
 
     settings_type = TcodSettings
     settings: TcodSettings
@@ -74,14 +74,14 @@ class Tcod(Controller):
         self._smoothed: dict[int, float] = {}
 
     def depth(self, step: int) -> int:
-        """k: turns that the student plays at a step; 0 for all."""
+        """k, the number of turns that the student plays in a step; 0 for all."""
         s = self.settings
         if s.order == "fixed":
             return s.start
         return min(self._depth if s.adaptive else s.start + step // s.every, s.turns)
 
     def against_summaries(self) -> str:
-        """That replayed beginnings are not summarised."""
+        """Refused, because replayed beginnings are not summarised."""
         replays = self.settings.order in ("b2f", "mixed")
         return f"order {self.settings.order} replays actions, which are read whole; use order f2b" if replays else ""
 
@@ -96,7 +96,7 @@ class Tcod(Controller):
                 self._path(prompt)
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Cut or begin each episode by the depth of the step."""
+        """Set where each episode begins or is cut, by the depth of the step."""
         depth = self.depth(plan.step)
         if not depth:
             return plan
@@ -140,7 +140,7 @@ class Tcod(Controller):
         past = self.settings.smoothing
         for turn, value in turn_divergences(report.outcomes).items():
             self._smoothed[turn] = past * self._smoothed[turn] + (1 - past) * value if turn in self._smoothed else value
-        # Turn `depth` is index depth - 1; without a value no episode has got that far.
+        # Turn `depth` has index depth - 1; without a value, no episode has reached it.
         deepest, first = self._smoothed.get(self._depth - 1), self._smoothed.get(0)
         if deepest is not None and first is not None and deepest <= self.settings.multiple * first:
             self._depth = min(self._depth + 1, self.settings.turns)

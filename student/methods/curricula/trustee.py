@@ -1,13 +1,13 @@
-"""TRUSTEE's curriculum: tasks of simulated worlds grow harder while the student succeeds, and easier while it fails.
+"""TRUSTEE's curriculum: tasks in simulated worlds get harder while the student succeeds, and easier while it fails.
 
-    D <- min(D + rise, 100)   where the mean reward of a step's episodes is above `upper` (0.5)
-    D <- max(D - rise, 1)     where it is below `lower` (0)
+    D <- min(D + rise, 100)   if the mean reward of a step's episodes is above `upper` (0.5)
+    D <- max(D - rise, 1)     if it is below `lower` (0)
 
-Before a step one task is written for each prompt by its environment's simulator, at levels drawn from D
-(`opd.tasks.environments.simulated_task`), and all answers to the prompt play that one task. A task that cannot be had
-breaks the episodes of its prompt, which are then neither trained on nor counted in the mean. With `batches` above 1 the
-mean is that of so many steps, and starts anew when D moves. Evaluations play at `difficulty` of the options. Rank 0
-asks for all. Source: arXiv 2604.17739 (text: thresholds, 3 of 100, softness 0.5; 16 tasks x 8 answers, GRPO by token).
+Before a step, the environment's simulator writes one task for each prompt, at levels drawn from D
+(`opd.tasks.environments.simulated_task`), and all answers to the prompt play that task. If no task can be written, the
+episodes of the prompt break; they are then neither trained on nor counted in the mean. With `batches` above 1, the mean
+is over that many steps, and starts again when D changes. Evaluations play at `difficulty` of the options. Rank 0 asks
+for all ranks. Source: arXiv 2604.17739 (text: thresholds, 3 of 100, softness 0.5; 16 tasks x 8 answers, GRPO by token).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TrusteeSettings(ControllerSettings):
 
 
 class Trustee(Controller):
-    """The controller; see the module. Its state is D and the mean rewards of the last steps."""
+    """The controller; its state is D and the mean rewards of the last steps."""
 
     settings_type = TrusteeSettings
     settings: TrusteeSettings
@@ -89,7 +89,7 @@ class Trustee(Controller):
         """Give each simulated prompt its levels and its task, the same for all its answers."""
         prompts = {row.key.uid: row.prompt for row in plan.rows if CASE in row.prompt.extra}
         levels = {uid: self._levels(plan.step, uid) for uid in prompts}
-        # Every rank plans the whole step; rank 0 alone asks, for a model may answer a question asked twice differently.
+        # Every rank plans the whole step. Only rank 0 asks, because a model may answer differently when asked twice.
         own = uuid4().hex
         tasks: dict[str, Any] = {}
         if self.services.gather(own)[0] == own:
@@ -108,13 +108,13 @@ class Trustee(Controller):
         return replace(plan, rows=tuple(rows))
 
     def _levels(self, step: int, uid: str) -> dict[str, int]:
-        """The levels of a prompt, from a stream of its own."""
+        """The levels of a prompt, drawn from its own random stream."""
         uniform = stream(self.settings.seed, "trustee", step, uid).random
         return draw_levels(self.difficulty, self.settings.softness, lambda: float(uniform()))
 
     def _task(self, prompt: Prompt, levels: Mapping[str, int]) -> dict[str, Any] | str:
-        """The task of a prompt, or why there is none."""
-        # Only the simulator's: an environment of one's own on top of this one may have further options.
+        """The task of a prompt, or the reason why there is none."""
+        # Only the simulator's options, because a custom environment on top of it may have further ones.
         simulator = prompt.extra[ENVIRONMENT]["options"]["simulator"]
         settings = parse_settings(ChatSettings, simulator, source="options.simulator")
         client = self._clients.setdefault(settings.model_dump_json(), ChatClient(settings))
@@ -124,14 +124,14 @@ class Trustee(Controller):
             return str(error)
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Note the rows whose task could not be had."""
+        """Note the rows whose task could not be written."""
         for row in rows:
             if _TAG in row.tags:
                 row.notes["task_failed"] = float(isinstance(row.prompt.extra.get(TASK), str))
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics trustee/...: D, shares of the episodes without a task, aborted and unjudged, calls, answers kept."""
+        """Metrics trustee/*: D, shares of episodes without a task, aborted and unjudged, calls, and cached answers."""
         played = [outcome for outcome in services.outcomes if _TAG in outcome.tags]
         if not played:
             return {}
@@ -147,7 +147,7 @@ class Trustee(Controller):
         return {f"trustee/{name}": value for name, value in found.items()}
 
     def observe(self, report: StepReport) -> None:
-        """Move D by the mean reward of the episodes that have one."""
+        """Update D by the mean reward of the episodes that have a reward."""
         known = [o.reward for o in report.outcomes if _TAG in o.tags and o.reward is not None]
         if not known:
             return
@@ -170,5 +170,5 @@ class Trustee(Controller):
 
 
 def _total(played: Sequence[Outcome], prefix: str) -> float:
-    """The sum of what environments measured under a name, over turns."""
+    """The sum, over episodes and turns, of what environments measured under a name."""
     return math.fsum(value for o in played for name, value in o.notes.items() if name.startswith(prefix))

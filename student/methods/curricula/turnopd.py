@@ -1,14 +1,14 @@
 """TurnOPD (arXiv 2607.05804): a cap on the turns of episodes, set from statistics of occasional full episodes.
 
-    H_cov   the 80 % quantile of the turns after which episodes that succeed end; of all episodes where none does
-    H_eff   sum_k n_k k KL_k / sum_k n_k KL_k,   k from 1, n_k the episodes that reached turn k: the centroid of the KL
+    H_cov   the 80 % quantile of the number of turns of successful episodes; of all episodes if none succeeds
+    H_eff   sum_k n_k k KL_k / sum_k n_k KL_k,   k from 1, n_k episodes reached turn k: the centroid of the KL
     H       max(H_eff, H_cov), smoothed; other steps play ceil(H) turns
 
-Statistics come from full steps only, every `probe_every` steps: from capped ones the depth could only shrink. The
-other half of the method is the loss (1 - a) L_token + a L_turn with a from 0 to 1 over the run, which is two terms with
-weight schedules: aggregation token_mean from 1 to 0, and turn_mean from 0 to 1. Known from two notes on the paper that
-agree (no code was published): rule and quantile. Smoothing, probe interval and least probes are those of a
-re-implementation. Evidence: secondary sources only.
+Statistics come only from full steps, every `probe_every` steps, because statistics of capped steps could only lower the
+cap. The other half of the method is the loss (1 - a) L_token + a L_turn with a from 0 to 1 over the run, which is two
+terms with weight schedules: aggregation token_mean from 1 to 0, and turn_mean from 0 to 1. Known from two notes on the
+paper that agree (no code was published): rule and quantile. Smoothing, probe interval and minimum number of probes are
+those of a re-implementation. Evidence: secondary sources only.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TurnOpdSettings(ControllerSettings):
 
 
 class TurnOpd(Controller):
-    """The controller; the smoothed depth is its state."""
+    """The controller; its state is the smoothed depth."""
 
     settings_type = TurnOpdSettings
     settings: TurnOpdSettings
@@ -67,13 +67,13 @@ class TurnOpd(Controller):
         return self._horizon is None or step % self.settings.probe_every == 0
 
     def depth(self, step: int) -> int:
-        """Turns that the student plays at a step; 0 for all."""
+        """The number of turns that the student plays in a step; 0 for all."""
         if self.full(step) or self._horizon is None:
             return 0
         return min(max(math.ceil(self._horizon), self.settings.shortest), self.settings.longest)
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Cut each episode by the depth of the step."""
+        """Cut each episode at the depth of the step."""
         depth = self.depth(plan.step)
         if not depth:
             return plan
@@ -97,7 +97,7 @@ class TurnOpd(Controller):
         return found if self._horizon is None else {**found, "turn_horizon": self._horizon}
 
     def observe(self, report: StepReport) -> None:
-        """Move H after a full step."""
+        """Update H after a full step."""
         if not self.full(report.step):
             return
         played = [o for o in sampled_episodes(report.outcomes) if not o.tags["ended"].startswith("broken")]
@@ -116,7 +116,7 @@ class TurnOpd(Controller):
 
 
 def horizon(outcomes: Sequence[Outcome], quantile: float) -> float | None:
-    """max(H_eff, H_cov) of full episodes, turns; None where no turn has a divergence."""
+    """max(H_eff, H_cov) of full episodes, turns; None if no turn has a divergence."""
     ended = [outcome.notes["turns"] for outcome in outcomes if outcome.tags["ended"] == "success"]
     depths = ended or [outcome.notes["turns"] for outcome in outcomes]
     sums: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The divergence of each turn of an episode, sent to all ranks through the row's notes."""
+"""The divergence of each turn of an episode, shared with all ranks through the row's notes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,8 +16,8 @@ def note_turns(row: Row) -> None:
     """Note the sampled reverse KL of each turn of the student: `turn_kl/i`, nats summed over the turn's tokens.
 
     Turns are counted from the start of the episode, replayed ones included. Summaries do not count as turns: their sum
-    is noted as `summary_kl`. A row without the teacher's log-probs of the sampled tokens gets no note, and a given
-    episode, which the student did not sample, neither.
+    is noted as `summary_kl`. Rows without the teacher's log-probs of the sampled tokens get no note, nor do given
+    episodes, which the student did not sample.
     """
     signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
     scores = next((found.sampled for found in signals if found.sampled is not None), None)
@@ -32,12 +32,12 @@ def note_turns(row: Row) -> None:
 
 
 def sampled_episodes(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The episodes that the student played; given ones say nothing of it."""
+    """The episodes that the student played, without given ones."""
     return [outcome for outcome in outcomes if "ended" in outcome.tags and outcome.origin != "expert"]
 
 
 def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:
-    """Mean sampled reverse KL by turn over the episodes that reached it, nats per turn, turns from 0."""
+    """Mean sampled reverse KL of each turn, over the episodes that reached it; nats per turn, turns from 0."""
     found: dict[int, list[float]] = {}
     for outcome in outcomes:
         for turn, value in turn_notes(outcome.notes).items():
@@ -46,18 +46,18 @@ def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:
 
 
 def turn_notes(notes: Mapping[str, float]) -> dict[int, float]:
-    """The divergences that `note_turns` noted, by turn."""
+    """The divergences noted by `note_turns`, by turn."""
     return {int(name.removeprefix(_PREFIX)): value for name, value in notes.items() if name.startswith(_PREFIX)}
 
 
 def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Metrics of a step's episodes, but for given ones.
+    """Metrics of a step's episodes, without given ones.
 
     Returns:
-        turns: mean turns of the student; episodes_ended_in_replay: their share; trajectory_kl: mean sum of an episode,
-        nats; summary_kl: the part of it in summaries, mean over episodes that have some; kl_by_turn/N: mean of turn N,
-        nats; kl_escalation: mean of the last third of the turns over that of the first third, above 1 where the student
-        drifts away as episodes go on.
+        turns: mean number of turns of the student. episodes_ended_in_replay: share of such episodes. trajectory_kl:
+        mean KL summed over an episode, nats. summary_kl: the part of it in summaries, mean over episodes with
+        summaries. kl_by_turn/N: mean of turn N, nats. kl_escalation: mean of the last third of the turns over that of
+        the first third; above 1 if the student drifts away as episodes go on.
     """
     played = sampled_episodes(outcomes)
     if not played:
@@ -78,7 +78,7 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         metrics |= {f"kl_by_turn/{turn + 1}": value for turn, value in by_turn.items()}
         values, third = list(by_turn.values()), max(1, len(by_turn) // 3)
         early = float(np.mean(values[:third]))
-        # An estimate from sampled tokens may be negative, and a ratio over it says nothing.
+        # An estimate from sampled tokens may be negative, and a ratio to it would be meaningless.
         if early > 0:
             metrics["kl_escalation"] = float(np.mean(values[-third:])) / early
     return metrics

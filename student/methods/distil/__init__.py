@@ -1,1 +1,1 @@
-"""Distillation objectives and what changes their rows: a paper a file."""
+"""Distillation objectives, and controllers that change their rows; one file per paper."""

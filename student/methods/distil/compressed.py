@@ -3,9 +3,9 @@
     clip   A = clamp(log T(y) - log S(y), -limit, limit)
     log    A = sign(d) log(1 + |d|),  d = log T(y) - log S(y)
 
-Both keep sign and order; log has slope 1 at 0. The expected reward is no longer minus the reverse KL: clip biases the
-rare tokens beyond its limit only, log is another objective everywhere. A student whose end token the teacher does not
-use has one token per response with d about -25: the remedy for that is `teachers.map_stops`, not this.
+Both keep sign and order; log has slope 1 at 0. The expected reward is then not minus the reverse KL: clip adds bias
+only through the rare tokens beyond its limit, log is a different objective everywhere. If the teacher does not use the
+student's end token, each response has one token with d about -25; use `teachers.map_stops` against that, not this.
 
 After arXiv 2607.13399; evidence: the forms in one detailed digest, no code, no published limit (10 touched 0.3 % of
 the tokens in one audit), so this is not a reproduction.

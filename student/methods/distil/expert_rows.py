@@ -1,13 +1,14 @@
-"""Given answers among the sampled ones: GKD's mix, golden rollouts, and a cold start.
+"""Given answers among the sampled ones: GKD's mixture, golden rollouts, and a cold start.
 
-    share        of each step's rows is given instead of sampled. GKD (arXiv 2306.13649) has share = 1 - lambda, with
-                 one divergence on all rows; StableOPD (2604.08527) mixes golden rollouts in against length inflation
-    cold_steps   first steps that are given throughout, usually with term sft (arXiv 2604.13016)
+    share        share of each step's rows whose answer is given instead of sampled. GKD (arXiv 2306.13649) has
+                 share = 1 - lambda and one divergence on all rows; StableOPD (2604.08527) mixes in golden rollouts
+                 against length inflation
+    cold_steps   number of first steps in which all answers are given, usually with term sft (arXiv 2604.13016)
 
-Answers are the worked solution or the reference answer of the prompt, or recorded ones from a file, for example the
-teacher's. Of episodes they are the actions of a known or recorded path (`source: path`, `opd episodes record`), played
-in the environment; the prompt's column `slips` may list actions in it, by number from 0, that are mistakes: they are
-played and not learnt from. Terms tell the rows apart by their setting `rows`.
+Answers are the worked solution or the reference answer of the prompt, or recorded answers from a file, for example the
+teacher's. For episodes they are the actions of a known or recorded path (`source: path`, `opd episodes record`), which
+are played in the environment. The prompt's column `slips` may list the indices of actions that are mistakes; they are
+played but not learnt from. Terms choose between given and sampled rows by their setting `rows`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ExpertRows(Controller):
         """Refuse terms that cannot learn from given paths, and objectives of which no term learns from given rows.
 
         Raises:
-            ConfigError: before the first rollout.
+            ConfigError: naming the term or the setting to change.
         """
         scored = next((t.settings.name for t in terms if t.settings.rows != "sampled" and t.needs().signals), None)
         if self.settings.source == "path" and scored is not None:
@@ -97,7 +98,7 @@ class ExpertRows(Controller):
             raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
 
     def against_summaries(self) -> str:
-        """That recorded paths have no summaries."""
+        """Refused with source path, because recorded paths have no summaries."""
         return "a recorded path holds no summaries, and is read whole" if self.settings.source == "path" else ""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -136,26 +137,26 @@ class ExpertRows(Controller):
                 f"{wanted} of the {len(plan.rows)} rows of step {plan.step} are to be given, but only {len(able)} have "
                 f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
             )
-        # By seed and step alone: a step that is taken again after an interruption gives the same rows their answers.
+        # A function of seed and step alone, so that a step that is taken again chooses the same rows.
         order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))
         chosen = {able[int(i)] for i in order[:wanted]}
         return replace(plan, rows=tuple(self._give(row) if i in chosen else row for i, row in enumerate(plan.rows)))
 
     def _drop(self, plan: StepPlan, wanted: int) -> tuple[list[int], StepPlan, int]:
-        """Leave one row without an answer out of the step for each answer that is missing.
+        """Drop one row without an answer from the step for each answer that is missing.
 
         Returns:
             Indices of the rows that have an answer in the new plan, the new plan, and how many of its rows to give.
         """
         able = {i for i, row in enumerate(plan.rows) if self._answers(row.prompt)}
         lacking = [i for i in range(len(plan.rows)) if i not in able]
-        # No more than answers are missing, so that as many rows as planned are still sampled.
+        # Drop only as many as answers are missing, so that as many rows as planned are still sampled.
         gone = set(lacking[: wanted - len(able)])
         rows = tuple(row for i, row in enumerate(plan.rows) if i not in gone)
         return [i for i, row in enumerate(rows) if self._answers(row.prompt)], replace(plan, rows=rows), len(able)
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics expert_share, and what recorded answers once cost their author."""
+        """Metric expert_share; also counts the tokens that sampling the recorded answers once cost."""
         given = [outcome for outcome in services.outcomes if outcome.origin == "expert"]
         metrics = {"expert_share": len(given) / max(1, len(services.outcomes))}
         if self.settings.source == "file":

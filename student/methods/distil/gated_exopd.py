@@ -1,4 +1,4 @@
-"""ExOPD token by token: the teacher's reward is extrapolated only where the student already agrees with the teacher.
+"""Gated ExOPD: the teacher's reward is extrapolated only at tokens on which the student agrees with the teacher.
 
     x = log T(y) - log S(y),   q = exp(-(e^x - x - 1) / tau),   A = x + gamma q (log T(y) - log R(y))
 

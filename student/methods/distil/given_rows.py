@@ -1,4 +1,4 @@
-"""Rows that the student did not sample (origin expert): no estimator may take their tokens for samples."""
+"""Handling of rows that the student did not sample (origin expert), whose tokens no estimator may treat as samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
-    """For terms that estimate from the response token alone.
+    """Refuse given rows, for terms that estimate from the response token alone.
 
     Raises:
-        ConfigError: when the term would learn from a row that the student did not sample.
+        ConfigError: if the term would learn from a row that the student did not sample.
     """
     if any(not row.on_policy and term.selects(row) for row in rows):
         raise ConfigError(
@@ -30,12 +30,12 @@ def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
 
 
 def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
-    """[N] response tokens, on given rows replaced by the first candidate.
+    """[N] response tokens; on given rows they are replaced by the first candidate.
 
-    A candidate is in the head, so `head_tail_reverse_kl` then sums its head and has no sample from the tail, which
-    contributes sg(p_tail c) log p_tail: c, an estimate of the tail's mean log-ratio, stands for all its tokens (0
-    without a teacher tail; see `opd.maths.head_tail`). Otherwise a token that another model chose would be taken for a
-    sample from the tail.
+    `head_tail_reverse_kl` then sees a token of the head (the candidates), sums the head exactly and has no sample from
+    the tail. The tail contributes sg(p_tail c) log p_tail, where c, an estimate of the tail's mean log-ratio, stands
+    for all its tokens (0 without a teacher tail; see `opd.maths.head_tail`). Without the replacement, a token that
+    another model chose could be taken for a sample from the student's tail.
     """
     import torch
 

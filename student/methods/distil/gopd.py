@@ -5,13 +5,13 @@ weight one, for any reference R. G-OPD scales the reward by lambda:
 
     maximise  lambda E_S[log T - log R] - KL(S || R)   =   -KL(S || T) + (lambda - 1) E_S[log T - log R]
 
-lambda = 0 copies R, between 0 and 1 interpolates (a dial for the length of answers), 1 is plain distillation and needs
-no reference, 1.25 is ExOPD. R is a served model (`teachers.reference`): the student's initial weights, or the teacher's
-base before its reinforcement learning ("reward correction"). Domains route to their own teachers and may have a lambda
-of their own.
+lambda = 0 copies R; values between 0 and 1 interpolate (a dial for the length of answers); 1 is plain distillation and
+needs no reference; 1.25 is ExOPD. R is `teachers.reference`: the student's initial weights, or the teacher's base model
+before its reinforcement learning ("reward correction"). Domains route to their own teachers and may have their own
+lambda.
 
     sampled   the paper's form: policy gradient on log S(y) - log T(y) - (lambda - 1) (log T(y) - log R(y))
-    gather    exact on the student's top k, sampled on the tail; the gradient is unbiased, the value off by the tail's
+    gather    exact on the student's top k, sampled on the tail; the gradient is unbiased, the value lacks the tail's
               share of log Z (`opd.maths.reference`)
     hidden    exact over the vocabulary, normalised
 
@@ -78,8 +78,8 @@ class GeneralisedOpdSettings(TermSettings):
 
     @property
     def needs_no_reference(self) -> bool:
-        """Whether lambda is 1 everywhere and always, so that no reference is needed."""
-        # `or` takes a final lambda of 0 for none at all; the second half of the condition catches it.
+        """Whether lambda is 1 for all domains and steps, so that no reference is needed."""
+        # `or` treats a final lambda of 0 like None; the second half of the condition catches that case.
         scales = {self.reward_scale, self.final_reward_scale or self.reward_scale, *self.domain_reward_scale.values()}
         return scales == {1.0} and self.final_reward_scale != 0
 
@@ -119,7 +119,7 @@ class GeneralisedOpd(Term):
         )
 
     def bind(self, tokenizer: Any) -> None:
-        """Look up the tokens that keep lambda = 1."""
+        """Look up the ids of the tokens that keep lambda = 1."""
         if self.settings.guards.plain_tokens is not None:
             self._plain_ids = token_ids(self.settings.guards.plain_tokens, tokenizer)
 
@@ -135,7 +135,7 @@ class GeneralisedOpd(Term):
             refuse_given_rows(self, rows)
 
     def reward_scale(self, row: Row) -> float:
-        """Lambda of a row: of its domain, else of its step."""
+        """The lambda of a row: that of its domain, or else that of its step."""
         s = self.settings
         if row.prompt.domain in s.domain_reward_scale:
             return s.domain_reward_scale[row.prompt.domain]

@@ -1,10 +1,10 @@
-"""IW-OPD: a token weighs less, the more of the response's disagreement lies before it.
+"""IW-OPD: a token weighs the less, the more of the response's disagreement lies before it.
 
     d_t = log T(y_t) - log S(y_t),   w_t = 1 + gamma (1 - sum_{k<t} |d_k| / sum_k |d_k|),   A_t = w_t d_t
 
-The first token has weight 1 + gamma, a late one about 1. Weights are not normalised in the released code: their mean
-is 1 + gamma / 2 where disagreement is spread evenly, so that the method also raises the learning rate. `normalise`
-divides by the mean weight of the response, which takes that away. Weights look at the whole response: windows change
+The first token has weight 1 + gamma, a late one about 1. The released code does not normalise the weights: their mean
+is 1 + gamma / 2 if disagreement is spread evenly, so the method also raises the effective learning rate. `normalise`
+removes that by dividing by the mean weight of the response. Weights depend on the whole response, so windows change
 them.
 
 Source: arXiv 2606.22600; evidence: two released implementations read (the authors' and TRL's), gamma 0.5 in both.

@@ -1,8 +1,8 @@
-"""Leave tokens of a set out of every loss: special and template tokens, on which teacher and student need not agree.
+"""Leave a set of tokens out of every loss: special and template tokens, on which teacher and student need not agree.
 
-The tokens stay in the response and in the teacher's context; they only stop counting, in sums and denominators alike.
-Source: the special-token mask of Revisiting OPD, arXiv 2603.25562. Keep the end of sequence out of the set, or the
-student does not learn when to stop.
+The tokens stay in the response and in the teacher's context; they are only left out of sums and denominators. Source:
+the special-token mask of Revisiting OPD, arXiv 2603.25562. Do not put the end of sequence into the set, or the student
+does not learn when to stop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MaskTokens(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metric masked_share: of the tokens that would have been trained on."""
+        """Metric masked_share: the masked share of the tokens that would have been trained on."""
         masked = sum(outcome.notes.get("masked_tokens", 0.0) for outcome in services.outcomes)
         left = sum(outcome.tokens for outcome in services.outcomes)
         return {"masked_share": masked / max(1.0, masked + left)}

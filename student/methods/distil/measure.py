@@ -1,4 +1,6 @@
-"""Reverse KL of evaluations: how far the student's own answers are from its teachers, by the best payload served.
+"""The reverse KL that evaluations report, between student and teachers on the student's answers.
+
+The most exact payload that all teachers serve is used:
 
     hidden    exact over the vocabulary
     gather    exact on the student's top k, one sampled token for the tail
@@ -37,11 +39,11 @@ class ReverseKl:
     """Implements `student.evaluate.EvalMeasure` with the term of on-policy distillation.
 
     Args:
-        payload: what the teachers are asked for.
+        payload: what the teachers send.
         k: ids per position for payload gather.
 
     Attributes:
-        estimator: how it measures, in words for reports: different estimators have different noise.
+        estimator: describes the estimator in reports, because estimators differ in noise.
     """
 
     def __init__(self, payload: Literal["hidden", "gather", "sampled"], k: int) -> None:
@@ -76,20 +78,20 @@ class ReverseKl:
 def reverse_kl_of(
     infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
 ) -> ReverseKl | None:
-    """The best measure that the teachers of a run serve: exact where every one serves hidden states.
+    """The most exact measure that all teachers of a run serve; exact if all of them serve hidden states.
 
-    None where it cannot be measured: without a teacher, or from a store, which has no scores of new samples.
+    None if it cannot be measured: without a teacher, or with recorded scores, which do not cover new samples.
 
     Args:
         infos: the served models.
-        needs: of the objective.
+        needs: the needs of the objective.
         settings: the recipe's `teachers`.
     """
     if settings is None or recorded_folder(settings.endpoints) is not None:
         return None
     if not needs.teacher:
         return None
-    # Rows carry one set of candidates, so the measurement asks at as many ids as the objective does.
+    # Rows carry one set of candidates, so the measurement uses as many ids as the objective.
     k = needs.candidates or min([_MEASURED_IDS, *(info.limits.max_k for info in infos.values())])
     kinds = [set(info.payloads) for info in infos.values()]
     mixed = settings.map_stops or (settings.combine == "probability" and settings.several)

@@ -1,4 +1,4 @@
-"""Between a term and the divergences of `opd.maths`: the importance weight going in, the metrics coming out."""
+"""Helpers between terms and the divergences of `opd.maths`: importance weights as arguments, metrics of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def weighted(batch: TokenBatch, cap: float | None) -> dict[str, Any]:
-    """What weights an estimate from the sampled token with min(p / behaviour, cap); nothing without a cap."""
+    """The arguments that weight an estimate from the sampled token by min(p / behaviour, cap); none without a cap."""
     return {} if cap is None else {"behaviour_log_probs": batch.behaviour_logp, "importance_cap": cap}
 
 
@@ -24,8 +24,8 @@ def divergence_metrics(name: str, result: Divergence, batch: TokenBatch, mask: T
     """Metrics of a divergence as (sum, count): its value as `name`, entropies, diagnostics, its value by position.
 
     Args:
-        name: of the divergence.
-        result: of `opd.maths`, one value for each position of the batch.
+        name: name of the divergence.
+        result: its result from `opd.maths`, with one value per position of the batch.
         batch: the micro-batch.
         mask: [N] bool, the mask that the result was computed with; the batch's own if None.
     """

@@ -2,8 +2,8 @@
 
     A = (T(y)^alpha - S(y)^alpha) / alpha,      |A| <= 1 / alpha
 
-Bounded and of the sign of the log-ratio, which it becomes as alpha goes to 0; a larger alpha looks at likely tokens
-only. Source: arXiv 2606.17199.
+The reward is bounded, has the sign of the log-ratio and tends to it as alpha goes to 0; with a larger alpha, only
+likely tokens matter. Source: arXiv 2606.17199.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A penalty for leaving a reference: KL(student || reference) on the student's samples.
+"""A penalty for moving away from a reference: KL(student || reference) on the student's samples.
 
-The reference is a served model (`teachers.reference`), usually the student's initial weights. Against length inflation
-and truncation collapse in distillation (StableOPD, arXiv 2604.08527), and the KL term of GRPO (arXiv 2402.03300).
+The reference is `teachers.reference`, usually the student's initial weights. It counters length inflation and
+truncation collapse in distillation (StableOPD, arXiv 2604.08527), and is the KL term of GRPO (arXiv 2402.03300).
 
     sampled   policy gradient on log S(y) - log R(y): unbiased; or `form` k3_loss, as GRPO's code differentiates it,
               whose expected gradient is that of the forward KL(R || S)
     gather    exact on the student's top k, sampled on the tail
     hidden    exact
 
-Both sides have the temperature of the rollouts, so that a student equal to its reference has no penalty.
+Both sides use the temperature of the rollouts, so a student equal to its reference has no penalty.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     A = max(log T(y) - log S(y), log(lambda) / (1 - lambda))
 
-The floor is the least reward that the mixture lambda S + (1 - lambda) T could give, divided by its share of T.
-Exploration (the first `exploration_steps`): tokens under the floor are left out. Refinement (after): only the
-`retention` share of each response with the highest student entropy counts. Left-out tokens stay in the denominator
-here, so that phases differ in which tokens teach and not in the learning rate.
+The floor is the least reward that the mixture lambda S + (1 - lambda) T could give, divided by its share of T. In the
+exploration phase (the first `exploration_steps`), tokens below the floor are left out; in the refinement phase (after),
+only the share `retention` of each response with the highest student entropy counts. Tokens that are left out stay in
+the denominator here, so that the phases differ in which tokens teach but not in the effective learning rate.
 
 Source: arXiv 2603.11137, its formulas as two independent reimplementations give them.
 """

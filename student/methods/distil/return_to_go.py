@@ -4,9 +4,9 @@ The gradient of the sequence divergence KL(S || T) has two parts per token:
 
     grad KL(S(.|s_t) || T(.|s_t))  +  G_t grad log S(y_t|s_t),     G_t = sum_{t' > t} discount^(t' - t) r_t'
 
-with r_t = log S(y_t|s_t) - log T(y_t|s_t). On-policy distillation keeps the first part alone ("discount 0"); with
-discount 1 the sum is the unbiased gradient of the sequence KL, at a variance that grows with the length. MiniLLM
-divides G_t by the number of remaining tokens, so that short responses are not preferred, which is biased on purpose.
+with r_t = log S(y_t|s_t) - log T(y_t|s_t). On-policy distillation keeps only the first part ("discount 0"). With
+discount 1 the sum is an unbiased gradient of the sequence KL, with a variance that grows with the length. MiniLLM
+divides G_t by the number of remaining tokens so that short responses are not preferred; this bias is intended.
 
 Source: MiniLLM, arXiv 2306.08543.
 """
@@ -42,7 +42,7 @@ def future_sum(values: Float[Tensor, " n"], row: Int[Tensor, " n"], discount: fl
     total, shift = values, 1
     # After each round `total` holds the inclusive sums over windows of `shift` positions.
     while shift < len(values) and discount > 0:
-        # Rows lie one after another, so a position `shift` further in the same row has no other row in between.
+        # Rows are stored one after another, so positions of the same row have no other row between them.
         later = torch.where(row[shift:] == row[:-shift], total[shift:], torch.zeros_like(total[shift:]))
         total = total + torch.nn.functional.pad(discount**shift * later, (0, shift))
         shift *= 2
@@ -55,10 +55,10 @@ def future_surrogate(
     """A loss of value 0 per position whose gradient is G_t grad log S(y_t); 0 on rows the student did not sample.
 
     Args:
-        batch: with the student's scores and the teacher's sampled log-probs.
+        batch: the batch, with the student's scores and the teacher's sampled log-probs.
         discount: in [0, 1].
         length_normalised: divide G_t by the number of later tokens of the row.
-        role: whose log-probs T are.
+        role: role of the model whose log-probs are T.
 
     Returns:
         [N] nats.
@@ -68,7 +68,8 @@ def future_surrogate(
 
     scores = have(batch.student.scores, "scores")
     teacher = have(batch.signal(PayloadKind.SAMPLED, role).sampled, "sampled log-probs")
-    # The mask of the rows, not of the batch: a token of a trained prefix also answers for what follows the prefix.
+    # The mask of the rows and not of the batch: a trained token is also responsible for later tokens that the batch
+    # masks, for example those after a trained prefix.
     counts = torch.from_numpy(np.concatenate([row.loss_mask for row in batch.rows])).to(batch.mask.device)
     ratio = torch.where(counts, scores.sampled.detach() - teacher, torch.zeros_like(teacher))
     future = future_sum(ratio, batch.row, discount)

@@ -1,16 +1,16 @@
-"""RLTF (arXiv 2602.02482): what a second attempt owed to the feedback, the first one learns by itself.
+"""RLTF (arXiv 2602.02482): the first attempt learns what the second attempt gained from feedback.
 
     y0, feedback c0, y1                                   an episode, for example of environment `again`
     sd   raise log S(y1 | x), without y0 and c0, by  A = R(y1) - mean over the group of R(y0)
     fm   raise log S(c0 | x, y0): predict the feedback
 
-The baseline is of first attempts alone, so that second attempts which are all right still teach. Tokens of y1 with
-log-prob under `floor` given x are left out. sd adds rows of origin hinted, whose reward is A: use objective
-policy_gradient with `rows: expert, ratio: none, advantage: {name: reinforce}` (no importance ratio: biased, of little
-variance, as the authors chose); fm adds rows of origin expert: use sft with weight 0.1. Beside either, the authors
+The baseline averages first attempts only, so that second attempts still teach if they are all right. Tokens of y1 whose
+log-prob given x is below `floor` are left out. sd adds rows of origin hinted with reward A; use objective
+policy_gradient with `rows: expert, ratio: none, advantage: {name: reinforce}` (without importance ratio: biased, with
+low variance, as the authors chose). fm adds rows of origin expert; use sft with weight 0.1. Besides either, the authors
 reinforce both attempts: policy_gradient with `advantage: {name: trloo, discount: 0.1}`. Their weight of sd rises to 0.1
-(`weight: {from: 0, to: 0.1, steps: ...}`). Their feedback is a judge's; here it is whatever the environment says. With
-several updates for a batch, ratio none does not correct. Evidence: text and code (lili-chen/rltf, read).
+(`weight: {from: 0, to: 0.1, steps: ...}`). Their feedback comes from a judge; here it is what the environment says.
+With several updates per batch, ratio none does not correct for them. Evidence: text and code (lili-chen/rltf, read).
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Rltf(Controller):
         return Needs(reward="any", models=frozenset({STUDENT}))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that do not learn from the rows it adds, or want scores of them.
+        """Refuse objectives that do not learn from the added rows, or that need models to score them.
 
         Raises:
-            ConfigError: with the term to use.
+            ConfigError: naming the term to use.
         """
         learns = [term for term in terms if term.settings.rows == "expert"]
         if not learns:
@@ -70,18 +70,18 @@ class Rltf(Controller):
             raise ConfigError(f"term {scored!r} wants scores, which the rows that method rltf adds have not got.")
 
     def against_summaries(self) -> str:
-        """That its turns are attempts."""
+        """Refused, because turns are attempts here."""
         return "it takes every turn for an attempt, which a summary is not"
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Add the rows; groups are whole on a rank, so that first attempts can be compared."""
+        """Add the rows; a group is whole on one rank, so its first attempts can be compared."""
         able = [row for row in rows if row.on_policy and row.trained and row.turns and row.turn_rewards]
         pairs = [row for row in able if len(row.turns) > 1]
         found = self._second(able, pairs) if self.settings.form == "sd" else [_feedback(row) for row in pairs]
         return [*rows, *(row for row in found if row.loss_mask.any())]
 
     def _second(self, able: Sequence[Row], pairs: Sequence[Row]) -> list[Row]:
-        """y1 as an answer to x, with its advantage as reward."""
+        """Rows with y1 as the answer to x, and its advantage as the reward."""
         firsts: dict[str, list[float]] = {}
         for row in able:
             firsts.setdefault(row.key.group, []).append(row.turn_rewards[0])
@@ -110,7 +110,7 @@ class Rltf(Controller):
 
 
 def _feedback(row: Row) -> Row:
-    """c0 as what follows y0: everything that the environment wrote between the two attempts."""
+    """A row with c0 as the response after y0: everything that the environment wrote between the two attempts."""
     (_, end), (start, _) = row.turns[:2]
     history = np.concatenate([row.prompt_ids, row.response_ids[:end]])
     return _row(row, history, row.response_ids[end:start], "expert", "feedback")

@@ -1,12 +1,11 @@
-"""SAGE-OPD's loss (arXiv 2606.19659): the reverse KL, each turn by what a judge and the teacher's certainty say of it.
+"""SAGE-OPD's loss (arXiv 2606.19659): the reverse KL, weighted per turn by a judge and by the teacher's certainty.
 
     L_t   w_k(t) / mean w  D( S(.|s_t), T(.|s_t) )
 
-w_k is the weight that method `sage` gave to turn k, and the mean is over the trained tokens of the step on all ranks,
-so that the mean weight of a token is 1. D is that of objective `opd` with payload topk, whose first value is the
-teacher's certainty; its tail bucket stands for the words outside the top k, where the authors take the whole
-vocabulary. A row without weights, and a step in which every turn is skipped, learn nothing. Evidence: text at second
-hand.
+w_k is the weight that method `sage` gave to turn k. The mean is over the trained tokens of the step on all ranks, so
+the mean weight of a token is 1. D is that of objective `opd` with payload topk, whose first value is the teacher's
+certainty; a tail bucket stands for the tokens outside the top k, where the authors use the whole vocabulary. If every
+turn of a step is skipped, nothing is learnt from it. Evidence: text at second hand.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class SageOpd(OnPolicyDistillation):
         self._mean = 1.0
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That all turns weigh the same without the method that weighs them."""
+        """Warn if the method that weights the turns is missing, so that all turns weigh the same."""
         weighed = any(str(entry.get("name")) == "sage" for entry in recipe.methods)
         return [] if weighed else [f"all turns weigh 1 in term {self.settings.name!r} without method sage"]
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        """The mean weight of a token."""
+        """Compute the mean weight of a token."""
         weighed = [(token_weights(one.notes, one.spans, one.length), one) for one in outcomes if one.trained]
         # Tokens of a turn are all trained or none is, but for those of the environment, which have no weight.
         total = sum(float(weights.sum()) for weights, _ in weighed)
@@ -70,17 +69,17 @@ class SageOpd(OnPolicyDistillation):
         self._mean = total / count if count else 1.0
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Divergence per position, nats, weighted; its metrics are those of `opd`, and turn_weight (1 in the mean)."""
+        """Weighted divergence per position, nats; metrics are those of `opd` and turn_weight, whose mean is 1."""
         found = [token_weights(row.notes, row.turns, row.length) / (self._mean or 1.0) for row in batch.rows]
         weights = batch.of_tokens([part.astype(np.float32) for part in found])
-        # Into the weights for what multiplies by them itself, and into the loss below: the objective has the old ones.
+        # Into the weights for divergences that apply them, and into the loss, as the objective keeps its own weights.
         output = super().token_losses(replace(batch, weights=batch.weights * weights))
         metrics = {**output.metrics, "turn_weight": ((weights * batch.mask).sum(), batch.mask.sum())}
         return TermOutput(None if output.loss is None else output.loss * weights, output.total, metrics)
 
 
 def token_weights(notes: Mapping[str, float], turns: Sequence[tuple[int, int]], length: int) -> NDArray[np.float64]:
-    """[T] w_k of each token's turn, 0 between turns; ones for a row without weights."""
+    """[T] the weight w_k of each token's turn, 0 between turns; ones for a row without weights."""
     if not any(name.startswith(NOTE) for name in notes):
         return np.ones(length)
     found = np.zeros(length)

@@ -1,7 +1,7 @@
-"""Choose the tokens of each response that a term learns from, by a score.
+"""Choose by a score the tokens of each response that a term learns from.
 
-The share is taken within a response, so that the choice depends neither on the micro-batch nor on other rows; papers
-take it within a batch. Chosen tokens weigh in for those left out: every response keeps its share of the loss.
+The share is taken within a response, so the choice depends neither on the micro-batch nor on other rows; papers take it
+within a batch. Chosen tokens are weighted up for those left out, so that every response keeps its share of the loss.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def top_share(
     if len(score) == 0:
         return mask, torch.ones_like(score)
     key = torch.where(mask, score.detach(), -torch.inf)
-    # Two stable sorts, by score and then by row, order the tokens of every row by score at once. `rank` is a token's
-    # place within its row: its place in that order, less where its row starts.
+    # Two stable sorts, by score and then by row, order the tokens of all rows by score at once. `rank` is a token's
+    # place within its row: its place in that order minus the start of its row.
     order = torch.argsort(key, descending=True, stable=True)
     order = order[torch.argsort(row[order], stable=True)]
     lengths = torch.zeros(int(row.max()) + 1, dtype=torch.long, device=row.device).index_add_(
@@ -43,7 +43,7 @@ def top_share(
     rank = torch.empty_like(row)
     rank[order] = torch.arange(len(row), device=row.device) - starts[row[order]]
     available = torch.zeros_like(lengths).index_add_(0, row, mask.long())
-    # Without the slack a product like 0.07 * 100 = 7.000000000000001 would be rounded up to one token more.
+    # Without the slack, a product such as 0.07 * 100 = 7.000000000000001 would be rounded up by one token too many.
     wanted = torch.ceil(available.double() * share - 1e-9).long().clamp(min=1)
     chosen = mask & (rank < wanted[row])
     factor = (available.double() / wanted.clamp(min=1)).float()[row]

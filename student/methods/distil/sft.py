@@ -1,6 +1,6 @@
 """Supervised fine-tuning: cross-entropy on given answers, loss -log S(y_t) per token.
 
-With method expert_rows (`cold_steps`) it is the cold start before on-policy distillation, and on teacher answers from a
+With method expert_rows (`cold_steps`) this is the cold start before on-policy distillation. On teacher answers from a
 file it is sequence-level distillation (Kim and Rush, arXiv 1606.07947), the off-policy baseline.
 """
 

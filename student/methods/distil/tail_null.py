@@ -1,16 +1,16 @@
-"""Null arms: learn from the student's own unlikely tokens, and from no teacher at all.
+"""Null arms: learn from the student's own unlikely tokens, without any teacher.
 
 In each response the `share` of the tokens with the lowest log S(y_t) is selected and gets a negative advantage:
 
     fixed     A = low
-    entropy   A from high, at the selected token with the least student entropy, to low, at that with the most (OPSA)
+    entropy   A falls from high at the selected token with the lowest student entropy to low at the highest (OPSA)
 
 With the set of tail tokens fixed, the expected gradient of A = -c is c times that of the student's mass in the tail:
-the method sharpens the student. A paper reports that it matches the advantages of a real teacher, so a distillation
-that does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and length.
+the method sharpens the student. A paper reports that it matches the gains from a real teacher, so a distillation that
+does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and length.
 
-Source: arXiv 2608.31046 and its released code; evidence: code read. It differs in pooling: the code selects among all
-tokens of one data-parallel rank, so that its result depends on the number of ranks; here, as in the text, within each
+Source: arXiv 2608.31046 and its released code; evidence: code read. One difference: the code selects among all tokens
+of a data-parallel rank, so its result depends on the number of ranks; here, as in the text, selection is within each
 response.
 """
 
@@ -66,7 +66,7 @@ class TailNull(Term):
             s.low if s.form == "fixed" else s.high,
         )
         count = batch.mask.sum()
-        # By where and not by a product: what is masked may be NaN, and 0 times NaN is NaN.
+        # where() instead of a product, because masked values may be NaN, and 0 times NaN is NaN.
         clean = torch.where(batch.mask, entropy, torch.zeros_like(entropy)).sum()
         metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
             "selected_share": ((advantages != 0).sum(), count),

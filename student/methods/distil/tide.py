@@ -1,4 +1,4 @@
-"""TIDE: a bounded penalty where the student is overconfident, the teacher's top k where it lacks the teacher's tokens.
+"""TIDE: a bounded penalty where the student is overconfident, and the teacher's top k where it lacks their mass.
 
     excess    d = log T(y) - log S(y) < 0 among the worst `excess_share`:   A = 2 (sqrt(T(y) / S(y)) - 1),  in (-2, 0)
     deficit   s = max(0, sum_v p(v) (log p(v) - log S(v))) among the largest `deficit_share`, p the teacher's top k
@@ -7,9 +7,9 @@
 Other tokens have no loss and stay in the denominator. S is not renormalised, so mass outside the teacher's top k is
 charged.
 
-Source: arXiv 2608.09836 and its released code; evidence: code executed (yzc-666/TIDE b54a9e1). It differs in scope:
-the code takes its quantiles over the rows that one worker scores, so that thresholds depend on the layout of batches;
-here over each response. Defaults are the code's.
+Source: arXiv 2608.09836 and its released code; evidence: code executed (yzc-666/TIDE b54a9e1). One difference: the code
+takes quantiles over the rows that one worker scores, so thresholds depend on the layout of batches; here they are taken
+over each response. Defaults are the code's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Tide(TokenReward):
         output = super().token_losses(batch)
         k = self.settings.k
         values = have(batch.signal(PayloadKind.TOPK).values, "teacher's log-probs")[:, :k]
-        # Masked positions may hold -inf: its softmax is NaN, and NaN in a loss is NaN whatever weight it gets.
+        # Masked positions may hold -inf, whose softmax is NaN, and a NaN loss stays NaN whatever its weight.
         theirs = torch.where(batch.mask[:, None], values, torch.zeros_like(values)).log_softmax(-1)
         ours = have(have(batch.student.scores_at_teacher, "scores").candidates, "log-probs")[:, :k]
         zero = torch.zeros_like(ours[:, 0])

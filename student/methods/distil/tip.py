@@ -1,17 +1,17 @@
 """TIP: on-policy distillation on the tokens that carry the signal.
 
-The informative tokens are those where the student is uncertain, and those where it is confident and wrong. Scores, each
-scaled to [0, 1] within the response, h for the student's entropy and d for the divergence KL(T || S) over the
+The informative tokens are those at which the student is uncertain, and those at which it is confident and wrong. Each
+score is scaled to [0, 1] within the response; h is the student's entropy and d the divergence KL(T || S) over the
 candidates and a tail bucket:
 
-    entropy      h, the first-order rule: half of the tokens match all of them in the paper
+    entropy      h, the first-order rule: in the paper, half of the tokens do as well as all of them
     divergence   d, which finds confident mistakes
     soft_or      h + d - h d, both
-    overlap      share of the student's candidates among the teacher's (payload topk): keeps tokens where the teacher's
-                 signal is reliable, because successful runs gain in overlap (arXiv 2604.13016)
+    overlap      share of the student's candidates among the teacher's (payload topk): keeps tokens at which the
+                 teacher's signal is reliable, because successful runs gain in overlap (arXiv 2604.13016)
 
-The gradient is that of the chosen tokens alone: biased towards them on purpose. Source: arXiv 2604.14084; there scores
-are scaled and cut within a batch with the top 2 % of entropies clipped, here within a response (see `selection`).
+The gradient is that of the chosen tokens alone, a bias that is intended. Source: arXiv 2604.14084; there, scores are
+scaled and cut within a batch with the top 2 % of entropies clipped; here within a response (see `selection`).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class TokenSelection(OnPolicyDistillation):
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The divergence at the chosen tokens, nats, and 0 elsewhere; metric selected_share."""
         chosen, factor = top_share(self._score(batch), batch.row, batch.mask, self.settings.retention)
-        # The factor goes into the weights for payload hidden, whose loss multiplies by them itself, and into the loss
-        # for the others, which the objective multiplies by the weights that it knows.
+        # With payload hidden, the divergence applies the weights itself, so the factor goes into the weights. With the
+        # others the objective applies its own weights, so the factor goes into the loss.
         output = super().token_losses(
             dataclasses.replace(batch, mask=chosen, weights=batch.weights * chosen.float() * factor)
         )

@@ -1,11 +1,11 @@
-"""End a run after a number of response tokens, so that runs whose answers differ in length learn from equally many.
+"""End a run after a number of response tokens, so that runs with answers of different lengths learn from equally many.
 
-    end after step n where  sum over steps 1..n of the tokens of the answers  >=  tokens
+    end after the first step n with  sum over steps 1..n of the tokens of the answers  >=  tokens
 
-At equal steps, imitation of a verbose teacher learns from more tokens than distillation on the student's own answers,
-and a comparison of the two is one of lengths. `run` takes the tokens of a finished run in place of a number. The last
-step is taken whole: the run ends up to one step above the budget. Counted here are the answers that a step keeps; the
-`response_tokens` of the other run are all that it sampled, those that its strategy left out among them.
+With equal numbers of steps, imitation of a verbose teacher learns from more tokens than distillation on the student's
+own answers, so a comparison of the two would compare lengths. `run` takes the number of tokens from a finished run. The
+last step is completed, so a run exceeds the budget by up to one step. This method counts the answers that a step keeps;
+the `response_tokens` of the other run count everything that it sampled, including what its strategy dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenBudgetSettings(ControllerSettings):
 
 
 class TokenBudget(Controller):
-    """Ends the run when its answers have had the tokens."""
+    """Ends the run when its answers have reached the budget."""
 
     settings_type = TokenBudgetSettings
     settings: TokenBudgetSettings
@@ -50,7 +50,7 @@ class TokenBudget(Controller):
         self._spent = 0
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That a schedule over all steps does not know of the end."""
+        """Warn that a learning rate schedule over all steps does not know of the earlier end."""
         if recipe.train.schedule == "constant":
             return []
         return [
@@ -59,10 +59,10 @@ class TokenBudget(Controller):
         ]
 
     def start(self, services: Services) -> None:
-        """Read the tokens of the other run; a resumed run keeps what it read when it began.
+        """Read the tokens of the other run; a resumed run keeps what it read at its start.
 
         Raises:
-            DataError: when the other run has not ended, or its summary cannot be read.
+            DataError: if the other run has not ended, or its summary cannot be read.
         """
         if self._budget is None:
             path = Path(self.settings.run or "") / "summary.json"

@@ -1,9 +1,9 @@
-"""Base of the terms that replace the token reward log T(y) - log S(y) of sampled distillation by a bounded one.
+"""Base of the terms that replace the token reward log T(y) - log S(y) of sampled distillation by another one.
 
     loss = -sg(A(log S(y), log T(y))) log S(y),      y ~ S
 
-A bounded reward no longer has the gradient of the reverse KL: where A is not the log-ratio the optimum moves, in
-exchange for gradients that no single token dominates. Every A here is 0 where both models agree.
+If A is not the log-ratio, the gradient is not that of the reverse KL and the optimum may move, in exchange for
+gradients that no single token dominates. Every A here is 0 where both models agree.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokenRewardSettings(TermSettings):
 
 
 class TokenReward(Term):
-    """A policy gradient on a reward per token; subclasses give the reward."""
+    """A policy gradient on a reward per token, which subclasses define."""
 
     settings_type = TokenRewardSettings
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TokenSetSettings(Settings):
-    """Which tokens; the union of what is given."""
+    """Which tokens: the union of everything that is given."""
 
     special: bool = Field(False, description="The tokenizer's special tokens, the end of sequence among them.")
     texts: list[str] = Field(
@@ -31,7 +31,7 @@ class TokenSetSettings(Settings):
 
 
 def token_ids(settings: TokenSetSettings, tokenizer: Any) -> frozenset[int]:
-    """The ids that `settings` mean for a tokenizer.
+    """The ids that `settings` name, for a given tokenizer.
 
     Raises:
         ConfigError: for a text that is not one token, or an id outside the vocabulary.
@@ -49,7 +49,7 @@ def token_ids(settings: TokenSetSettings, tokenizer: Any) -> frozenset[int]:
 
 
 def among(ids: Int[Tensor, "*N"], chosen: frozenset[int]) -> Bool[Tensor, "*N"]:
-    """Where `ids` are in the set."""
+    """Which of `ids` are in the set."""
     import torch
 
     return torch.isin(ids, torch.tensor(sorted(chosen), dtype=ids.dtype, device=ids.device))

@@ -1,15 +1,15 @@
 """TrOPD: follow the teacher on tokens that it could have written itself, and treat the others differently.
 
-A token is in the trust region with the probability P = min(T(y) / S(y), 1) that speculative decoding would accept it:
+A token is in the trust region with probability P = min(T(y) / S(y), 1), as speculative decoding would accept it:
 
     loss = P * [-sg(log T(y) - log S(y)) log S(y)]  +  (1 - P) * outlier
     outlier:  mask         0
               clip         the same policy gradient with the log-ratio clipped at -`clip`
               forward_kl   KL(T || S) over the teacher's top k and a tail bucket
 
-The paper draws the region as a Bernoulli variable; here its expectation weighs both sides, which has the same mean and
-less variance, and sums the forward KL over the top k alone. Its guidance by prefixes of teacher answers is not part of
-this term. Source: arXiv 2606.01249.
+The paper draws a Bernoulli variable for the region, and sums the forward KL over the top k only. Here the expectation
+of that variable weights both sides, which has the same mean and less variance. The paper's guidance by prefixes of
+teacher answers is not part of this term. Source: arXiv 2606.01249.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Tropd(TokenReward):
 
         ratio = teacher - student
         trust = ratio.clamp(max=0.0).exp()
-        # T(y) = 0 leaves no trust, and 0 times an infinite reward is not a number.
+        # If T(y) = 0 the trust is 0, and 0 times an infinite reward would be NaN.
         reward = torch.where(trust > 0, trust * ratio.clamp(min=-1e4), torch.zeros_like(ratio))
         if self.settings.outlier == "clip":
             reward = reward + (1.0 - trust) * ratio.clamp(min=-self.settings.clip)

@@ -1,23 +1,23 @@
 """TT-OPD (arXiv 2605.02943): an average of the student that is told the outcome teaches the first turns of an episode.
 
-    loss = D(student, teacher), by default KL(S || T), beside a policy loss; weight 4 there
+    loss = D(student, teacher), by default KL(S || T), besides a policy loss; weight 4 in the paper
     described   T <- 0.995 T + 0.005 S every 5 steps, a copy of S every 30; T reads a hint that depends on the outcome;
-                the first `first_turns` turns alone
-    executed    T is the student's start, without hint or cut; `flip_failed`: the divergence of a failed episode is
-                raised instead of lowered; `retention` 0.5 of its tokens
+                only the first `first_turns` turns are trained
+    executed    T is the student's initial weights, without hint or cut; `flip_failed`: the divergence of a failed
+                episode is raised instead of lowered; `retention` 0.5 of its tokens
 
-By the notes in the authors' own repository (minstar/Healthcare_GYM), hint, average and cut took effect in none of the
-reported runs: the tokenizer was not passed on, the update did not exist, the limit was 0. So whatever the recipe asks
-of the three must have changed a tensor within `within` steps, by the last one at the latest; otherwise the run ends
-with an error that names it:
+By the notes in the authors' own repository (minstar/Healthcare_GYM), hint, average and cut had no effect in any of the
+reported runs: the tokenizer was not passed on, the update did not exist, the limit was 0. So each of the three that the
+recipe asks for must be seen to act within `within` steps, by the last step at the latest; otherwise the run ends with
+an error that names it:
 
     hint        a row's teacher read other ids than the student
-    average     the teacher moved while the student was somewhere else
-    cut         a trained token lay beyond the first turns
+    average     the teacher moved while it differed from the student
+    cut         a token to train on lay beyond the first turns
 
-The hint is `contexts.ema` over `row.correct`, the average `teachers.ema`. What ranks the tokens that are kept was not
-found; `score` is TIP's. A flipped divergence has no lower bound, and the repository tells of corrupted teachers: it is
-there to repeat what was run. Evidence: text and code for both lists; a run with all three has not been published.
+The hint is `contexts.ema` over `row.correct`, the average `teachers.ema`. How the kept tokens are ranked was not found;
+`score` is TIP's. A flipped divergence has no lower bound, and the repository reports corrupted teachers; it is offered
+only to repeat what was run. Evidence: text and code for both lists; a run with all three has not been published.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TtOpdSettings(TipSettings):
 
 
 class TtOpd(TokenSelection):
-    """The term; its state is which mechanisms have shown themselves."""
+    """The term; its state is which mechanisms have been seen to act."""
 
     settings_type = TtOpdSettings
     settings: TtOpdSettings
@@ -78,11 +78,11 @@ class TtOpd(TokenSelection):
         self._away, self._limit = 0.0, settings.within
 
     def needs(self) -> Needs:
-        """Also rewards, where failed episodes are flipped."""
+        """Also rewards, if failed episodes are flipped."""
         return merge([super().needs(), Needs(reward="any" if self.settings.flip_failed else "")])
 
     def check(self, recipe: Recipe) -> None:
-        """Also take down which mechanisms the recipe asks for."""
+        """Also record which mechanisms the recipe asks for."""
         super().check(recipe)
         s = self.settings
         wanted = {"hint": s.role in recipe.contexts, "average": s.role == EMA, "cut": s.first_turns is not None}
@@ -93,7 +93,7 @@ class TtOpd(TokenSelection):
         """The divergence per position, nats; metrics tt_hinted (share of rows), tt_cut (of tokens) and tt_flipped."""
         output = super().token_losses(batch)
         rows, s = batch.rows, self.settings
-        # Where the reward is unknown the episode has not failed: nothing is known that the flip could punish.
+        # An episode whose reward is unknown does not count as failed.
         failed = [s.flip_failed and (reward := reward_of(row)) is not None and reward < s.success for row in rows]
         cut = [int((row.loss_mask & ~self.within(row)).sum()) for row in rows]
         metrics: dict[str, Any] = {
@@ -111,10 +111,10 @@ class TtOpd(TokenSelection):
         return read is not None and not np.array_equal(read, row.prompt_ids)
 
     def observe(self, report: StepReport) -> None:
-        """See that the mechanisms act.
+        """Check that the mechanisms act.
 
         Raises:
-            ConfigError: naming the ones that have not by the step `within`.
+            ConfigError: naming those that have not acted by step `within`.
         """
         super().observe(report)
         if (self.measured(report, "tt_hinted") or 0.0) > 0:
@@ -122,7 +122,7 @@ class TtOpd(TokenSelection):
         if (self.measured(report, "tt_cut") or 0.0) > 0:
             self._seen.add("cut")
         distance = report.metrics.get("ema_distance", 0.0)
-        # Where `copy_every` has just made it the student again its distance is 0: the one before tells that it moved.
+        # Right after `copy_every` the distance is 0, so the previous distance shows whether the average differed.
         if report.metrics.get("ema_moved", 0.0) and max(distance, self._away) > 0:
             self._seen.add("average")
         self._away = distance
@@ -133,7 +133,7 @@ class TtOpd(TokenSelection):
             raise ConfigError(f"term {s.name!r} asks for what has done nothing in {self._limit} steps. {why}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """What has shown itself, and where the average was."""
+        """Which mechanisms have acted, and the last distance of the average from the student."""
         return {"seen": sorted(self._seen), "away": self._away}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
     A_t = log T(y_t) - log S(y_t) + KL_t,      loss -sg(A_t) log S(y_t)
 
-The value of a position under on-policy distillation is -KL(S(.|s_t) || T(.|s_t)), so KL_t is the ideal baseline. Here
-it comes from the student's top k, the paper's cheap form: E_S[grad log S] = 0 keeps the gradient unbiased for any k.
-With the same payload, term opd sums the top k exactly instead of sampling them; this one is for comparison with the
-paper.
+The value of a position under on-policy distillation is -KL(S(.|s_t) || T(.|s_t)), so -KL_t is the natural baseline.
+Here KL_t is computed on the student's top k, the paper's cheap form; as E_S[grad log S] = 0, the gradient is unbiased
+for any k. With the same payload, term opd sums the top k exactly instead of sampling; this term is for comparison with
+the paper.
 
 Source: arXiv 2605.07865.
 """

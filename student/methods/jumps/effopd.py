@@ -4,16 +4,16 @@ After updates t = 1, 2, 4, 8, ... with d = W - anchor, the candidates
 
     W + 2k d,   k = 1 ... 5,   that is 3, 5, 7, 9, 11 times the displacement
 
-are tried in order; the search stops at the first one refused by the gate, the last accepted one stays (W itself when
-none was), and the anchor is moved. Between powers of two nothing is done. Only attention and MLP matrices move:
-embeddings, norms and the head never, as in the authors' code.
+are tried in order. The search stops at the first candidate that the gate refuses, the last accepted one is kept (W
+itself if none was), and the anchor is moved. Nothing is done between powers of two. Only attention and MLP matrices
+move; embeddings, norms and the head never do, as in the authors' code.
 
-Where paper and code differ: the gate's comparison (`gate.strict`; code: strict), and the anchor: the weights that the
-last search kept (code, `anchor: kept`) or those that it started from (paper, `anchor: raw`). The code leaves the
-optimizer's moments as they are (`moments: keep`); reset and rescale are ours.
+Paper and code differ in the gate's comparison (`gate.strict`; code: strict) and in the anchor, which is the weights
+that the last search kept (code, `anchor: kept`) or those that it started from (paper, `anchor: raw`). The code leaves
+the optimizer's moments as they are (`moments: keep`); reset and rescale are ours.
 
-Memory: two copies of the moved tensors in their own dtype while a search runs (anchor and start), one between
-searches. Everything is elementwise on each tensor, so sharded weights work shard by shard. A refused jump restores the
+Memory: two copies of the moved tensors in their own dtype during a search (anchor and start), and one between
+searches. All operations are elementwise, so sharded weights are handled shard by shard. A refused jump restores the
 weights bit for bit.
 """
 
@@ -98,7 +98,7 @@ class EffOpd(Controller):
         """Take the first anchor, unless one was restored.
 
         Raises:
-            ConfigError: when no tensor would move.
+            ConfigError: if no tensor would move.
         """
         moved = self._moved(services)
         if not moved:
@@ -120,7 +120,7 @@ class EffOpd(Controller):
         return self._search(updates, services)
 
     def state_dict(self) -> dict[str, Any]:
-        """Anchor and number of accepted jumps."""
+        """The anchor and the number of accepted jumps."""
         return {"anchor": dict(self._anchor), "jumps": self._jumps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,11 +141,11 @@ class EffOpd(Controller):
                     break
                 kept, best = k, report
         except BaseException:
-            # Interrupted by a signal or by the loss of a teacher: the search is made again after a resume.
+            # Interrupted by a signal or a lost teacher: restore the weights; a resumed run repeats the search.
             _displace(moved, start, self._anchor, 0.0)
             raise
         if kept != tried:
-            # The same arithmetic gives the same bits again; with kept = 0 the weights are copied back.
+            # The same arithmetic reproduces the accepted candidate bit for bit; kept = 0 copies the weights back.
             _displace(moved, start, self._anchor, 2.0 * kept)
         self._anchor = start if self.settings.anchor == "raw" else _clone(moved)
         if kept:
@@ -155,7 +155,7 @@ class EffOpd(Controller):
 
     def _evaluate(self, services: Services, updates: int, k: int) -> EvalReport:
         gate = self.settings.gate
-        # Common random numbers within a search, except for the paper's gate, which draws anew each time.
+        # Common random numbers within a search, except for the paper's gate, which draws afresh each time.
         names: tuple[object, ...] = ("effopd", updates) + ((k,) if gate.kind == "accuracy" else ())
         report = services.evaluate(
             self._prompts, seed_names=names, samples=gate.samples, reverse_kl=gate.kind == "reverse_kl"
@@ -188,7 +188,7 @@ class EffOpd(Controller):
         return {name: p for name, p in services.parameters() if moves(name, self.settings.tensors)}
 
     def _treat_moments(self, services: Services, growth: float) -> None:
-        """Adapt AdamW's state of the moved tensors to the jump."""
+        """Keep, reset or rescale AdamW's moments of the moved tensors after a jump."""
         if self.settings.moments == "keep":
             return
         for name, state in services.optimizer_moments():

@@ -1,15 +1,15 @@
-"""The target T^lambda R^(1 - lambda) with a lambda per position, and the guards that bound it.
+"""The target T^lambda R^(1 - lambda) with a lambda per position, and guards that bound the extrapolation.
 
     log target = log T + (lambda - 1) g(log T - log R)
 
-Guards (none of them is in the paper), each of which changes the target only where it acts:
+Guards (none is in the paper); each changes the target only where it applies:
 
-    gap_clip      g clips log T - log R to +-c: the few tokens that dominate at lambda = 1.5 stop dominating.
+    gap_clip      g clips log T - log R to +-c, so that the few tokens that dominate at lambda = 1.5 no longer do.
     flip_cap      Let m be the teacher's mode among the candidates, r a rival, a_T = log T(m)/T(r) and
-                  a_R = log R(m)/R(r). If a_R > a_T > 0 the target prefers r to m once lambda > a_R / (a_R - a_T):
-                  the teacher, though sure of m, has moved towards r. The position's lambda is at most `flip_cap` times
-                  the smallest such value, and at least 1.
-    plain_tokens  g = 0 for these ids: format is copied from the teacher and not extrapolated.
+                  a_R = log R(m)/R(r). If a_R > a_T > 0 the target prefers r to m once lambda > a_R / (a_R - a_T),
+                  because the teacher, though it prefers m, has moved towards r. The position's lambda is at most
+                  `flip_cap` times the smallest such value, and at least 1.
+    plain_tokens  g = 0 for these ids, so that format is copied from the teacher and not extrapolated.
 
 Source of the base form: G-OPD, arXiv 2602.12125; of the danger on format tokens: ListOPD, arXiv 2605.08737.
 """
@@ -50,7 +50,7 @@ class Guards(Settings):
 
 
 def flip_limit(teacher: Float[Tensor, "n k"], reference: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
-    """[N] smallest lambda at which the target's mode among the candidates stops being the teacher's; inf for never.
+    """[N] the smallest lambda at which the target's mode among the candidates is not the teacher's; inf if none.
 
     Args:
         teacher: [N, K] log-probs.
@@ -69,7 +69,7 @@ class Extrapolation:
     """Applies lambda and guards to the signals of a micro-batch.
 
     Args:
-        guards: settings.
+        guards: settings of the guards.
         plain_ids: ids that keep lambda = 1.
         scale: [N] lambda per position.
     """
@@ -87,11 +87,11 @@ class Extrapolation:
     def proxy(
         self, teacher: Float[Tensor, " n *k"], reference: Float[Tensor, " n *k"], ids: Int[Tensor, " n *k"] | None
     ) -> Float[Tensor, " n *k"]:
-        """The log-probs that, as a reference at lambda = 2, give the guarded target at each position's own lambda."""
+        """A stand-in for the reference: with lambda = 2 it yields the guarded target at each position's own lambda."""
         import torch
 
-        # log T + (lambda - 1) g = 2 log T - (log T - (lambda - 1) g): what `opd.maths` computes for lambda = 2 and the
-        # reference log T - (lambda - 1) g. So its formulas, which take one lambda, serve a lambda per position.
+        # log T + (lambda - 1) g = 2 log T - (log T - (lambda - 1) g), which `opd.maths` computes for lambda = 2 and the
+        # reference log T - (lambda - 1) g. So its formulas, which take one lambda, work for a lambda per position.
         gap = teacher - reference
         if self.guards.gap_clip is not None:
             gap = gap.clamp(-self.guards.gap_clip, self.guards.gap_clip)
@@ -104,10 +104,12 @@ class Extrapolation:
     def payload(
         self, batch: TokenBatch, teacher: SignalTokens, reference: SignalTokens
     ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-        """Target at the candidates, at the response token and outside, normalised as `adjusted_payload` does; metrics.
+        """Target log-probs at the candidates, at the response token and in the tail, and metrics.
+
+        They are normalised as in `opd.maths.adjusted_payload`.
 
         Args:
-            batch: with its candidates.
+            batch: the batch, with candidates.
             teacher: payload gather.
             reference: payload gather at the same ids.
         """
@@ -134,7 +136,7 @@ class Extrapolation:
     def metrics(
         self, teacher: Float[Tensor, " n"], reference: Float[Tensor, " n"], mask: Bool[Tensor, " n"]
     ) -> dict[str, Any]:
-        """Mean lambda and mean implicit reward log T - log R of the response tokens, nats."""
+        """Metrics: mean lambda, and mean implicit reward log T - log R of the response tokens, nats."""
         import torch
 
         def mean(values: Tensor) -> tuple[Tensor, Tensor]:

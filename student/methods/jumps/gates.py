@@ -1,13 +1,13 @@
-"""Gates: do candidate weights beat the accepted ones? Used by EffOPD's search.
+"""Gates: decide whether candidate weights beat the accepted ones; used by EffOPD's search.
 
     accuracy     mean verdict of sampled answers, strictly higher (authors' code) or at least as high (paper's prose).
                  50 prompts with one sample each have a standard error of 7 points at accuracy 1/2
-    paired       the same prompts and the same random numbers for both; accepted when the mean difference is at least
-                 `sigmas` of its standard errors over prompts above 0. Ours
-    reverse_kl   label-free: KL(student || teacher) on answers to fixed prompts is lower by `gain`, while the answers
-                 have not become longer or shorter by more than `length_tolerance`, nor truncated more often by more
-                 than `truncation_tolerance`. The guards exclude the two ways to a low KL per token without imitation:
-                 stopping early, and repeating. Ours
+    paired       the same prompts and random numbers for both; accepted if the mean difference over prompts is at least
+                 `sigmas` standard errors above 0. Ours
+    reverse_kl   label-free: KL(student || teacher) on answers to fixed prompts must be lower by the share `gain`, while
+                 the mean length changes by at most `length_tolerance` and the truncated share rises by at most
+                 `truncation_tolerance`. The two guards exclude the ways to a low KL per token without imitation:
+                 stopping early and repeating. Ours
 
 Every evaluation of a search costs prompts * samples answers, counted under cost/gate.
 """
@@ -67,7 +67,7 @@ def _reverse_kl(settings: GateSettings, candidate: EvalReport, accepted: EvalRep
     if candidate.reverse_kl is None or accepted.reverse_kl is None:
         return False
     stretch = candidate.mean_length / max(1.0, accepted.mean_length)
-    # An estimate from sampled tokens may be negative: a share of its size, so that the bar always lies below it.
+    # An estimate from sampled tokens may be negative, so `gain` is a share of its absolute value.
     decrease = settings.gain * abs(accepted.reverse_kl)
     return (
         candidate.reverse_kl < accepted.reverse_kl - decrease

@@ -1,1 +1,1 @@
-"""Methods that choose how much of a response is trained on."""
+"""Methods that choose how much of a response is sampled and trained on."""

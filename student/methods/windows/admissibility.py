@@ -12,7 +12,7 @@ gradients without bias, so
     cross_fitted(L) = <g_L, g>' / sqrt(<g_L, g_L>' <g, g>')        ' = over pairs of different folds
 
 estimates the cosine of the expected gradients (not itself unbiased: it is a ratio). Where an estimated squared norm is
-not positive the signal has drowned in noise; the cosine is then nan and the window not admissible. Cross-fitting is our
+not positive, noise hides the signal; the cosine is then NaN and the window not admissible. Cross-fitting is our
 addition; the paper does not have it.
 """
 
@@ -34,23 +34,23 @@ def _prefix_products(gram: F64, pairs: F64) -> tuple[F64, F64, float]:
 
 
 def published(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " s"]:
-    """The published cosine of each window with the whole; 1 for the last, nan where a gradient is zero."""
+    """The published cosine [S] of each window's gradient with the full one; 1 for the last, NaN for a zero gradient."""
     folds = gram.shape[0]
     cross, own, full = _prefix_products(gram, np.ones((folds, folds)))
     return _ratio(cross, own, full)
 
 
 def cross_fitted(gram: Float64[np.ndarray, "f s f s"]) -> Float64[np.ndarray, " s"]:
-    """The cross-fitted cosine of each window with the whole; may exceed 1 by noise, nan where there is no signal.
+    """The cross-fitted cosine [S] of each window with the full gradient; may exceed 1 by noise, NaN without signal.
 
     Raises:
-        ValueError: with fewer than two folds.
+        ValueError: for fewer than two folds.
     """
     folds = gram.shape[0]
     if folds < 2:
         raise ValueError(f"gram has {folds} folds; cross-fitting needs at least 2")
-    # Off-diagonal pairs only: on the diagonal both gradients come from the same tokens, whose noise does not cancel.
-    # Each pair f, f' is in the sum twice, as <g_L^f, g^f'> and as <g_L^f', g^f>.
+    # Only pairs of different folds: within a fold both gradients come from the same tokens, whose noise does not
+    # average out. Each pair f, f' is in the sum twice, as <g_L^f, g^f'> and as <g_L^f', g^f>.
     cross, own, full = _prefix_products(gram, 1.0 - np.eye(folds))
     return _ratio(cross, own, full)
 
@@ -61,7 +61,7 @@ def _ratio(cross: F64, own: F64, full: float) -> F64:
 
 
 def shortest_admissible(windows: Sequence[int], cosines: Sequence[float], rho: float) -> int:
-    """The shortest window whose cosine is at least `rho`; the last window when none is."""
+    """The shortest window whose cosine is at least `rho`; the last window if there is none."""
     for window, cosine in zip(windows, cosines, strict=True):
         if cosine >= rho:  # false for nan
             return window

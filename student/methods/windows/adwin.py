@@ -1,19 +1,20 @@
-"""ADWIN (arXiv 2605.28396): the shortest rollout window whose gradient still points where the full one does.
+"""ADWIN (arXiv 2605.28396): the shortest rollout window whose gradient still points the same way as the full one.
 
     L_next = min { L in windows : cos(g_L, g_full) >= rho },   rho = sqrt(1/2)
 
-measured on probes: `rows` full rollouts from a snapshot of the student, sampled, scored and differentiated while
-training goes on (see `student.methods.windows.probe`). Windows and full length come from one Gram matrix of segment
-gradients. A probe acts exactly `delay` steps after its snapshot, and training waits for it then: that is the paper's
-staleness limit, and it makes a run a function of its seed alone, so that it resumes bit for bit.
+The cosines are measured by probes: `rows` full rollouts from a snapshot of the student, sampled, scored and
+differentiated while training continues (see `student.methods.windows.probe`). One Gram matrix of segment gradients
+gives the cosines of all windows. A probe takes effect exactly `delay` steps after its snapshot, and training waits for
+it then. This is the paper's staleness limit, and it makes a run a function of its seed alone, so that it resumes bit
+for bit.
 
 The full text was not available to us. Known: the rule, rho, 64 rows, the limit of 5 steps, one global window. Ours: the
 probe samples new prompts instead of continuing cut responses; its gradients are those of the snapshot; all trained
-parameters enter the cosine with the Euclidean inner product; without an admissible window the full length is used, and
-so it is before the first probe acts (`fallback`); `criterion`, `per_domain` and the null.
+parameters enter the cosine with the Euclidean inner product; the full length is used if no window is admissible, and
+before the first probe takes effect (`fallback`); `criterion`, `per_domain` and the null.
 
-Costs are counted under cost/probe at the step where the probe acts. A probe still running when the run ends is not
-counted.
+Costs are counted under cost/probe at the step in which the probe takes effect. A probe still running at the end of the
+run is not counted.
 Memory: see `student.methods.windows.probe`; a checkpoint written while a probe is under way holds the snapshot, one
 more copy of the trained weights.
 """
@@ -95,10 +96,10 @@ class Adwin(WindowController):
         self._probes = 0
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Also learn the length limit and the temperature.
+        """Also read the length limit and the temperature from the recipe.
 
         Raises:
-            ConfigError: when no candidate is shorter than the length limit.
+            ConfigError: if no candidate is shorter than the length limit.
         """
         super().check(recipe, terms)
         limit = recipe.rollout.max_new_tokens
@@ -126,7 +127,7 @@ class Adwin(WindowController):
 
     @property
     def _candidates(self) -> tuple[int, ...]:
-        """What may be chosen; the last is the fallback."""
+        """The windows to choose from; the last is the fallback."""
         return self._edges if self.settings.fallback == "full" else self._edges[:-1]
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
@@ -149,7 +150,7 @@ class Adwin(WindowController):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Windows and, while a probe is under way, what it takes to have its result again."""
+        """Windows and, while a probe is under way, what is needed to obtain its result again."""
         probe = self._probe.state_dict() if self._probe is not None else None
         return {"windows": self._windows, "started": self._started, "probes": self._probes, "probe": probe}
 
@@ -165,7 +166,7 @@ class Adwin(WindowController):
         return float(np.mean(list(self._windows.values()))) if self._windows else float(self._candidates[-1])
 
     def _at_bounds(self) -> dict[str, float]:
-        """Shares of the domains at the longest window, which saves nothing, and at the shortest; {} before a probe."""
+        """Shares of the domains at the longest window (no saving) and at the shortest; {} before the first probe."""
         if not self._windows:
             return {}
         chosen, edges = np.array(list(self._windows.values())), self._candidates
@@ -195,7 +196,7 @@ class Adwin(WindowController):
         from student.methods.windows.probe import ProbeSpec
 
         s = self.settings
-        # A function of the step, like everything about a probe: a resumed run asks for the same one.
+        # A function of the step, like everything about a probe, so that a resumed run makes the same probe.
         index = step // max(s.every, s.delay)
         return ProbeSpec(
             edges=self._edges,

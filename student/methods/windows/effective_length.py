@@ -1,17 +1,18 @@
-"""Cut responses where they begin to repeat themselves, and sample no longer ones than the rest is worth.
+"""Cut responses where they begin to repeat themselves, and adapt the sampled length to what is left.
 
 Response y_1..y_T ends in a loop of period p from position e on where
 
     y_t = y_{t-p}  for all t > e,   T - e >= repeated   and   (T - e) / p >= rounds,
 
-p at most `period`; of several periods the one with the smallest e counts. The teacher confirms the loop where its
-geometric mean probability of the tokens behind e is at least `confirmed`: it would go on repeating, and has nothing to
-teach there. e is then the effective length, otherwise T is. Tokens behind e are not trained on. The next step samples
-the `quantile` of the effective lengths, `growth` times as many tokens: from `first` tokens short to long as responses
-fill the window, and back to short where loops fill it.
+with p at most `period`; of several periods, the one with the smallest e counts. The teacher confirms the loop if its
+geometric mean probability of the tokens after e is at least `confirmed`: it would keep repeating too, and has nothing
+to teach there. The effective length is then e, otherwise T. Tokens after e are not trained on. The next step samples up
+to `growth` times the quantile `quantile` of the effective lengths. So the window starts at `first` tokens, grows as
+responses fill it, and shrinks again if loops fill it.
 
-After the idea of ShortOPD (arXiv 2607.13124), of which only the abstract was available to us: a repetitive suffix, the
-teacher's confirmation, and budgets that follow effective lengths are its; detector, quantile and growth are ours.
+After the idea of ShortOPD (arXiv 2607.13124), of which only the abstract was available to us. Its parts are the
+repetitive suffix, the teacher's confirmation, and budgets that follow effective lengths; detector, quantile and growth
+are ours.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class EffectiveLength(FollowingController):
         self.chosen = settings.first
 
     def needs(self) -> Needs:
-        """The teacher's log-probs of the sampled tokens, where it is asked."""
+        """The teacher's log-probs of the sampled tokens, if the teacher confirms loops."""
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),)) if self.settings.confirmed else Needs()
 
     def compose(self, rows: list[Row]) -> list[Row]:
@@ -101,16 +102,16 @@ class EffectiveLength(FollowingController):
 
 
 def loop_start(ids: NDArray[np.uint32], *, period: int, repeated: int, rounds: float) -> int:
-    """Where a response begins to repeat what stands a period before, to its end; its length where it does not.
+    """The position from which a response repeats itself with some period to its end; its length if it does not.
 
     Args:
         ids: [T] ids of the response.
-        period: longest period.
-        repeated: least tokens that repeat others.
-        rounds: least number of periods that they fill.
+        period: longest period to look for.
+        repeated: minimum number of repeated tokens.
+        rounds: minimum number of periods that they fill.
 
     Returns:
-        The smallest such position, e of the module.
+        The smallest such position, e in the module docstring.
     """
     length, start = len(ids), len(ids)
     for p in range(1, min(period, length - 1) + 1):

@@ -1,9 +1,9 @@
-"""Gradients as vectors whose inner products are wanted, not the gradients themselves.
+"""Vectors that stand for gradients when only inner products of gradients are needed.
 
 full          every trained parameter: exact, P floats per vector
 sketch        a count sketch of m buckets: parameter i adds sign(i) g_i to bucket i mod m. Inner products are
               unbiased over the random signs, with a variance of at most 2 |a|^2 |b|^2 / m for generic gradients
-last_layers   the parameters of the last decoder layers alone: exact for those, blind for the rest
+last_layers   only the parameters of the last decoder layers: exact for these, ignores the rest
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,10 +25,10 @@ class GradientMetric:
     """Which vectors stand for gradients.
 
     Attributes:
-        name: see the module.
-        buckets: m of the sketch.
+        name: full, sketch or last_layers; see the module docstring.
+        buckets: number of buckets m of the sketch.
         layers: number of last decoder layers.
-        seed: of the sketch's signs.
+        seed: seed of the sketch's signs.
     """
 
     name: MetricName = "full"
@@ -47,7 +47,7 @@ class GradientMetric:
 
     def _sketch(self, parameters: list[tuple[str, Tensor]]) -> Float[Tensor, " m"]:
         device = parameters[0][1].device
-        # Signs are drawn on the CPU, so that all devices and all segments see the same ones.
+        # Signs are drawn on the CPU, so that they are the same on all devices and for all segments.
         generator = torch.Generator().manual_seed(self.seed)
         sketch = torch.zeros(self.buckets, device=device)
         for _, parameter in parameters:
@@ -72,7 +72,7 @@ def _last(parameters: list[tuple[str, Tensor]], count: int) -> Iterator[tuple[st
     """Parameters of the last `count` decoder layers.
 
     Raises:
-        ValueError: when no parameter's name tells its layer.
+        ValueError: if no parameter's name contains the index of a layer.
     """
     layers = {name: layer for name, _ in parameters if (layer := layer_of(name)) is not None}
     if not layers:
@@ -82,7 +82,7 @@ def _last(parameters: list[tuple[str, Tensor]], count: int) -> Iterator[tuple[st
 
 
 def gram(vectors: Float[Tensor, "r m"]) -> Float[Tensor, "r r"]:
-    """All inner products in float64, on the CPU; summed piece by piece, without a float64 copy of the whole."""
+    """All inner products, in float64 on the CPU; summed in pieces, without a float64 copy of all vectors."""
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for start in range(0, vectors.shape[1], _CHUNK):
         piece = vectors[:, start : start + _CHUNK].double()

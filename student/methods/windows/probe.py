@@ -1,14 +1,14 @@
 """Gradient probes: full rollouts of a snapshot of the student, and the inner products of their gradients by position.
 
-A probe runs in a thread during training, on a copy of the student as it was when the probe began. It samples full
-responses, has them scored, cuts their tokens into segments of positions and into folds of prompts, and reduces the
+A probe runs in a thread during training, on a copy of the student as it was when the probe started. It samples full
+responses, has them scored, splits their tokens into segments of positions and the prompts into folds, and reduces the
 gradients of the objective on each (fold, segment) to one small Gram matrix. With several ranks it runs in the
-foreground, because collectives of two threads would meet out of order, and each takes its share of the prompts; the
-result is the same, and it needs no copy.
+foreground, because collectives of two threads would interleave; each rank takes a share of the prompts, the result is
+the same, and no copy is needed.
 
-Costs: one more copy of the student; folds x segments gradient vectors while it measures; and about twice the forward
-and backward of the probe's rows, because the rows of a segment are cut at its end (exact for losses that are sums over
-tokens: position t does not see what follows).
+Costs: one more copy of the student; folds x segments gradient vectors during the measurement; and about twice the
+forward and backward passes of the probe's rows, because the rows of a segment are cut at its end (exact for losses that
+are sums over tokens, as position t does not see what follows).
 """
 
 import copy
@@ -44,11 +44,11 @@ class ProbeSpec:
 
     Attributes:
         edges: ends of the segments in tokens, ascending; the first segment begins at 0.
-        folds: parts of the rows (whole prompts) whose gradients are kept apart.
-        metric: which inner product.
-        null: also measure segments of the same sizes made of random positions.
-        per_domain: keep the rows of different domains apart.
-        background: run during training, on a copy of the student; else at once, while training waits.
+        folds: number of parts of the rows (whole prompts) with separate gradients.
+        metric: the inner product.
+        null: also measure segments of the same sizes that consist of random positions.
+        per_domain: measure each domain separately.
+        background: run during training, on a copy of the student; otherwise at once, while training waits.
     """
 
     edges: tuple[int, ...]
@@ -64,10 +64,10 @@ class ProbeResult:
     """What a probe found.
 
     Attributes:
-        grams: domain ("" when they are not kept apart) to inner products [F, S, F, S] of the gradients of folds and
-            segments, float64.
-        nulls: the same for random positions, empty unless asked for.
-        costs: counts of what the probe spent, as `Costs` names them.
+        grams: by domain ("" if all are together), inner products [F, S, F, S] of the gradients of folds and segments,
+            float64.
+        nulls: the same for random positions; empty unless asked for.
+        costs: what the probe spent, under the names of `Costs`.
     """
 
     grams: dict[str, NDArray[np.float64]]
@@ -76,11 +76,11 @@ class ProbeResult:
 
 
 class Probe:
-    """A probe that has begun.
+    """A probe that has been started.
 
     Args:
-        outcome: the result, or what will give it.
-        weights: gives the tensors that it measures; None for a probe in the foreground, which is over.
+        outcome: the result, or a future of it.
+        weights: returns the tensors that it measures; None for a probe in the foreground, which is finished.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Probe:
         return self._outcome.result() if isinstance(self._outcome, Future) else self._outcome
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the trained tensors to start it again from, or the result.
+        """What a resumed run needs: the trained tensors to restart it from, or the result of a foreground probe.
 
-        A probe in the background is never asked whether it has finished, so that a checkpoint does not depend on time.
+        Whether a background probe has finished does not matter, so that a checkpoint does not depend on timing.
         """
         if self._weights is not None:
             return {"weights": self._weights()}
@@ -107,8 +107,8 @@ class Prober:
     """Runs probes, one at a time.
 
     Args:
-        bench: its learner's student is copied and its objective differentiated; its sampler samples from the student,
-            or makes an engine for the copy.
+        bench: its learner gives the student to copy and the objective to differentiate; its sampler samples from the
+            student, or makes an engine for the copy.
     """
 
     def __init__(self, bench: Workbench) -> None:
@@ -120,8 +120,8 @@ class Prober:
         self._closing = False
 
     def start(self, plan: StepPlan, spec: ProbeSpec, weights: dict[str, Tensor] | None = None) -> Probe:
-        """Begin a probe of the rows of `plan` on the current weights, or on `weights`."""
-        # Models in process would be read while training changes them; a sharded student cannot be copied.
+        """Start a probe of the rows of `plan` on the current weights, or on `weights`."""
+        # Models in this process would be read while training changes them, and a sharded student cannot be copied.
         alone = self._learner.accelerator.num_processes == 1 and not self._scorer.reads_locally
         alone = alone and not self._learner.sharded
         if not spec.background or not alone:
@@ -130,14 +130,14 @@ class Prober:
         threads = torch.get_num_threads()
 
         def work() -> ProbeResult:
-            torch.set_num_threads(threads)  # a thread starts with a setting of its own, and sums depend on it
+            torch.set_num_threads(threads)  # torch's setting is per thread, and sums depend on it
             return self._measure(twin, plan, spec)
 
         future = self._pool.submit(work)
         return Probe(future, lambda: {name: p.detach().clone() for name, p in twin.named_parameters()})
 
     def close(self) -> None:
-        """Give up a running probe and wait for its thread."""
+        """Cancel a running probe and wait for its thread."""
         self._closing = True
         self._pool.shutdown(cancel_futures=True)
 
@@ -148,11 +148,11 @@ class Prober:
 
     @torch.no_grad()
     def _copy(self, weights: dict[str, Tensor] | None) -> Learner:
-        """The copy of the learner with the present weights; made once, refreshed for every probe."""
+        """The copy of the learner with the current weights; made once, and refreshed for every probe."""
         if self._twin is None:
             self._twin = copy.copy(self._learner)
             self._twin.student = self._twin.wrapped = copy.deepcopy(self._learner.student)
-        # Terms keep statistics of the step they are in: the thread needs its own.
+        # Terms keep statistics of the current step, so the thread needs terms of its own.
         self._twin.objective = copy.deepcopy(self._learner.objective)
         source = dict(self._learner.named_parameters()) if weights is None else weights
         for name, parameter in self._twin.named_parameters():
@@ -162,12 +162,12 @@ class Prober:
 
     def _measure(self, twin: Learner, plan: StepPlan, spec: ProbeSpec) -> ProbeResult:
         costs, ranks = Costs(), self._learner.ranks
-        # Each rank has its share of the prompts; folds and domains are those of all, which every rank knows.
+        # Each rank has a share of the prompts; folds and domains are those of all ranks, which every rank knows.
         mine = plan.shard(ranks.index, ranks.count)
         rows = ranks.agree(lambda: self._scored(twin, mine))
         costs.sampled("probe", rows)
         costs.scored("probe", self._scorer.positions(rows))
-        # In the foreground the twin is the learner itself, whose gradients must be as they were.
+        # In the foreground the twin is the learner itself, whose gradients must be restored.
         kept = {name: p.grad for name, p in twin.named_parameters()}
         found = {row.key: row for row in rows}
         names = sorted({row.prompt.domain or "" for row in plan.rows}) if spec.per_domain else [""]
@@ -180,7 +180,7 @@ class Prober:
                 nulls[name] = self._gram(twin, folds, spec, costs, random=True)
         for name, parameter in twin.named_parameters():
             parameter.grad = kept[name]
-        # The same on every rank, because one of them writes the checkpoint; the sum over ranks is the whole.
+        # The same on every rank, because one rank writes the checkpoint; summed over ranks, they are the total.
         return ProbeResult(grams, nulls, {name: n / ranks.count for name, n in ranks.total(costs.take()).items()})
 
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
@@ -203,12 +203,12 @@ class Prober:
                 self._check()
                 vectors.append(_segment_vector(twin, fold, segment, weights, spec.metric, costs, random=random))
         count = len(spec.edges)
-        # The vectors came fold by fold, and within a fold segment by segment: the order that the shape reads them in.
+        # Vectors are ordered by fold and then by segment, as the shape requires.
         return gram(torch.stack(vectors)).numpy().reshape(spec.folds, count, spec.folds, count)
 
 
 def _weights(twin: Learner, rows: Sequence[Row]) -> dict[RowKey, list[Tensor]]:
-    """Per row and term the weight [T] of each position in the objective on the rows of all ranks."""
+    """For each row and term, the weight [T] of each position in the objective on the rows of all ranks."""
     twin.objective.prepare(rows)
     found = twin.objective.position_weights(rows, twin.accelerator.device)
     parts = [every.split([row.length for row in rows]) for every in found]
@@ -225,10 +225,10 @@ def _segment_vector(
     *,
     random: bool,
 ) -> Tensor:
-    """What the positions of a segment in the `rows` of all ranks add to the gradient of the objective, as a vector.
+    """The contribution of a segment's positions, in the `rows` of all ranks, to the objective's gradient, as a vector.
 
-    The weights are those of all rows of the probe: from the rows that reach the segment alone, each segment would get
-    denominators of its own, and so would each term, because terms pass over other rows.
+    The weights are computed from all rows of the probe. From only the rows that reach the segment, each segment would
+    have its own denominators, and so would each term, because terms skip different rows.
     """
     start, end = segment
     for _, parameter in twin.named_parameters():
@@ -239,7 +239,7 @@ def _segment_vector(
         return (position >= start) & (position < end)
 
     chosen = [row for row in rows if row.length > start]
-    # Random positions lie anywhere in the row, so only segments of true positions can be cut.
+    # Random positions lie anywhere in the row, so rows are cut only for segments of true positions.
     cut = chosen if random else [cut_row(row, end) for row in chosen]
     empty = torch.zeros(0, device=twin.accelerator.device)
     of_terms = [
@@ -252,7 +252,7 @@ def _segment_vector(
 
 
 def split_folds(rows: Sequence[AnyRow], folds: int) -> list[list[AnyRow]]:
-    """Rows in `folds` parts of nearly equal size; rows of one prompt stay together, because they share noise."""
+    """Split rows into `folds` parts of nearly equal size; rows of a prompt stay together, as their noise is shared."""
     groups: dict[str, list[AnyRow]] = {}
     for row in rows:
         groups.setdefault(row.key.uid, []).append(row)
@@ -263,7 +263,7 @@ def split_folds(rows: Sequence[AnyRow], folds: int) -> list[list[AnyRow]]:
 
 
 def cut_row(row: Row, end: int) -> Row:
-    """The row as if its response had been cut after `end` tokens, with its signals."""
+    """The row with its response and signals cut after `end` tokens."""
     if row.length <= end:
         return row
     return dataclasses.replace(
@@ -290,7 +290,7 @@ def _cut_scores(scores: Scores, end: int) -> Scores:
 
 
 def _shuffled(micro: MicroBatch) -> Tensor:
-    """Each position's place in a random order of its row's positions, a function of the row's key alone."""
+    """Each position's place in a random permutation of its row's positions, which depends on the row's key alone."""
     orders = [
         stream(0, "null", row.key.step, row.key.uid, row.key.sample).permutation(row.length) for row in micro.rows
     ]

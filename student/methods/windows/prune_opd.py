@@ -1,14 +1,13 @@
 """Prune-OPD (arXiv 2605.07804): end responses where the student has drifted away from the teacher.
 
-Drift is read off the top-k sets of both at each position t,
+Drift is measured by the top-k sets of both at each position t,
 
     overlap_t = |top-k of S  and  top-k of T| / k,
 
-as a running mean over `smoothing` tokens. A row's drift point is the first position where that mean falls below
-`threshold`. Tokens behind it are not trained on, and the next step's window is the `quantile` of the drift points,
-`growth` times as long, so that it can grow again when rows no longer drift. The full text was not available to us:
-known is that top-k overlap decides where to cut and what to down-weight; the running mean, the quantile and the growth
-are ours.
+as a running mean over `smoothing` tokens. A row's drift point is the first position at which that mean falls below
+`threshold`. Tokens after it are not trained on, and the next step's window is `growth` times the quantile `quantile` of
+the drift points, so that it can grow again once rows do not drift. The full text was not available to us. It is known
+that top-k overlap decides where to cut and what to down-weight; the running mean, the quantile and the growth are ours.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class PruneOpd(FollowingController):
         return Needs(signals=(SignalNeed(TEACHER, spec),), candidates=self.settings.k)
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Mask what lies behind each row's drift point, and note the point for the next window."""
+        """Mask the tokens after each row's drift point, and note the point for the next window."""
         for row in rows:
-            if row.origin == "expert":  # not the student's: its top k there says nothing of where its own responses end
+            if row.origin == "expert":  # on given rows, the student's top k says nothing about its own responses
                 continue
             places = np.flatnonzero(np.ones(row.length) if row.tool_mask is None else ~row.tool_mask)
             overlap = self._overlaps(row)[places]  # an environment's tokens do not count as drift
@@ -89,7 +88,7 @@ class PruneOpd(FollowingController):
         return (student[:, :, None] == teacher[:, None, :]).any(-1).mean(-1)
 
     def _drift_point(self, overlap: np.ndarray) -> int:
-        """First position where the running mean is below the threshold; the length when there is none."""
+        """The first position at which the running mean is below the threshold; the length if there is none."""
         width = self.settings.smoothing
         sums = np.concatenate([[0.0], np.cumsum(overlap)])
         starts = np.maximum(0, np.arange(1, len(overlap) + 1) - width)

@@ -1,8 +1,8 @@
-"""Train on a random part of each response: the null of every window.
+"""Train on a random part of each response: the null hypothesis for window methods.
 
-A window that helps may help because it is a prefix, or because it is fewer tokens. This method trains on as many
-tokens of each response, drawn at random, and so tells the two apart. The rollout is not shortened, so no tokens are
-saved. With aggregation constant its gradient is `share` times an unbiased estimate of the full one.
+A window may help because it is a prefix, or because it has fewer tokens. This method trains on as many tokens of each
+response, drawn at random, and so distinguishes the two. The rollout is not shortened, so no tokens are saved. With
+aggregation constant, its gradient is `share` times an unbiased estimate of the full gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RandomTokens(Controller):
 
     @reads_no_scores
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Draw the tokens of each row, by its identity alone."""
+        """Draw the tokens of each row, as a function of its key alone."""
         for row in rows:
             trained = np.flatnonzero(row.loss_mask)
             count = max(1, round(self.settings.share * len(trained))) if len(trained) else 0
@@ -48,7 +48,7 @@ class RandomTokens(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metric masked_share: of the tokens that would have been trained on."""
+        """Metric masked_share: the masked share of the tokens that would have been trained on."""
         dropped = sum(outcome.notes.get("dropped_tokens", 0.0) for outcome in services.outcomes)
         left = sum(outcome.tokens for outcome in services.outcomes)
         return {"masked_share": dropped / max(1.0, dropped + left)}

@@ -5,8 +5,8 @@
     staircase       H = min(T, H0 + dH * floor(k / dk))  POPD (2605.31490)
     linear_window   H0 to T linearly                     Fast OPD's schedule
 
-T is rollout.max_new_tokens and k the step. Every window method needs terms with `aggregation: constant`: then a
-response that ends at H contributes exactly the gradients of its first H tokens, and nothing else changes.
+T is rollout.max_new_tokens and k the step. Every window method needs terms with `aggregation: constant`: a response
+that is cut at H then contributes exactly the gradients of its first H tokens, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
-    """Refuse terms for which a shorter response is not a partial sum of the longer one.
+    """Refuse terms for which the loss of a cut response is not a partial sum of the loss of the whole response.
 
     Raises:
         ConfigError: for another aggregation, or a term that needs rewards, future tokens or a rank among all tokens.
@@ -58,10 +58,10 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
 
 
 class WindowController(Controller):
-    """Base of window methods: subclasses say how long a planned row may be."""
+    """Base class of window methods; subclasses define how long a planned row may be."""
 
     def window(self, step: int, row: PlannedRow) -> int:
-        """Tokens of the response of `row` at `step`; longer ones are cut."""
+        """Maximum tokens of the response of `row` at `step`."""
         raise TypeError(f"{type(self).__name__} does not implement window")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
@@ -112,7 +112,7 @@ class ScheduleController(WindowController):
     why_not_stale = ""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Also learn T and the number of steps."""
+        """Also read the length limit and the number of steps from the recipe."""
         super().check(recipe, terms)
         self.limit, self.steps = recipe.rollout.max_new_tokens, recipe.train.steps
 
@@ -130,7 +130,7 @@ class ScheduleController(WindowController):
 
 
 class FixedWindowSettings(ControllerSettings):
-    """Settings of a fixed window; one of the two."""
+    """Settings of a fixed window; exactly one of the two is given."""
 
     tokens: int | None = Field(None, ge=1, description="H in tokens.")
     fraction: float | None = Field(None, gt=0, le=1, description="H as a fraction of rollout.max_new_tokens.")
@@ -161,7 +161,7 @@ class FirstNSettings(ControllerSettings):
 
 
 class FirstN(ScheduleController):
-    """The first N tokens, whatever the length limit."""
+    """The first N tokens, independent of the length limit."""
 
     settings_type = FirstNSettings
     settings: FirstNSettings
