@@ -1,1 +1,1 @@
-"""A run on disk and on screen: its folder, checkpoints, signals, costs and metrics."""
+"""A run on disk and on screen: its folder, checkpoints, interrupts, costs and metrics."""

@@ -1,4 +1,4 @@
-"""One piece of work in a thread beside the loop, and how long the loop waited for it."""
+"""Runs one piece of work at a time in a thread besides the loop, such as writing a checkpoint."""
 
 import threading
 import time
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Beside:
-    """Does one thing at a time.
+    """A background thread for one piece of work at a time.
 
     Attributes:
-        seconds: that the last one took.
+        seconds: how long the last piece of work took.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Beside:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], object]) -> None:
-        """Begin `work`; what was begun before must have been waited for."""
+        """Start `work`; `wait` must have been called for the previous piece."""
         if self._thread is not None:
             raise TypeError("the work before is not waited for")
 
@@ -30,20 +30,20 @@ class Beside:
                 self._error = error
             self.seconds = time.monotonic() - begin
 
-        # It ends with the process: a checkpoint that is not whole has no name yet.
+        # A daemon thread may die with the process, because an incomplete checkpoint has no name yet.
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
     @property
     def busy(self) -> bool:
-        """Whether it is not done yet."""
+        """Whether the work is still running."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait until it is done; nothing where nothing was begun.
+        """Wait until the work is done; returns at once if none was started.
 
         Raises:
-            BaseException: what ended it.
+            BaseException: whatever the work raised.
         """
         if self._thread is None:
             return

@@ -21,7 +21,7 @@ def changes_since(folder: RunFolder, job: "Job") -> list[str]:
     """A sentence for each change; records what the run reads from now on.
 
     Raises:
-        RunFolderError: when the record cannot be written.
+        RunFolderError: if the record cannot be written.
     """
     return [*keep_contents(folder, job.source.contents()), *changed_teachers(job.recipe, job.models.infos)]
 

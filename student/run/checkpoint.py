@@ -1,13 +1,13 @@
-"""Checkpoints that survive a kill at any instant: written aside, fsynced, listed in a manifest, then renamed.
+"""Checkpoints that survive a kill at any instant: written to a scratch folder, fsynced, sealed by a manifest, renamed.
 
     checkpoints/step-000050/model/     a Hugging Face folder, loads with plain transformers
-    checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON;
-                                       in folders *-shards what the ranks of a sharded student hold
-    checkpoints/step-000050/manifest.json   SHA-256 and size of every file; its presence makes the checkpoint
+    checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON; folders
+                                       *-shards have what the ranks of a sharded student hold
+    checkpoints/step-000050/manifest.json   SHA-256 and size of every file; a folder without it is not a checkpoint
 
-A checkpoint whose manifest does not hold is passed over in favour of the one before. Ranks write and hash their parts
-(`student.run.parts`) of one folder together, which all of them see, and agree after each part, so that a rank that
-cannot write leaves no other waiting; the first one names the folder when all are done.
+A checkpoint that does not match its manifest is skipped in favour of the previous one. Ranks write and hash their parts
+(`student.run.parts`) of one folder, which all of them see, and agree after each part, so that a rank that cannot write
+leaves no other rank waiting. Rank 0 renames the folder when all are done.
 """
 
 import contextlib
@@ -48,28 +48,28 @@ def save_checkpoint(
     Args:
         root: folder of all checkpoints.
         step: steps done.
-        parts: what this rank writes; gathered one after the other, each when the one before is written.
-        keep: checkpoints to keep, at least 1.
-        ranks: those that write together, all at the same time, equally many parts.
-        then: what follows where it cannot be written, for the message.
+        parts: what this rank writes; each part is gathered after the previous one has been written.
+        keep: number of checkpoints to keep, at least 1.
+        ranks: the ranks that write together; each has equally many parts.
+        then: advice for the error message if the checkpoint cannot be written.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        RunFolderError: on every rank, when one cannot write its part; it names rank and path. Earlier checkpoints stay.
-        DiskFullError: the same, when space runs out.
+        RunFolderError: on every rank, if one cannot write its part; it names rank and path. Earlier checkpoints stay.
+        DiskFullError: likewise, if the disk is full.
     """
     final = root / f"step-{step:06d}"
     main = ranks.index == 0
     scratch = root / f".writing-step-{step:06d}-{ranks.gather(os.getpid())[0]}"
 
     def together(name: str, work: Callable[[], T]) -> T:
-        """The result of `work`; where it fails on a rank, every rank leaves with that rank's error."""
+        """The result of `work`; if it fails on one rank, every rank raises that rank's error."""
         failure: Exception | None = None
         try:
             result = work()
-        except Exception as error:  # whatever it is: the other ranks are waiting
+        except Exception as error:  # of any kind, because the other ranks are waiting
             failure = error
         said = ranks.gather(None if failure is None else (f"{name}{_reason(failure)}", is_full(failure)))
         for rank, found in enumerate(said):
@@ -100,7 +100,7 @@ def _written(part: Part, scratch: Path) -> list[Path]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong."""
+    """What went wrong, as a clause."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f" ({error.filename})" if error.filename else "")
     said = one_line(error)
@@ -108,7 +108,7 @@ def _reason(error: Exception) -> str:
 
 
 def _clear(root: Path, scratch: Path) -> None:
-    """Remove what was left half-written, and make `scratch`."""
+    """Remove what an interrupted save left, and create `scratch`."""
     root.mkdir(parents=True, exist_ok=True)
     _put_back(root)
     for leftover in root.glob(".writing-*"):
@@ -117,24 +117,24 @@ def _clear(root: Path, scratch: Path) -> None:
 
 
 def _name(scratch: Path, final: Path, step: int, entries: dict[str, Any], keep: int) -> None:
-    """Seal what was written, give it its name, and remove what is older than the newest `keep`."""
+    """Seal what was written, rename it, and remove all but the newest `keep` checkpoints."""
     root = final.parent
     _seal(scratch, step, entries)
     aside = root / f"{_ASIDE}{final.name}"
     if final.exists():
-        # The same step saved twice (a run that stopped within it, and went on): the newer one replaces it.
+        # The step was saved before (by a run that stopped within it and continued); the newer checkpoint replaces it.
         final.rename(aside)
     scratch.rename(final)
     _fsync(root)
     shutil.rmtree(aside, ignore_errors=True)
-    # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
+    # Checkpoints of later steps are damaged, or the run would have resumed from them; they must not displace this one.
     past = list_checkpoints(root)
     for old in past[: past.index(final) + 1][:-keep]:
         shutil.rmtree(old)
 
 
 def _put_back(root: Path) -> None:
-    """Name a checkpoint again that was set aside for a newer one of its step, where a kill came between the two."""
+    """Restore a checkpoint that was moved aside for a newer one of its step, if a kill came before the newer one."""
     for aside in root.glob(f"{_ASIDE}step-*"):
         final = root / aside.name.removeprefix(_ASIDE)
         if not final.exists():
@@ -142,9 +142,9 @@ def _put_back(root: Path) -> None:
 
 
 def _entries(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """SHA-256 and size of the files that this rank wrote below `folder`, which are then on the disk.
+    """Flush the files that this rank wrote below `folder` to disk, and return the SHA-256 and size of each.
 
-    A rank looks at its own files alone: on a network file system it may not see those of others yet.
+    A rank reads only its own files, because on a network file system it may not see those of others yet.
     """
     for path in files:
         _fsync(path)
@@ -152,7 +152,7 @@ def _entries(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _seal(folder: Path, step: int, entries: dict[str, Any]) -> None:
-    """Write the manifest and have it and all folders on the disk."""
+    """Write the manifest, and flush it and all folders to disk."""
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"step": step, "files": dict(sorted(entries.items()))}, indent=1), encoding="utf-8")
     for path in [manifest, *sorted(p for p in folder.rglob("*") if p.is_dir()), folder]:
@@ -166,12 +166,12 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The newest checkpoint whose files all match its manifest; None when there are no checkpoints.
+    """The newest checkpoint whose files all match its manifest; None if there are no checkpoints.
 
     Raises:
-        CheckpointError: when there are checkpoints, but every one is damaged.
+        CheckpointError: if all checkpoints are damaged.
     """
-    with contextlib.suppress(OSError):  # read-only: what is there is looked at
+    with contextlib.suppress(OSError):  # a read-only folder can still be read as it is
         _put_back(root)
     problems = []
     for folder in reversed(list_checkpoints(root)):
@@ -188,7 +188,7 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file matches the manifest."""
+    """What is wrong with a checkpoint; None if every file matches the manifest."""
     try:
         entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}

@@ -1,14 +1,14 @@
 """`opd compare`: the figures of a run next to those of others, or to what was expected of it.
 
     tokens_per_second, payload_bytes_per_token, step_seconds, seconds/STAGE
-                            medians over steps, the first two left out: they warm up
-    response_tokens         of all steps: what two runs must share before their accuracies are compared
+                            medians over steps without the first two, which warm up
+    response_tokens         total over all steps; compare accuracies only between runs in which it is about equal
     eval/accuracy@STEP, eval/reverse_kl@STEP
-                            at each evaluation, where @0 is before training
-    accuracy_gained         the last evaluation's less the first's
-    reverse_kl_left         the last evaluation's as a share of the first's
+                            at each evaluation; @0 is before training
+    accuracy_gained         accuracy of the last evaluation minus that of the first
+    reverse_kl_left         reverse KL of the last evaluation divided by that of the first
 
-`student.run.expected` has the form of a file of expected figures.
+`student.run.expected` describes files of expected figures.
 """
 
 import math
@@ -29,14 +29,14 @@ _EVALUATED = ("accuracy", "reverse_kl")
 
 
 def figures(run: Path, problems: list[str]) -> dict[str, float]:
-    """The figures of a run, finished or not; see the module.
+    """The figures of a run, finished or not; see the module docstring.
 
     Args:
         run: the run folder.
-        problems: gets a sentence about each file that is damaged.
+        problems: receives a sentence about each damaged file.
 
     Raises:
-        RunFolderError: when there is no run, or it has done no step.
+        RunFolderError: if there is no run, or it has not finished a step.
     """
     if not (run / "metrics.jsonl").is_file():
         raise RunFolderError(f"{run} holds no metrics.jsonl; give the folder of a run that has done a step.")
@@ -70,7 +70,7 @@ def _step_seconds(record: Mapping[str, Any]) -> float:
 
 
 def _evaluations(records: Sequence[Mapping[str, Any]], ends: Mapping[str, Any], name: str) -> dict[int, float]:
-    """Step to value, from the first evaluation to the last."""
+    """Values by step, from the first evaluation to the last."""
     found = [(0, group(ends, "before").get(name))]
     found += [(int(record["step"]), record.get(f"eval/{name}")) for record in records]
     found.append((int(records[-1]["step"]), group(ends, "after").get(name)))
@@ -82,7 +82,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def against_runs(found: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> list[Line]:
-    """All figures of all runs, with the ratio of the first run's to each other's."""
+    """All figures of all runs, with the ratio of the first run's figure to each other run's."""
     names = dict.fromkeys(name for figures in (found, *others) for name in figures)
     return [Line(name, found.get(name), tuple(_beside(found.get(name), o.get(name)) for o in others)) for name in names]
 
@@ -147,7 +147,7 @@ def compare(
 
 
 def _source(run: Path) -> str:
-    """Who measured: the run, with the versions that its folder names."""
+    """The source of measured figures: the run, with the versions recorded in its folder."""
     versions = group(read_mapping(run / "provenance.json", []), "packages")
     named = [f"{name} {versions[name]}" for name in ("opd", "torch") if versions.get(name)]
     return ", ".join([f"measured by run {run.name}", *named])

@@ -1,9 +1,9 @@
-"""What a run costs, in tokens, so that methods can be compared with everything they spend counted.
+"""Counts what a run costs, in tokens, so that methods can be compared by everything they spend.
 
-Metrics of a step, per purpose (train: the rows that are trained on; probe: rollouts of a controller's measurements;
-gate: evaluations that a controller decides by):
+Metrics of a step, per purpose (train: the rows of the step; probe: rollouts that a controller measures with; gate:
+evaluations by which a controller decides):
 
-    cost/PURPOSE/sampled_tokens        response tokens sampled from the student, an environment's text left out
+    cost/PURPOSE/sampled_tokens        response tokens sampled from the student, without text of environments
     cost/PURPOSE/expert_tokens, .../expert_positions    answers that an expert wrote, and their prompts
     cost/PURPOSE/decoded_positions     prompt and response positions of the student, forward only
     cost/PURPOSE/gradient_positions    positions of the student, forward and backward
@@ -14,8 +14,8 @@ gate: evaluations that a controller decides by):
 Rows that the fleet scores twice to compare replicas (0.5 %) are not counted here, because they depend on the number of
 replicas; opd_student_fleet_checked_tokens_total counts them.
 
-A model of P parameters spends about 2 P FLOPs on a position forward and 4 P backward (arXiv 2001.08361). Evaluations
-that only report are not counted: every run has the same ones.
+A model of P parameters spends about 2 P FLOPs per position in the forward and 4 P in the backward pass (arXiv
+2001.08361). Evaluations that are only reported are not counted, because every run has the same ones.
 """
 
 from collections import defaultdict
@@ -28,12 +28,12 @@ Purpose = Literal["train", "probe", "gate"]
 
 
 def positions(rows: Sequence[Row]) -> int:
-    """Prompt and response positions of `rows`, in all windows of each."""
+    """Number of prompt and response positions of `rows`, over all windows of each."""
     return sum(row.positions for row in rows)
 
 
 def _written(row: Row) -> int:
-    """Response tokens of a row without those of its environment, of replayed actions or of the row it branched from."""
+    """Response tokens of a row, without tokens of the environment, of replayed actions or of a shared beginning."""
     shared = row.turns[: int(row.notes.get("branched", 0.0))]
     return row.length - (0 if row.tool_mask is None else int(row.tool_mask.sum())) - sum(b - a for a, b in shared)
 
@@ -49,7 +49,7 @@ class Costs:
         self._counts[f"cost/{purpose}/{name}"] += tokens
 
     def sampled(self, purpose: Purpose, rows: Sequence[Row]) -> None:
-        """Count a rollout; answers that an expert wrote are counted apart, replayed ones cost nothing."""
+        """Count a rollout; answers that an expert wrote are counted separately, and replayed rows cost nothing."""
         own = [row for row in rows if row.origin in ("policy", "hinted", "branch")]
         expert = [row for row in rows if row.origin == "expert"]
         self.add(purpose, "sampled_tokens", sum(map(_written, own)))
@@ -59,7 +59,7 @@ class Costs:
             self.add(purpose, "expert_positions", positions(expert))
 
     def scored(self, purpose: Purpose, by_role: Mapping[str, int]) -> None:
-        """Count the positions of requests, by role, as `Scorer.positions` gives them."""
+        """Count the positions of requests by role, as returned by `Scorer.positions`."""
         for role, count in by_role.items():
             self.add(purpose, f"{role}_positions", count)
 
@@ -68,11 +68,11 @@ class Costs:
         self.add(purpose, "gradient_positions", positions(rows))
 
     def merge(self, counts: Mapping[str, float]) -> None:
-        """Add what another counter gave."""
+        """Add the counts that another counter returned."""
         for name, value in counts.items():
             self._counts[name] += value
 
     def take(self) -> dict[str, float]:
-        """The counts as metrics; starts over."""
+        """Return the counts as metrics, and reset them."""
         counts, self._counts = self._counts, defaultdict(float)
         return dict(sorted(counts.items()))

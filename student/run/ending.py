@@ -1,6 +1,7 @@
-"""What a run writes when it ends, however it ends: ending.json and the report.
+"""Writes ending.json and the report when a run ends, for whatever reason.
 
-Nothing here can stop a run or hide the error that did: on a full disk the report is missing, and a warning is logged.
+Failures in here neither stop a run nor hide the error that did: if the disk is full, the report is missing and a
+warning is logged.
 """
 
 import logging
@@ -16,20 +17,20 @@ log = logging.getLogger(__name__)
 
 
 class RunEnding:
-    """An exit callback: writes how the run ended, what its fleet did, and the report.
+    """An exit callback that writes how the run ended, what its fleet did, and the report.
 
     Args:
-        folder: of the run.
-        fleet: its teachers; still open when the callback is called.
-        report: whether to write one; there is nothing to show of a run that kept no metrics.
+        folder: the run folder.
+        fleet: the client of its teachers, still open when the callback is called.
+        report: whether to write a report; a run without metrics has nothing to show.
     """
 
     def __init__(self, folder: RunFolder, fleet: ScoreSource | None, *, report: bool = True) -> None:
         self._folder, self._fleet, self._report = folder, fleet, report
-        (folder.path / "ending.json").unlink(missing_ok=True)  # of the run that is resumed
+        (folder.path / "ending.json").unlink(missing_ok=True)  # left by the run that is resumed
 
     def __call__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        """Write both; see `ExitStack.push`."""
+        """Write both files; the signature is that of `ExitStack.push`."""
         if not self._folder.used:
             return  # An unused folder is removed, or holds nothing to report.
         try:

@@ -12,15 +12,15 @@ from student.run.samples import entries
 
 
 class Evaluations:
-    """Evaluates on the recipe's held-out prompts and says what it found.
+    """Evaluates on the recipe's held-out prompts, and logs the results.
 
     Args:
         job: gives services, prompts and settings.
-        log: takes a line for the console.
-        write: takes lines of samples.jsonl.
+        log: called with a line for the console.
+        write: called with lines for samples.jsonl.
 
     Attributes:
-        start: the report from before the first step, against which recoveries are measured; None while there is none.
+        start: the evaluation before the first step, against which recoveries are measured; None until there is one.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Evaluations:
         self.start: EvalReport | None = None
 
     def due(self, steps: int) -> bool:
-        """Whether the recipe asks for one after `steps` steps; the final one, after the last step, is not meant."""
+        """Whether an evaluation is due after `steps` steps; the final one, after the last step, is not included."""
         every = self._settings.every
         return steps < self._job.recipe.train.steps and every > 0 and steps % every == 0
 
     def run(self, label: str, step: int) -> EvalReport | None:
-        """Evaluate the weights after `step` steps and keep some answers; None when the recipe has evaluation off."""
+        """Evaluate the weights after `step` steps and keep some answers; None if the recipe has evaluation off."""
         settings = self._settings
         if settings.prompts == 0:
             return None
@@ -81,7 +81,7 @@ def _with_interval(value: float, half: float | None) -> str:
 
 
 def metrics_of(report: EvalReport) -> dict[str, float]:
-    """The figures of an evaluation as metrics of a step; what is unknown is absent."""
+    """The figures of an evaluation as metrics of a step; unknown figures are left out."""
     metrics = {"eval/response_length": report.mean_length, "eval/repetition": report.repetition, **_by_domain(report)}
     metrics |= {f"mode/{name}": value for name, value in report.modes.items()}
     metrics |= {f"eval/pass_at_{k}": value for k, (value, _) in report.pass_at.items() if k > 1}
@@ -95,7 +95,7 @@ def metrics_of(report: EvalReport) -> dict[str, float]:
 
 
 def to_json(report: EvalReport) -> dict[str, Any]:
-    """The report without its figures per prompt, for summaries and checkpoints."""
+    """The report as JSON values without its figures per prompt, for summaries and checkpoints."""
     return {
         "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
         "accuracy_half_width": report.accuracy_half_width,
@@ -112,14 +112,14 @@ def to_json(report: EvalReport) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> EvalReport:
-    """What `to_json` gave."""
+    """The report from the values of `to_json`."""
     accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
     passes = {int(k): (value, half) for k, (value, half) in data.get("pass_at", {}).items()}
     return EvalReport(**{**data, "accuracy": accuracy, "pass_at": passes}, per_prompt=())
 
 
 def _by_domain(report: EvalReport) -> dict[str, float]:
-    """Accuracy of each domain, where there are several."""
+    """The accuracy of each domain, if there are several."""
     if len(report.by_domain) < 2:
         return {}
     return {f"domain_accuracy/{name}": accuracy for name, (accuracy, _) in report.by_domain.items()}

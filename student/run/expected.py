@@ -1,4 +1,4 @@
-"""Expected figures of a run: a JSON file that names where each comes from.
+"""Expected figures of a run: a JSON file with values, bands and sources.
 
     {"about": "one 24 GB GPU ...",
      "expected": {"payload_bytes_per_token": {"value": 136.0, "band": 0.02, "source": "measured on a CPU"},
@@ -6,8 +6,9 @@
                   "eval/accuracy@0":         {"value": 0.496, "source": "the model's card, other prompts"},
                   "tokens_per_second":       {"source": "unknown"}}}
 
-A figure is judged where it has a band: `low`, `high` or both, or `band`, the share of `value` by which it may differ
-either way. Without one it is printed beside the run's and not judged. `opd compare` lists the figures.
+A figure is judged if it has a band: `low`, `high` or both, or `band`, the share of `value` by which it may differ in
+either direction. Without a band it is printed next to the run's figure but not judged. See `opd compare` for the
+figures.
 """
 
 import json
@@ -29,10 +30,10 @@ class Line:
     """One figure of a comparison.
 
     Attributes:
-        name: the figure's.
-        value: of the run; None where it has none.
-        beside: of each other run, or what was expected in words.
-        verdict: "within", "below", "above", "missing", or "" where nothing is judged.
+        name: name of the figure.
+        value: the run's value; None if it has none.
+        beside: the values of the other runs, or the expectation in words.
+        verdict: "within", "below", "above" or "missing"; "" if the figure is not judged.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Line:
 
     @property
     def bad(self) -> bool:
-        """Whether the figure is outside its band, or not there."""
+        """Whether the figure is outside its band or missing."""
         return self.verdict in ("below", "above", "missing")
 
 
@@ -65,14 +66,14 @@ class Expectation(Settings):
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """Least and most that is accepted, None where nothing bounds it."""
+        """The lowest and highest accepted value; None for no bound."""
         if self.value is None or self.band is None:
             return self.low, self.high
         width = abs(self.value) * self.band
         return self.value - width, self.value + width
 
     def words(self) -> str:
-        """What is expected, for people."""
+        """The expectation in words."""
         low, high = self.bounds
         parts = [] if self.value is None else [f"{self.value:.4g}"]
         if low is not None and high is not None:
@@ -84,7 +85,7 @@ class Expectation(Settings):
         return f"{', '.join(parts) or 'not known'} ({self.source})"
 
     def judged(self, name: str, value: float | None) -> Line:
-        """A run's figure beside what is expected of it."""
+        """Compare a run's figure with the expectation."""
         low, high = self.bounds
         if low is None and high is None:
             return Line(name, value, (self.words(),))
@@ -124,23 +125,23 @@ def against_expected(found: Mapping[str, float], path: Path) -> list[Line]:
 
 
 def write_expected(found: Mapping[str, float], path: Path, *, band: float, about: str, source: str) -> int:
-    """Write the figures of a run as what is expected of the next one; returns how many have a band.
+    """Write the figures of a run as expectations for later runs; returns how many have a band.
 
-    Those of 0 have none, nor have times below a millisecond: a share of them would be exceeded by noise.
+    Figures of 0 and times below a millisecond get no band, because noise would exceed a share of them.
 
     Args:
         found: the figures.
-        path: the file.
-        band: share of each by which the next run may differ.
-        about: of which run.
+        path: the file to write.
+        band: share of a figure by which a later run may differ.
+        about: which run this is, for readers of the file.
         source: where the figures come from.
 
     Raises:
-        ConfigError: when there is a file already, which may hold what was looked up by hand, or none can be written.
+        ConfigError: if the file exists, as it may hold values entered by hand, or cannot be written.
     """
     if path.exists():
         raise ConfigError(f"{path} exists already; remove it or name another file.")
-    # Every digit: rounded, a figure would lie outside a band of 0 around itself.
+    # Not rounded, or a figure would lie outside a band of 0 around itself.
     entries: dict[str, dict[str, float | str]] = {}
     for name, value in found.items():
         noise = _NOISE_SECONDS if "seconds" in name else 0.0

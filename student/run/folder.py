@@ -24,18 +24,18 @@ from student.run.space import Space, is_full
 
 PROVENANCE = "provenance.json"
 RESUMABLE = (CancelledError, OutageError)
-"""Errors after which a run goes on with --resume, even from before its first step."""
+"""Errors after which a run can be resumed with --resume, even before its first step."""
 _PACKAGES = ("opd", "torch", "transformers", "accelerate", "grpcio", "protobuf", "numpy", "safetensors")
 
 
 class RunFolder:
-    """Paths and files of one run.
+    """The paths and files of one run.
 
     Args:
         path: the folder.
 
     Attributes:
-        space: waits where the disk is full.
+        space: waits for space if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,10 +47,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
-        """Make the folder of a new run and write its resolved recipe.
+        """Create the folder of a new run and write its resolved recipe.
 
         Raises:
-            RunFolderError: when the folder exists and is not empty, or cannot be made.
+            RunFolderError: if the folder exists and is not empty, or cannot be created.
         """
         path = recipe.run
         cls.refuse_existing(path)
@@ -66,12 +66,12 @@ class RunFolder:
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
-        """Refuse a folder that holds anything for a new run.
+        """Refuse a folder for a new run that holds anything.
 
         Raises:
-            RunFolderError: when it exists and is not an empty folder.
+            RunFolderError: if it exists and is not an empty folder.
         """
-        # A run that was killed while it wrote its recipe left a draft of it: nothing to keep, nothing to resume.
+        # A run that was killed while writing its recipe leaves only a draft, which is not worth keeping.
         if path.exists() and (not path.is_dir() or not all(map(_is_draft, path.iterdir()))):
             raise RunFolderError(
                 f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
@@ -79,17 +79,17 @@ class RunFolder:
 
     @classmethod
     def check_new(cls, path: Path) -> None:
-        """See that the folder of a new run can be made.
+        """Check that the folder of a new run can be created.
 
         Raises:
-            RunFolderError: when it holds something, or cannot be written.
+            RunFolderError: if it holds something, or cannot be written.
         """
         cls.refuse_existing(path)
         place = path
         while not place.exists() and place != place.parent:
             place = place.parent
         try:
-            # Tried, because permissions are not enough: a file system may be read-only or full.
+            # Checked by writing, because a file system may be read-only or full whatever the permissions say.
             with tempfile.TemporaryDirectory(prefix=".opd-", dir=place):
                 pass
         except OSError as error:
@@ -100,12 +100,12 @@ class RunFolder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator["RunFolder"]:
-        """This folder, which no other process can begin to write within the block.
+        """Lock the folder within the block, so that no other process can start writing to it.
 
-        The lock ends with its process, however that ends. The first rank holds it for all.
+        The lock ends with its process in any case. Rank 0 holds it for all ranks.
 
         Raises:
-            RunFolderError: when another process writes the run.
+            RunFolderError: if another process is writing the run.
         """
         if os.environ.get("RANK", "0") != "0":
             yield self
@@ -132,16 +132,16 @@ class RunFolder:
             yield self
 
     def discard_unused(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Exit callback: remove the folder when an error stops a new run before its first step.
+        """Exit callback: remove the folder if an error stops a new run before its first step.
 
-        It stays after a signal or an outage, from which --resume continues, and where it holds metrics or a checkpoint.
+        The folder stays after a signal or an outage, which --resume continues, and if it has metrics or a checkpoint.
         """
         if kind is not None and not issubclass(kind, RESUMABLE) and not self.used:
             shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def used(self) -> bool:
-        """Whether a step or a checkpoint is written."""
+        """Whether a step or a checkpoint has been written."""
         return self._metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     @classmethod
@@ -149,7 +149,7 @@ class RunFolder:
         """Open the folder of a run that is resumed.
 
         Raises:
-            CheckpointError: when there is no such run, or its checkpoints do not fit the recipe.
+            CheckpointError: if there is no such run, or its checkpoints do not fit the recipe.
         """
         if not (recipe.run / "recipe.yaml").is_file():
             raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
@@ -160,20 +160,20 @@ class RunFolder:
         return folder
 
     def newest(self, recipe: Recipe) -> Path | None:
-        """The newest intact checkpoint, which a resumed run goes on from; None when there are no checkpoints.
+        """The newest intact checkpoint, from which a resumed run continues; None if there are no checkpoints.
 
         Raises:
-            CheckpointError: when every one is damaged.
-            ConfigError: when `train.steps` of the recipe lies before it.
+            CheckpointError: if all checkpoints are damaged.
+            ConfigError: if the checkpoint is beyond the recipe's `train.steps`.
         """
-        from student.run.checkpoint import latest_checkpoint  # it brings torch, and a folder is also only looked at
+        from student.run.checkpoint import latest_checkpoint  # imports torch, which readers of a folder do not need
 
         checkpoint = latest_checkpoint(self.checkpoints)
         check_steps(checkpoint, recipe.train.steps)
         return checkpoint
 
     def keep_recipe(self, recipe: Recipe, updates: int) -> None:
-        """Write the recipe of a resumed run; another one before it, of the first `updates` steps, is kept too."""
+        """Write the recipe of a resumed run; a different earlier one, of the first `updates` steps, is kept too."""
         path, text = self.path / "recipe.yaml", _yaml(recipe)
         before = path.read_text(encoding="utf-8")
         if before == text:
@@ -204,7 +204,7 @@ class RunFolder:
         self.space.until_written(lambda: _append(self._metrics, [record]))
 
     def last_step(self) -> int:
-        """The step of the last line of metrics.jsonl, which is whole once it is `cut`; 0 without any."""
+        """The step of the last line of metrics.jsonl, which is complete after `cut`; 0 if there is none."""
         lines = self._metrics.read_bytes().splitlines() if self._metrics.exists() else []
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
@@ -214,11 +214,11 @@ class RunFolder:
             self.space.until_written(lambda: _append(self.samples, records))
 
     def cut(self, updates: int, *, unfinished: bool = False) -> None:
-        """Drop the lines that a resumed run writes again: those of later steps, and those of a final evaluation.
+        """Drop the lines that a resumed run will write again: those of later steps and of a final evaluation.
 
         Args:
-            updates: steps that the resumed weights have seen.
-            unfinished: the metrics and the evaluation of the last of these steps are still to come.
+            updates: number of steps that the resumed weights have been trained for.
+            unfinished: whether the metrics and the evaluation of the last of these steps are still to come.
         """
 
         def stays(record: Mapping[str, Any]) -> bool:
@@ -237,7 +237,7 @@ def _yaml(recipe: Recipe) -> str:
 
 
 def _holds(line: str, stays: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Whether a line is a whole record that stays; a kill can cut the last line short."""
+    """Whether a line is a complete record that stays; a kill can cut the last line short."""
     try:
         return stays(json.loads(line))
     except (ValueError, KeyError):
@@ -249,12 +249,12 @@ def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     try:
         before = path.stat().st_size if path.exists() else 0
         try:
-            # Half of a surrogate pair, which a verifier may give as its reason, becomes JSON's escape of it.
+            # An unpaired surrogate, which a verifier's reason may contain, is written as its JSON escape.
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(lines)
         except OSError:
             with contextlib.suppress(OSError):
-                os.truncate(path, before)  # half a line would stand before the one that is written later
+                os.truncate(path, before)  # so that no partial line remains before the next one
             raise
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -287,9 +287,9 @@ def _version(package: str) -> str | None:
 
 @cache
 def _git_revision() -> str | None:
-    """Revision of the checkout the code runs from, with "+changes" when it has any; None outside a checkout.
+    """Revision of the checkout that the code runs from, with "+changes" if it has any; None outside a checkout.
 
-    Asked once: a process goes on with the code that it has imported, whatever becomes of the checkout.
+    Determined once, because a process keeps running the code that it has imported.
     """
     here = Path(__file__).parent
 

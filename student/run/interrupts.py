@@ -25,14 +25,14 @@ class Interrupts:
 
     SIGHUP, which a terminal or an ssh session sends when it ends, is left ignored where it was, as under nohup.
 
-    Python runs a signal's handler in the main thread between two instructions, which a thread that waits for other
-    ranks in a collective does not reach for minutes. So a thread of its own reads the numbers of the signals, which
-    Python's C code writes to a socket as they arrive, and counts them.
+    Python runs a signal's handler in the main thread between two bytecode instructions. A main thread that waits for
+    other ranks in a collective may not get there for minutes. A separate thread therefore counts the signals, whose
+    numbers Python's C code writes to a socket as they arrive.
 
     Attributes:
         requested: whether to stop.
-        holding: whether a wait is not interrupted, because weights have moved within a step.
-        shared: whether other ranks take part: then a wait is not interrupted, because all must stop at the same step.
+        holding: whether `poll` must not interrupt, because weights have moved within a step.
+        shared: whether there are other ranks; `poll` then does not interrupt, because all must stop at the same step.
     """
 
     watching: ClassVar[int] = 0
@@ -54,7 +54,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             self._sockets = socket.socketpair()
-            self._sockets[1].setblocking(False)  # required of a wake-up descriptor: a full buffer must not block
+            self._sockets[1].setblocking(False)  # required for a wake-up descriptor, as a full buffer must not block
             self._previous_fd = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -76,7 +76,7 @@ class Interrupts:
         reader.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Without a handler in Python the signal would have its default effect and reach no wake-up descriptor.
+        # A handler is needed: without one, the signal has its default effect and is not written to the descriptor.
         self.requested = True
 
     def _watch(self) -> None:
@@ -84,14 +84,14 @@ class Interrupts:
         since: float | None = None
         while received := self._sockets[0].recv(1):
             if received[0] not in self._previous:
-                continue  # every signal that has a handler in Python is written
+                continue  # every signal with a Python handler is written to the socket
             now = time.monotonic()
             if since is None:
                 self.requested, since = True, now
                 self._log(_ADVICE + (_TORCHRUN % self._torchrun_seconds if self._torchrun_seconds else b""))
             elif not (self._launched and now - since < _ECHO_SECONDS):
                 self._log(_GIVEN_UP)
-                os._exit(128 + received[0])  # what a shell reports of a process that a signal ended
+                os._exit(128 + received[0])  # the exit status that a shell reports for a process ended by a signal
 
     def _log(self, text: bytes) -> None:
         if self._speaks:
@@ -100,7 +100,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block `poll` does not raise; a request stays."""
+        """Keep `poll` from raising within the block; a request remains pending."""
         self.holding = True
         try:
             yield
@@ -108,17 +108,17 @@ class Interrupts:
             self.holding = False
 
     def poll(self) -> None:
-        """Raise when a stop was requested, it is not held, and this rank is the only one.
+        """Raise if a stop was requested, unless it is held or there are other ranks.
 
         Raises:
-            CancelledError: to leave the current stage; weights are those of the last update.
+            CancelledError: to leave the current stage; the weights are those of the last update.
         """
         if self.requested and not self.shared and not self.holding:
             raise CancelledError("stopped by a signal")
 
 
 def _leave_parent() -> None:
-    """In a forked child: its signals must not be counted among its parent's."""
+    """In a forked child, stop counting its signals as its parent's."""
     if Interrupts.watching:
         signal.set_wakeup_fd(-1)
 

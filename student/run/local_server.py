@@ -1,6 +1,6 @@
-"""A teacher server in a process of its own on loopback, for the demo, the lab, ORBIT and experiments by hand.
+"""A teacher server on loopback in a separate process, for the demo, the lab, ORBIT and experiments by hand.
 
-It ends with the block, and when the process that opened the block ends, for whatever reason.
+It ends with the block, or when the process that opened the block ends for any reason.
 """
 
 import os
@@ -15,23 +15,23 @@ from opd.errors import UnavailableError
 from student.run.with_parent import with_parent
 
 START_SECONDS = 600
-"""A loaded machine may take minutes to import torch."""
+"""Seconds to wait for the server; a loaded machine may take minutes to import torch."""
 STOP_SECONDS = 30
 CPU = ("--threads", "1", "--device", "cpu", "--deterministic")
-"""For tiny models on few cores."""
+"""Flags of `opd serve` for tiny models on few cores."""
 
 
 @contextmanager
 def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] = CPU) -> Iterator[str]:
-    """Serve `models` for the duration of the block; gives the address.
+    """Serve `models` for the duration of the block; yields the address.
 
     Args:
-        models: teacher name to model folder.
-        folder: gets server.log and server.ports; made when missing.
-        flags: of `opd serve`, besides models and ports.
+        models: model folders by name of the teacher.
+        folder: receives server.log and server.ports; created if missing.
+        flags: flags of `opd serve` besides models and ports.
 
     Raises:
-        UnavailableError: when the server does not start; the sentence names its log.
+        UnavailableError: if the server does not start; the message names its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ports, log = folder / "server.ports", folder / "server.log"
@@ -47,7 +47,7 @@ def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] 
         )
     try:
         deadline = time.monotonic() + START_SECONDS
-        # The file appears in one step when the server listens; a model may take minutes until then.
+        # The file appears atomically once the server listens; loading a model may take minutes.
         while not ports.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise UnavailableError(f"the teacher server did not start; see {log}.")

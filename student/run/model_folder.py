@@ -1,7 +1,7 @@
-"""The Hugging Face folder of a student, that plain transformers or peft loads; no rank ever holds all of a sharded one.
+"""Writes a student as a Hugging Face folder, which plain transformers or PEFT can load.
 
-Its tensors are gathered layer by layer, and each file is kept and written by one rank: a rank holds a file at most, or
-its share of the files where they are written while training goes on.
+No rank ever holds all of a sharded student. Tensors are gathered layer by layer, and each file is kept and written by
+one rank, which so holds at most one file, or its share of the files if they are written while training continues.
 """
 
 import json
@@ -27,17 +27,17 @@ from student.run.parts import Part, files_written, nothing, on_host
 def model_parts(
     name: str, student: Student, tokenizer: Any, ranks: Ranks, *, copied: bool = False, limit: int = FILE_BYTES
 ) -> Iterator[Part]:
-    """What this rank writes of a student, or of its adapter, and its tokenizer.
+    """The parts of a student, or of its adapter, and of its tokenizer that this rank writes.
 
     Args:
-        name: of the folder, below that of the checkpoint.
-        student: sharded, or the same on all ranks.
-        tokenizer: that stands beside it.
-        ranks: all ranks; they run through the parts together.
-        copied: hold copies, so that the parts may be written while the student is trained: then all parts at once.
-        limit: bytes of a file of a sharded student, unless one layer is larger.
+        name: name of the folder within the checkpoint.
+        student: the student, sharded or the same on all ranks.
+        tokenizer: saved with it.
+        ranks: all ranks; they iterate over the parts together.
+        copied: hold copies, all parts at the same time, so that they can be written while the student is trained.
+        limit: maximum bytes of a file of a sharded student, unless one layer is larger.
     """
-    # A forward leaves some tensors gathered: below, all ranks have to find the same shards.
+    # A forward pass leaves some tensors gathered, but all ranks must find the same shards below.
     reshard(student)
     lm, main = student.lm, ranks.index == 0
     weights: dict[str, Tensor] | None = None
@@ -64,8 +64,8 @@ def model_parts(
         return files_written(place, work)
 
     yield Part(name, describe) if main else nothing(name)
-    # Gathering is a collective: every rank takes part for every tensor, and keeps those of its own file alone. A round
-    # gives each rank a file, so that they write side by side and none holds more than one of them.
+    # Gathering is collective: every rank takes part for every tensor, and keeps only those of its own file. Each round
+    # gives every rank one file, so that ranks write in parallel and none holds more than one file.
     for start in range(0, len(files), ranks.count):
         kept: dict[str, Tensor] = {}
         for owner, chunks in enumerate(files[start : start + ranks.count]):
@@ -85,7 +85,7 @@ def _write(tensors: dict[str, Tensor], file: str, folder: Path) -> list[Path]:
 
 
 def _saved(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, tied ones once, and the buffers that are saved."""
+    """The parameters, tied ones once, and the persistent buffers."""
     known = {name for name, _ in lm.named_parameters()}
     left_out = set(lm._keys_to_ignore_on_save or ())
     tied = set(lm.all_tied_weights_keys) - known
@@ -95,7 +95,7 @@ def _saved(lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _index(lm: PreTrainedModel, files: Sequence[Sequence[Chunk]]) -> dict[str, Any] | None:
-    """Which of several files holds which tensor, in the form of Hugging Face's index; None for a single one."""
+    """Hugging Face's index of which file holds which tensor; None for a single file."""
     if len(files) < 2:
         return None
     places: dict[str, str] = {}
@@ -110,7 +110,7 @@ def _index(lm: PreTrainedModel, files: Sequence[Sequence[Chunk]]) -> dict[str, A
 
 
 def _describe(folder: Path, lm: PreTrainedModel, index: dict[str, Any] | None) -> None:
-    """Everything but the weights, as `save_pretrained` writes it."""
+    """Write everything except the weights, as `save_pretrained` does."""
     lm.config.dtype = str(lm.dtype).removeprefix("torch.")
     lm.config.architectures = [type(lm).__name__.removeprefix("FSDP")]
     lm.config.save_pretrained(folder)

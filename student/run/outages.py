@@ -1,4 +1,4 @@
-"""What a run says and saves while a teacher is away."""
+"""What a run logs and saves during an outage of a teacher."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from student.run.saving import LoopState, Saver
 
 
 def outage_hooks(state: LoopState, saver: Saver, interrupts: Interrupts, log: Callable[[str], None]) -> OutageHooks:
-    """Hooks that tell of an outage, and save the steps done when it lasts.
+    """Hooks that log an outage, and save the finished steps if it lasts.
 
     Args:
-        state: of the loop.
-        saver: of the run.
-        interrupts: whether updates are being made.
-        log: shows a line.
+        state: the state of the loop.
+        saver: saves the run.
+        interrupts: tells whether updates are being made.
+        log: called with a line for the console.
     """
 
     def waiting(outage: Outage) -> None:
@@ -22,7 +22,7 @@ def outage_hooks(state: LoopState, saver: Saver, interrupts: Interrupts, log: Ca
 
     def emergency(outage: Outage) -> None:
         if state.unfinished is not None or interrupts.holding or saver.sharded:
-            return  # Updates have moved the weights, a controller may be trying others, or the other ranks have parts.
+            return  # Updates have moved the weights, a controller may be trying others, or other ranks hold shards.
         path = saver.save(state, together=False)
         log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 

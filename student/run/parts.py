@@ -1,9 +1,9 @@
-"""Parts of a checkpoint: gathered from all ranks first, written by one after.
+"""Parts of a checkpoint: each is first gathered from all ranks, and then written by one rank.
 
-    gathering a part     may ask other ranks, writes nothing
-    writing a part       asks no other rank, so that one which cannot write leaves none waiting for it
+    gathering a part     may communicate with other ranks, writes nothing
+    writing a part       does not communicate, so that a rank which cannot write leaves no other waiting
 
-Ranks gather and write equally many parts, in the same order, and agree after each whether all have succeeded.
+Ranks gather and write the same number of parts in the same order, and agree after each whether all have succeeded.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,8 +18,8 @@ class Part:
     """What one rank writes of a checkpoint.
 
     Attributes:
-        name: file or folder below the checkpoint, for messages.
-        write: writes it below the folder it is given, and says which files it wrote.
+        name: file or folder within the checkpoint, for messages.
+        write: writes the part below a given folder, and returns the files that it wrote.
     """
 
     name: str
@@ -32,18 +32,18 @@ def nothing(name: str) -> Part:
 
 
 def files_written(folder: Path, work: Callable[[], object]) -> list[Path]:
-    """Do `work`, and list the files below `folder` that are new; nothing else may write there meanwhile."""
+    """Do `work`, and list the new files below `folder`; nothing else may write there meanwhile."""
     before = set(folder.rglob("*"))
     work()
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
 def on_host(tensors: dict[str, Tensor], *, copied: bool) -> dict[str, Tensor]:
-    """Tensors in the memory of the host, where those that share memory share it still.
+    """Tensors in host memory; those that share memory still do.
 
     Args:
-        tensors: by name; none is sharded.
-        copied: copy also those that are there already, so that later updates do not reach them.
+        tensors: unsharded tensors by name.
+        copied: also copy tensors that are on the host already, so that later updates do not change them.
     """
     moved: dict[tuple[object, ...], Tensor] = {}
     found = {}

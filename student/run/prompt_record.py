@@ -1,7 +1,7 @@
 """The contents of a run's prompt files, recorded in its folder, so that a resumed run can report that they changed.
 
-A changed file is a warning, not an error: people resume with corrections and further rows on purpose. From there on the
-run differs from one without the change, because the order of a table's rows depends on their number.
+A changed file is a warning and not an error, because people resume with corrections and further rows on purpose. From
+then on the run differs from one without the change, because the order of a table's rows depends on their number.
 """
 
 import json
@@ -18,14 +18,14 @@ def keep_contents(folder: RunFolder, contents: Mapping[str, Contents]) -> list[s
     """Record in the run folder what the run reads from now on.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         contents: rows and hashes of the prompt files, by name.
 
     Returns:
-        A sentence for each file whose prompts have changed since the last record; none for a new run.
+        A sentence for each file whose prompts have changed since the last record; empty for a new run.
 
     Raises:
-        RunFolderError: when it cannot be written.
+        RunFolderError: if the record cannot be written.
     """
     changes = changed_contents(folder, contents)
     if changes or not (folder.path / _NAME).exists():
@@ -56,7 +56,7 @@ def changed_contents(folder: RunFolder, contents: Mapping[str, Contents]) -> lis
 
 
 def _read(path: Path) -> dict[str, Contents] | None:
-    """The record, None where there is none that can be read."""
+    """The record; None if there is no readable one."""
     try:
         return {name: Contents(**held) for name, held in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):

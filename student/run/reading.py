@@ -1,6 +1,6 @@
-"""Reads the files of a run folder, whole or half written, of this version or an older one.
+"""Reads the files of a run folder, complete or half written, of this version or an older one.
 
-Damage never raises: what cannot be read is left out, and a sentence about it is added to a list of problems.
+Damage never raises an error: what cannot be read is left out, and a sentence about it is added to a list of problems.
 """
 
 import json
@@ -20,26 +20,26 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def group(held: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A group of keys, empty where there is none or something else stands in its place."""
+    """A group of keys; empty if it is missing or not a mapping."""
     found = held.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def read_recipe(run: Path, problems: list[str]) -> dict[str, Any]:
-    """The recipe as plain keys; other versions of opd may have written others."""
+    """The recipe as plain values; other versions of opd may have written other keys."""
     return read_mapping(run / "recipe.yaml", problems, read_yaml)
 
 
 def read_mapping(
     path: Path, problems: list[str], parse: Callable[[str], Any] = json.loads, *, needed: bool = True
 ) -> dict[str, Any]:
-    """A file of keys and values, {} where it cannot be read.
+    """A file of keys and values; {} if it cannot be read.
 
     Args:
         path: the file.
-        problems: gets a sentence when it is damaged, or missing though `needed`.
-        parse: from text, JSON by default.
-        needed: whether every run has it.
+        problems: receives a sentence if the file is damaged, or missing although `needed`.
+        parse: parses the text; JSON by default.
+        needed: whether every run has this file.
     """
     if not path.exists():
         if needed:
@@ -57,7 +57,7 @@ def read_mapping(
 
 
 def read_records(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The whole records of a file of JSON lines; a kill can cut the last one short."""
+    """The complete records of a file of JSON lines; a kill can cut the last one short."""
     if not path.exists():
         problems.append(f"{path.name} is missing.")
         return []
@@ -73,7 +73,7 @@ def read_records(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def as_record(line: bytes) -> dict[str, Any] | None:
-    """A line of JSON as a record, None where it is none."""
+    """A line of JSON as a record; None if it is not a JSON object."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -88,7 +88,7 @@ def read_steps(run: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def as_step(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A record with its number of a step and, where it has times, finite seconds by stage; None without a number."""
+    """A record with its step and, if it has times, finite seconds by stage; None if it has no step."""
     if not is_number(record.get("step")):
         return None
     tidy = {name: value for name, value in record.items() if name != "seconds"}

@@ -15,16 +15,16 @@ from student.run.reading import group, read_mapping, read_steps
 
 
 def is_timed(name: str) -> bool:
-    """Whether a metric depends on the machine and not on the run: speeds, seconds of some part, what was waited for."""
+    """Whether a metric depends on the machine rather than on the run, such as speeds, times and waits."""
     return name in ("tokens_per_second", "scored_while_learning") or name.endswith("seconds")
 
 
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> tuple[int, str, Any, Any] | None:
-    """Step, metric and both values of the first difference; None where all metrics but times are bit-identical.
+    """Step, metric and both values of the first difference; None if all metrics except times are bit-identical.
 
-    A run that ended early is compared as far as it went.
+    A run that ended early is compared as far as it got.
     """
     for left, right in zip(one, other, strict=False):
         for name in sorted(left.keys() | right.keys()):
@@ -41,7 +41,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def changed_versions(run: Path, again: Path) -> list[str]:
-    """Packages, code and teachers that are not those of the first run, a line each."""
+    """A line for each package, code revision and teacher that differs from the first run."""
     found = []
     before, now = (_provenance(path) for path in (run, again))
     for name in sorted(before.keys() | now.keys()):
@@ -81,12 +81,12 @@ def reproduce(
     before = read_steps(run, [])
     if not before:
         raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
-    # Another folder, and no metrics port, which a run that still goes on may hold: neither is part of the result.
+    # Another folder, and no metrics port, which the first run may still hold; neither affects the result.
     again = out or run.with_name(f"{run.name}-again")
     if again.exists():
         raise RunFolderError(f"{again} exists already; name another folder for the new run with --out.")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
-    # After everything that may be refused: the import of torch takes seconds.
+    # Imported after all checks, because importing torch takes seconds.
     from student.loop import train
 
     train(recipe)

@@ -1,7 +1,7 @@
-"""What may change between a run and its resumption: everything but what the saved state is made of.
+"""Checks which settings may change when a run is resumed: all except those that the saved state depends on.
 
 Steps, learning rate, batch sizes, prompts, evaluation, mixed precision and the number of ranks may change; with the
-same settings and ranks the resumed run is the uninterrupted one bit for bit. `FIXED` may not.
+same settings and ranks, the resumed run equals the uninterrupted one bit for bit. The keys in `FIXED` may not change.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ FIXED = {
 
 
 def check_resumable(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
-    """Refuse to go on with a recipe that the saved state does not fit.
+    """Refuse to resume with a recipe that the saved state does not fit.
 
     Args:
-        saved: the recipe in the run folder, JSON values.
-        recipe: the one to go on with, likewise.
+        saved: the recipe in the run folder, as JSON values.
+        recipe: the recipe to resume with, likewise.
 
     Raises:
         CheckpointError: naming the first key that differs, and both values.
@@ -49,17 +49,17 @@ def check_resumable(saved: Mapping[str, Any], recipe: Mapping[str, Any]) -> None
 
 
 def _same_folder(before: str, now: str) -> bool:
-    """Whether two names of a model are of one folder: relative and absolute, or by a link."""
+    """Whether two paths of a model name the same folder, for example one relative and one absolute, or by a link."""
     places = [Path(name).expanduser() for name in (before, now)]
     return all(place.exists() for place in places) and places[0].resolve() == places[1].resolve()
 
 
 def check_steps(checkpoint: Path | None, steps: int) -> None:
-    """Refuse to go on to a step that lies behind the saved state.
+    """Refuse to train to a step that is before the saved state.
 
     Args:
-        checkpoint: the newest one, or None.
-        steps: `train.steps` of the recipe to go on with.
+        checkpoint: the newest checkpoint, or None.
+        steps: `train.steps` of the recipe to resume with.
 
     Raises:
         ConfigError: naming both.

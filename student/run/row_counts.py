@@ -12,18 +12,18 @@ from student.figures import quoted, repetition
 from student.rl.rewards.chain import fired_metrics
 
 MOST_NAMES = 64
-"""Domains, or teachers, that are counted in every step."""
+"""Maximum number of domains, or of teachers, that are counted in every step even without rows."""
 
 
 def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] = ()) -> dict[str, float]:
     """Counts of this rank's rows.
 
     Args:
-        rows: the rows that are trained on.
-        sampled: response tokens sampled, including those of rows dropped since.
+        rows: the rows of the batch.
+        sampled: number of response tokens sampled, including those of rows that were dropped.
         stop_ratios: log T - log S of the stop tokens, nats; see `student.scoring.stops`.
     """
-    # Sums and counts, no means: ranks add them up before anything is divided.
+    # Sums and counts instead of means, because they are summed over ranks before any division.
     asked = [row.verdict for row in rows if row.verdict is not None]
     judged = [verdict.value for verdict in asked if verdict.known]
     rewards = [reward for reward in map(reward_of, rows) if reward is not None]
@@ -58,7 +58,7 @@ def count_rows(rows: Sequence[Row], sampled: int, stop_ratios: Sequence[float] =
 
 
 def _contexts(row: Row) -> list[NDArray[np.uint32]]:
-    """Prompts other than the student's that a model read for the row: hints of the teachers and of the sampler."""
+    """Prompts that a model read for the row in place of the student's: contexts of teachers, hints of the sampler."""
     own = [] if row.behaviour_prompt_ids is None else [row.behaviour_prompt_ids]
     return [*row.contexts.values(), *own]
 
@@ -78,7 +78,7 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
     if counts["unasked"]:
         metrics["unasked_share"] = counts["unasked"] / max(1.0, counts["answered"])
     if counts["contexts"] or counts["unread"]:
-        # 0 where every context equals the student's prompt: an empty hint is not an error, but has no effect.
+        # 0 if every context equals the student's prompt; an empty hint is not an error but has no effect.
         metrics["hinted_share"] = counts["hinted"] / rows
         metrics["hint_quoted"] = counts["quoted"] / max(1.0, counts["contexts"])
         metrics["context_missing_share"] = counts["unread"] / rows
@@ -97,13 +97,13 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def outcome_metrics(outcomes: Sequence[Outcome], known: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Tokens that are trained on, by domain and by teacher, where there are several; of all ranks.
+    """Trained tokens by domain and by teacher, if there are several; over all ranks.
 
     Args:
-        outcomes: of the step.
-        known: domains and teachers that the prompts can have, under "domain" and "teacher": those without a row in this
-            step count 0, so that a name that never has any is seen. Of more than MOST_NAMES only those with rows are
-            counted, or a step's record would be longer than anyone reads.
+        outcomes: the outcomes of the step.
+        known: the domains and teachers that prompts can have, under "domain" and "teacher". Those without a row in this
+            step count 0, so that a name that never occurs is noticed. If there are more than MOST_NAMES, only those
+            with rows are counted, to keep the record of a step short.
     """
     metrics: dict[str, float] = {}
     for label in ("domain", "teacher"):

@@ -1,7 +1,7 @@
-"""The student's answers: lines of samples.jsonl with prompt, answer, verdict, reward, divergence, length and tokens.
+"""The student's answers as lines of samples.jsonl: prompt, answer, verdict, reward, divergence, length and tokens.
 
-`pieces` has an entry per token: its text, its `measure` in nats, and the teacher's most likely tokens with their
-probabilities.
+`pieces` has an entry per token: its text, its divergence in nats (of the kind that `measure` names), and the teacher's
+most likely tokens with their probabilities.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,9 @@ def sample_of(row: Row, tokenizer: Any, kl: float | None = None, view: View | No
 
     Args:
         row: the answer.
-        tokenizer: the student's.
-        kl: its reverse KL to the teacher, nats per token; where it is None, the mean log-ratio of its tokens stands
-            in, if the teacher's log-probs of them are known.
-        view: its tokens' reverse KL; without it their log-ratios stand in, where they are known.
+        tokenizer: the student's tokenizer.
+        kl: its reverse KL to the teacher, nats per token; if None, the mean log-ratio of its tokens is used, if known.
+        view: the reverse KL of its tokens; if None, their log-ratios are used, if known.
     """
     prompt, verdict = row.prompt, row.verdict
     measure, view = ("reverse_kl", view) if view else view_of_row(row)
@@ -48,7 +47,7 @@ def sample_of(row: Row, tokenizer: Any, kl: float | None = None, view: View | No
 
 
 def _episode(row: Row, tokenizer: Any) -> dict[str, Any]:
-    """Of an episode its transcript, and the student's actions; nothing for other rows."""
+    """The transcript of an episode and the student's actions; empty for other rows."""
     transcript = transcript_of(row, tokenizer)
     if transcript is None:
         return {}
@@ -60,8 +59,8 @@ def entries(samples: Iterable[Mapping[str, Any]], *, step: int, label: str) -> l
     """Lines of samples.jsonl.
 
     Args:
-        samples: from `sample_of`.
-        step: optimizer steps that the weights have seen.
+        samples: results of `sample_of`.
+        step: number of steps that the weights have been trained for.
         label: "train", or the name of the evaluation.
     """
     return [{"step": step, "label": label, **sample} for sample in samples]
@@ -70,7 +69,7 @@ def entries(samples: Iterable[Mapping[str, Any]], *, step: int, label: str) -> l
 def mean_log_ratio(row: Row) -> float | None:
     """Mean of log S - log T over the trained tokens of a sampled row, nats: one draw of its reverse KL.
 
-    None where the teacher's log-probs of them are not known.
+    None if the teacher's log-probs of these tokens are not known.
     """
     for (role, _), scores in row.signals.items():
         if role.partition("/")[0] == TEACHER and scores.sampled is not None and row.on_policy:

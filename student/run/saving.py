@@ -1,4 +1,4 @@
-"""Saving and restoring a run: what the loop remembers between steps, and the checkpoint of all that has state."""
+"""Saves and restores a run: the state of the loop between steps, and the checkpoint of every part that has state."""
 
 import copy
 import time
@@ -26,19 +26,19 @@ from student.run.space import Space
 from student.run.state_io import check_state, load_state, state_parts
 
 _STATES = {"objective": "objective", "rewards": "rewards", "methods": "controllers"}
-"""Groups of the recipe, with the keys under which a checkpoint has the states of their plug-ins, by place."""
+"""Groups of the recipe, and the keys under which a checkpoint has the states of their plug-ins, by place."""
 
 
 @dataclass
 class Unfinished:
-    """A step whose update is done, while what follows it is not: saved when the run stops there.
+    """A step whose updates are done but what follows them is not; saved if the run stops there.
 
     Attributes:
-        metrics: of the step so far.
-        outcomes: of the rows of the step, on all ranks.
-        seconds: of the stages of the step so far, by name; a clock that runs on goes on adding to them.
-        acted: controllers that have acted on the weights.
-        observed: whether the controllers have seen the report.
+        metrics: metrics of the step so far.
+        outcomes: outcomes of the step's rows on all ranks.
+        seconds: time of the step's stages so far, by name; the running clock adds to this very dict.
+        acted: number of controllers that have acted on the weights.
+        observed: whether the strategy, terms, rewards and controllers have seen the report.
     """
 
     metrics: dict[str, float]
@@ -54,21 +54,21 @@ class Unfinished:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Unfinished":
-        """What `to_json` gave."""
+        """The object from the values of `to_json`."""
         return cls(**{**data, "outcomes": [Outcome.from_dict(outcome) for outcome in data["outcomes"]]})
 
 
 @dataclass
 class LoopState:
-    """What the loop itself remembers between steps.
+    """The state of the loop itself between steps.
 
     Attributes:
-        steps: steps done; the weights are those after the last of them.
+        steps: number of steps done; the weights are those after the last of them.
         tokens: response tokens sampled for training, on all ranks.
-        began: `time.monotonic()` when the run would have begun without interruptions.
+        began: `time.monotonic()` at which the run would have started without interruptions.
         before: the evaluation before the first step.
-        unfinished: what is left to do of the last step, or None.
-        last: metrics and seconds by stage of the last finished step; its line is written after its checkpoint.
+        unfinished: the last step, if what follows its updates is not done yet.
+        last: metrics and seconds by stage of the last finished step, whose line is written after its checkpoint.
     """
 
     steps: int
@@ -83,10 +83,10 @@ class Saver:
     """Writes and reads the checkpoints of a run.
 
     Args:
-        job: whose weights, optimizer, terms and controllers are saved.
+        job: the job whose state is saved.
         folder: the run folder.
-        log: takes lines for people.
-        saved: called when a checkpoint is written.
+        log: called with a line for the console.
+        saved: called when a checkpoint has been written.
     """
 
     def __init__(
@@ -96,23 +96,24 @@ class Saver:
         self._beside: Beside | None = None
         if job.recipe.train.async_checkpoints:
             self._beside, self._ranks = Beside(), job.learner.ranks.beside()
-            # A fast tokenizer may not be used by two threads at once.
+            # A fast tokenizer must not be used by two threads at once.
             self._tokenizer = copy.deepcopy(job.tokenizer)
-        self._writing = -1  # steps of the checkpoint that is written beside the loop
+        self._writing = -1  # steps of the checkpoint that is being written in the background
         self._waited, self._failed = 0.0, 0
-        # Steps of the newest checkpoint, as all ranks know it and as this one does: an outage has one rank save alone.
+        # Steps of the newest checkpoint that all ranks know of, and of the newest that this rank knows of: in an
+        # outage, rank 0 saves alone.
         self._agreed = self._written = -1
 
     @property
     def sharded(self) -> bool:
-        """Whether no rank can save alone."""
+        """Whether the student is sharded, so that no rank can save alone."""
         return self._job.learner.sharded
 
     def open(self, checkpoint: Path | None) -> LoopState:
-        """The state in `checkpoint`, with learner, terms and controllers as they were; that of a new run for None.
+        """Restore everything from `checkpoint` and return the loop's state; for None, that of a new run.
 
         Raises:
-            CheckpointError: when the checkpoint is of another recipe, version or seed.
+            CheckpointError: if the checkpoint is of another recipe, version or seed.
         """
         main = self._job.accelerator.is_main_process
         found = self._job.learner.ranks.gather(checkpoint and checkpoint.name)
@@ -123,27 +124,27 @@ class Saver:
         begin_random(self._job.recipe.seed, self._job.learner.ranks.index)
         state = LoopState(steps=0, tokens=0, began=time.monotonic())
         if checkpoint is None:
-            self._plugin_states()  # a state that cannot be saved would lose the steps before the first checkpoint
+            self._plugin_states()  # raises now rather than at the first checkpoint if a state cannot be saved
         else:
             state = self._restore(checkpoint)
             self._agreed = self._written = state.steps
         if main:
-            # Without a checkpoint even what the first evaluation wrote is written again.
+            # Without a checkpoint, even the lines of the first evaluation are written again.
             done = -1 if checkpoint is None else state.steps
             self._folder.cut(done, unfinished=state.unfinished is not None)
             self._folder.keep_recipe(self._job.recipe, state.steps)
         return state
 
     def save(self, state: LoopState, *, together: bool = True, wait: bool = True) -> Path:
-        """Save the state after the last step, once.
+        """Save the state after the last step, unless it has been saved already; returns the checkpoint's folder.
 
         Args:
-            state: of the loop.
-            together: all ranks do so at the same time.
-            wait: until it is written, also with `train.async_checkpoints`.
+            state: the loop's state.
+            together: whether all ranks save at the same time; if not, rank 0 saves alone.
+            wait: wait until it is written, even with `train.async_checkpoints`.
 
         Raises:
-            RunFolderError: when a rank cannot write; on all that save, and wait.
+            RunFolderError: if a rank cannot write; on all ranks that save and wait.
         """
         begin = time.monotonic()
         self.settle()
@@ -154,8 +155,8 @@ class Saver:
         if not together and self.sharded:
             raise TypeError("the parts of a sharded student are saved by all ranks together")
         if not together and ranks.index:
-            return final  # the first rank does it
-        # In an outage the first rank may have saved this step by itself: the others must skip it together with it.
+            return final  # rank 0 saves
+        # In an outage rank 0 may have saved this step alone; the other ranks must then skip it as well.
         written = ranks.gather(self._written)[0] if together else self._written
         if written != state.steps:
             if self._beside is not None and not wait:
@@ -164,7 +165,7 @@ class Saver:
                 return final
             keep = self._job.recipe.train.keep_checkpoints
             group = ranks if together else ALONE
-            # In an outage the other ranks wait for a teacher, and not for this one.
+            # In an outage the other ranks wait for a teacher and not for this rank, so it must not wait for space.
             space = self._folder.space if together else Space()
             space.until_written(
                 lambda: save_checkpoint(root, state.steps, self._parts(state), keep=keep, ranks=group), group.any
@@ -176,16 +177,16 @@ class Saver:
         return final
 
     def _start(self, beside: Beside, state: LoopState) -> None:
-        """Copy what this rank holds, and write it while the loop goes on."""
+        """Copy what this rank holds, and write it in the background."""
         parts, root, steps = list(self._parts(state, copied=True)), self._folder.checkpoints, state.steps
         keep, then = self._job.recipe.train.keep_checkpoints, "let the run go on: it tries the next one"
         beside.start(lambda: save_checkpoint(root, steps, parts, keep=keep, ranks=self._ranks, then=then))
         self._writing = steps
 
     def settle(self, *, patient: bool = True) -> None:
-        """See how the checkpoint that is written beside the loop became; wait for it, or leave it if it is not done.
+        """Take the result of the checkpoint written in the background; wait for it if `patient`, else skip if not done.
 
-        All ranks alike report a checkpoint that could not be written; the run goes on with the one before.
+        If it could not be written, all ranks alike log a warning and the run continues with the previous checkpoint.
         """
         if self._beside is None or self._writing < 0 or (self._beside.busy and not patient):
             return
@@ -200,7 +201,7 @@ class Saver:
         self._saved()
 
     def metrics(self) -> dict[str, float]:
-        """Of writing beside the loop: seconds that it waited in its last save, seconds of the last write, failures."""
+        """Metrics of background writing: seconds that the loop waited, seconds of the last write, and failures."""
         if self._beside is None:
             return {}
         waited, self._waited = self._waited, 0.0
@@ -211,33 +212,33 @@ class Saver:
         }
 
     def outdate(self) -> None:
-        """Have the next save write: the state has changed since, although the number of steps is the same."""
+        """Make the next save write, because the state has changed although the number of steps is the same."""
         self._agreed = self._written = -1
 
     def _parts(self, state: LoopState, *, copied: bool = False) -> Iterator[Part]:
-        """What this rank writes, gathered one part after the other; `copied` to be written beside the loop."""
+        """The parts that this rank writes, each gathered in turn; `copied` if they are written in the background."""
         job = self._job
         ranks = job.learner.ranks
         tokenizer, group = (self._tokenizer, self._ranks.group) if copied else (job.tokenizer, None)
         yield from model_parts("model", job.learner.student, tokenizer, ranks, copied=copied)
         for name, values in self._states(state).items():
             yield from state_parts(f"trainer/{name}", values, main=ranks.index == 0, group=group, copied=copied)
-        # Where a gradient is begun, which a resumed run takes again, that of before it.
+        # If a gradient has been begun, which a resumed run computes again, the random state from before it.
         yield from random_parts("trainer", ranks.index, job.learner.random or random_state(job.accelerator.device))
 
     def _states(self, state: LoopState) -> dict[str, dict[str, Any]]:
-        """Everything beside the model, by the file that it is written to."""
+        """Everything except the model, by the file that it is written to."""
         job = self._job
         found = {"learner": job.learner.state_dict()}
         if kept := job.local.state_dict():
             found["local"] = kept
         if job.ahead is not None:
             found["ahead"] = job.ahead.state_dict(state.steps)
-        # Plug-ins go by their places in the recipe, because two of them may have one name.
+        # Plug-ins are identified by their place in the recipe, because two of them may have the same name.
         found["loop"] = {
             "steps": state.steps,
             "tokens": state.tokens,
-            # What has passed, and no point in time: the clock of another process begins elsewhere.
+            # A duration instead of a point in time, because `time.monotonic()` differs between processes.
             "seconds": time.monotonic() - state.began,
             "seed": job.recipe.seed,
             "before": None if state.before is None else to_json(state.before),
@@ -253,7 +254,7 @@ class Saver:
         """The states of all plug-ins.
 
         Raises:
-            PluginError: for a state that cannot be saved.
+            PluginError: if a state cannot be saved.
         """
         job = self._job
         found = {
@@ -293,7 +294,7 @@ class Saver:
             for i, controller in enumerate(job.controllers):
                 with _given_to(f"methods.{i}", checkpoint):
                     controller.load_state_dict(state["controllers"].get(str(i), {}))
-            # Last, because what was loaded before may have drawn random numbers.
+            # Last, because loading the rest may have drawn random numbers.
             device, steps = job.accelerator.device, int(state["steps"])
             if said := restore_random(trainer, job.learner.ranks, device, seed=job.recipe.seed, step=steps):
                 self._log(f"note: {said}")
@@ -318,15 +319,15 @@ def _names(recipe: Recipe) -> dict[str, list[str]]:
 
 
 def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) -> None:
-    """Refuse to give a plug-in what another one remembered.
+    """Refuse to give a plug-in the state of another one.
 
     Raises:
-        CheckpointError: naming the first place that is another's now.
+        CheckpointError: naming the first place that has another plug-in in the recipe.
     """
     for group, names in _names(recipe).items():
         before = state.get("names", {}).get(group, [])  # checkpoints of earlier versions have no names
         for place, (was, now) in enumerate(zip(before, names, strict=False)):
-            moved = was != now and (was in names or now in before)  # else one stands in for another, by intent
+            moved = was != now and (was in names or now in before)  # otherwise it was replaced on purpose
             if moved and state[_STATES[group]].get(str(place)):
                 raise CheckpointError(
                     f"{group}.{place} is {now}, but checkpoint {checkpoint} has what {was} remembered there; keep the "
@@ -336,10 +337,10 @@ def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) ->
 
 @contextmanager
 def _given_to(where: str, checkpoint: Path) -> Iterator[None]:
-    """Name the plug-ins that cannot take the state which they have in a checkpoint.
+    """Name the plug-in that cannot load its state from a checkpoint.
 
     Raises:
-        CheckpointError: with what went wrong in them.
+        CheckpointError: for any unexpected exception of the plug-in.
     """
     try:
         yield

@@ -49,7 +49,7 @@ class Series:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
-        # What dashboards may ask for from the start; a metric that a plug-in names gets its series when it first comes.
+        # Dashboards may query these from the start; metrics of plug-ins get their series when they first appear.
         self._steps = self._counter("steps", "Steps done; each may make several optimizer updates.")
         self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
         self._bytes = self._counter("payload_bytes", "Bytes of tensors received from teachers.")
@@ -102,7 +102,7 @@ class Series:
         self.show(metrics)
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Set metrics outside a step: an evaluation before the first one."""
+        """Set metrics outside of a step, such as the evaluation before the first step."""
         for name, value in metrics.items():
             if name in ("response_tokens", "payload_bytes"):
                 continue
@@ -112,7 +112,7 @@ class Series:
                 raise ConfigError(f"metric {name!r} is {value!r}, but a metric is a number.") from error
             try:
                 self._record(name, value)
-            except ValueError as error:  # a name of another series, or other labels than it has
+            except ValueError as error:  # the name of another series, or other labels
                 raise ConfigError(
                     f"metric {name!r} cannot be a Prometheus series: the student has one of its own under that name or "
                     "in that form; give it another name, for example my_plugin/value."
@@ -137,7 +137,7 @@ class Series:
             self._gauge(name).set(value)
 
     def _record_mode(self, figure: str, *labels: str, value: float) -> None:
-        """A figure of a mode, or of a mode and the teacher of another one."""
+        """A figure of a mode, or of a mode and another mode's teacher."""
         full = gauge_name(f"mode_{figure}")
         if full not in self._gauges:
             text = _MODE_TEXTS.get(figure, f"{figure.replace('_', ' ').capitalize()} of a mode, latest step.")
@@ -154,7 +154,7 @@ class Series:
 
 
 def gauge_name(name: str) -> str:
-    """The series of a metric: lower case, one unit at the end."""
+    """The name of a metric's series: lower case, with one unit at the end."""
     base = "opd_student_" + re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     if base.endswith("response_length"):
         return base + "_tokens"

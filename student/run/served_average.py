@@ -1,7 +1,8 @@
-"""A served teacher that follows the student: its servers get the moving average whenever it has moved.
+"""A served teacher that follows the student: its servers load the moving average whenever it has changed.
 
-The average itself is model `ema` (`student.scoring.local`), which checkpoints hold: a resumed run has it served again
-before its first step. A self-teacher so has machines of its own; the student's keep the average and do not run it.
+The average itself is model `ema` (`student.scoring.local`), which is part of checkpoints; a resumed run has it served
+again before its first step. The self-teacher thus runs on machines of its own, while the student's only keep the
+average.
 
     FOLDER/step-000012/model    the average after step 12, as a Hugging Face folder or an adapter; the last two stay
 """
@@ -29,22 +30,22 @@ from student.scoring.local import LocalModels
 from student.scoring.needs import EMA
 
 _KEPT = 2
-"""The average of now, and the one before, which a server goes back to when it cannot load the new one."""
+"""The current average, and the previous one, to which a server returns if it cannot load the current one."""
 _ROW = ScoreItem(np.arange(8, dtype=np.uint32), 4)
-"""A row that is read by both sides after each move; every vocabulary has its ids."""
+"""A row that both sides score after each change; its ids exist in every vocabulary."""
 
 
 class ServedAverage(Controller):
     """Keeps a served teacher at the average, `teachers.ema.served`; every rank makes the same calls.
 
     Args:
-        recipe: with `teachers.ema.served`.
-        fleet: this rank's own client of it.
+        recipe: a recipe with `teachers.ema.served`.
+        fleet: this rank's client of the fleet.
         local: holds the average.
-        student: whose weights are exchanged for it while it is written.
-        tokenizer: saved beside it.
-        ranks: all ranks; the first one has the servers load the folder.
-        poll: called while the average is read; may raise to give up.
+        student: the student, whose weights are replaced by the average while it is written.
+        tokenizer: saved with the average.
+        ranks: all ranks; rank 0 has the servers load the folder.
+        poll: called while the average scores a row; may raise to give up.
     """
 
     def __init__(
@@ -69,17 +70,17 @@ class ServedAverage(Controller):
         self._served = -1
 
     def start(self, services: Services) -> None:
-        """Before the first step and after a resume the servers may have any weights."""
+        """Serve the average before the first step, because the servers may hold any weights."""
         self._follow(self._steps)
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Between two steps no row waits for the teacher, so that no step mixes two averages."""
+        """Serve the new average. No row waits for the teacher between steps, so no step mixes two averages."""
         metrics = self._follow(step + 1) if self._local.moves[EMA] != self._served else {}
         self._steps = step + 1
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """How many steps the average has followed, which names its folder."""
+        """The number of steps after which the average was taken, which names its folder."""
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -87,7 +88,7 @@ class ServedAverage(Controller):
         self._steps = int(state.get("steps", 0))
 
     def _follow(self, steps: int) -> dict[str, float]:
-        """Have the servers load the average of `steps` steps.
+        """Have the servers load the average after `steps` steps.
 
         Raises:
             RunFolderError: the folder cannot be written.
@@ -98,7 +99,7 @@ class ServedAverage(Controller):
         with self._local.average():
             parts = model_parts("model", self._student, self._tokenizer, self._ranks)
             folder = save_checkpoint(self._folder, steps, parts, keep=_KEPT, ranks=self._ranks)
-        # One rank has the servers load it, or each would do so again; the clients of the others take what is served.
+        # Only rank 0 has the servers load it; the clients of the other ranks accept what is served.
         main = self._ranks.index == 0
         loaded = self._ranks.gather(self._ranks.agree(lambda: self._load(folder / "model") if main else ""))[0]
         if not main:
@@ -108,7 +109,7 @@ class ServedAverage(Controller):
         return {"follow/seconds": time.perf_counter() - began, "follow/gap": gap}
 
     def _measured(self) -> float:
-        """The largest gap of any rank's client."""
+        """The largest gap over the clients of all ranks, nats."""
         # Not inside `agree`: ranks of a sharded student gather its layers together.
         (mine,) = self._local.score(EMA, [_ROW], PayloadSpec.sampled(), temperature=1.0, poll=self._poll)
         row = mine.sampled
@@ -116,14 +117,14 @@ class ServedAverage(Controller):
         return max(self._ranks.gather(self._ranks.agree(lambda: self._gap(row))))
 
     def _load(self, folder: Path) -> str:
-        """Have the servers load a folder; the hash of what they serve then."""
+        """Have the servers load a folder; returns the hash of the weights that they then serve."""
         return self._fleet.update_weights(self.teacher, folder, timeout=self._seconds).weights_hash
 
     def _gap(self, mine: NDArray[np.float32]) -> float:
-        """The largest difference between the row's log-probs as served and `mine`, nats: 0 but for rounding.
+        """The largest difference between the served log-probs of the row and `mine`, nats; 0 up to rounding.
 
         Raises:
-            IncompatibleTeacherError: it is more than rounding, so that the servers have other weights.
+            IncompatibleTeacherError: if it is more than rounding, so that the servers hold other weights.
         """
         (theirs,) = self._fleet.score(self.teacher, [_ROW], PayloadSpec.sampled())
         assert theirs.sampled is not None  # what was asked for

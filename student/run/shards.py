@@ -1,6 +1,6 @@
-"""Sharded tensors of a checkpoint, by torch.distributed.checkpoint in safetensors files: no pickle, no tensor whole.
+"""Sharded tensors of a checkpoint, by torch.distributed.checkpoint in safetensors files, without pickle.
 
-Each rank writes what it holds, and reads what it holds of what any number of ranks wrote.
+No tensor is ever gathered. Each rank writes its own shards, and reads its shards from what any number of ranks wrote.
 """
 
 import warnings
@@ -44,20 +44,20 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> list[Path]:
-    """Write sharded tensors below `folder`; every rank calls it with the same names.
+    """Write sharded tensors below `folder`; every rank must call it with the same names.
 
-    torch's planner asks the other ranks, and a rank's failure ends it on all of them.
+    torch's planner communicates between ranks; a failure there ends the call on all of them.
 
     Args:
-        folder: visible to every rank.
-        tensors: by name.
-        group: of the ranks; None for the usual one.
+        folder: a folder that every rank sees.
+        tensors: sharded tensors by name.
+        group: process group of the ranks; None for the default one.
 
     Returns:
         The files that this rank wrote.
 
     Raises:
-        OSError: when this rank could not write; on the others nothing is raised, and they must ask it.
+        OSError: if this rank could not write; nothing is raised on the others, which must ask it.
     """
     writer = _Writer(str(folder))
     try:
@@ -74,12 +74,12 @@ def load_shards(folder: Path, names: Collection[str], mesh: DeviceMesh | None) -
     """Read tensors that `save_shards` wrote.
 
     Args:
-        folder: as it was saved.
-        names: those wanted.
-        mesh: ranks to shard them over, in rows; None for whole tensors on the CPU.
+        folder: the folder that was written.
+        names: names of the tensors to read.
+        mesh: device mesh to shard them over, by rows; None for whole tensors on the CPU.
 
     Raises:
-        CheckpointError: when one is missing or cannot be read.
+        CheckpointError: if a tensor is missing or cannot be read.
     """
     reader = HuggingFaceStorageReader(str(folder))
     try:
@@ -91,7 +91,7 @@ def load_shards(folder: Path, names: Collection[str], mesh: DeviceMesh | None) -
                 found[name] = torch.empty(size, dtype=dtype)
             else:
                 found[name] = empty_shards(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
-        with warnings.catch_warnings():  # a single process is what `no_dist` asks for
+        with warnings.catch_warnings():  # with `no_dist`, a single process is intended
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(found, storage_reader=reader, no_dist=mesh is None)
     except (CheckpointException, OSError, KeyError, ValueError) as error:

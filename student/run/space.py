@@ -1,4 +1,4 @@
-"""A full disk: the run waits for space with everything in memory, rather than end without its last steps."""
+"""Waiting for space on a full disk: the run keeps everything in memory instead of ending without its last steps."""
 
 import errno
 import time
@@ -15,19 +15,19 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether `error` says that a disk or a quota has no space left; safetensors has it in its text alone."""
+    """Whether `error` means that a disk or quota is full; errors of safetensors say so only in their text."""
     if isinstance(error, OSError):
         return error.errno in _NO_SPACE
     return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
 
 
 class Space:
-    """Has work that found a disk full done again until there is space.
+    """Repeats work that fails because of a full disk until there is space.
 
     Args:
-        patience: seconds to wait in all for one piece of work; 0 for none.
-        stopping: whether the run was asked to stop: then nothing is waited for.
-        log: takes lines for people.
+        patience: maximum total seconds to wait for one piece of work; 0 not to wait.
+        stopping: returns whether the run was asked to stop, in which case it does not wait.
+        log: called with a line for the console.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Space:
         self._patience, self._stopping, self._log = patience, stopping, log
 
     def until_written(self, work: Callable[[], T], any_rank: Callable[[bool], bool] = bool) -> T:
-        """The result of `work`, which is done from its beginning each time.
+        """The result of `work`, which is repeated from the start until it succeeds.
 
         Args:
-            work: raises `DiskFullError` for a full disk, on all ranks that do it together.
-            any_rank: whether any of these says so: they wait as long as each other.
+            work: raises `DiskFullError` if the disk is full, on all ranks that do it together.
+            any_rank: returns whether a flag is true on any of these ranks, so that all wait equally long.
 
         Raises:
-            DiskFullError: when there is no space in time, or the run is to stop.
+            DiskFullError: if there is no space in time, or the run is to stop.
         """
         begin, pause = time.monotonic(), _FIRST_SECONDS
         while True:

@@ -1,6 +1,6 @@
-"""Write and read nested state without pickle: tensors in one safetensors file, everything else in JSON.
+"""Writes and reads nested state without pickle: tensors in one safetensors file, everything else in JSON.
 
-Sharded tensors go to a folder of their own, of which each rank writes its part (`student.run.shards`).
+Sharded tensors go to a separate folder, of which each rank writes a part (`student.run.shards`).
 """
 
 import json
@@ -32,20 +32,20 @@ def state_parts(
     group: dist.ProcessGroup | None = None,
     copied: bool = False,
 ) -> list[Part]:
-    """What this rank writes of a state: `name`.json and `name`.safetensors; sharded tensors in folder `name`-shards.
+    """The parts of a state that this rank writes: `name`.json, `name`.safetensors, and shards in folder `name`-shards.
 
     Args:
-        name: stem of both files, with folders below that of the checkpoint.
+        name: stem of both files, including folders relative to the checkpoint.
         state: nested dicts and lists of JSON values, torch tensors and numpy arrays; dict keys are strings.
         main: whether this rank writes what is not sharded; every rank calls this with the same sharded tensors.
-        group: ranks that write the shards; None for all, by their usual group.
-        copied: hold copies, so that the parts may be written while the state changes.
+        group: process group of the ranks that write the shards; None for the default group.
+        copied: hold copies, so that the parts can be written while the state changes.
     """
     sharded: dict[str, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
 
     def strip(node: Any, path: str) -> Any:
-        # First, because a DTensor is a Tensor as well.
+        # Checked first, because a DTensor is also a Tensor.
         if isinstance(node, DTensor):
             sharded[path] = node.detach()
             return {_SHARDED: path}
@@ -79,20 +79,20 @@ def state_parts(
 
 
 def check_state(where: str, state: Any) -> None:
-    """Refuse a plug-in's state that could not be written, or would come back as something else.
+    """Refuse a plug-in's state that cannot be written, or would be read back as something else.
 
     Args:
         where: the plug-in, for messages.
-        state: what its `state_dict` gave.
+        state: the result of its `state_dict`.
 
     Raises:
-        PluginError: naming the place in it.
+        PluginError: naming the place in the state.
     """
 
     def check(node: Any, place: str) -> None:
         if isinstance(node, dict):
             for key, value in node.items():
-                # JSON would make a text of it, which `load_state_dict` does not find.
+                # JSON would turn the key into a string, which `load_state_dict` would not find.
                 if not isinstance(key, str):
                     refuse(key, f"key {key!r} of {place or 'the whole'}", "a text")
                 check(value, f"{place}.{key}".removeprefix("."))
@@ -117,7 +117,7 @@ def check_state(where: str, state: Any) -> None:
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors, copied where two names share memory, which safetensors does not write."""
+    """Contiguous tensors, copied if two names share memory, which safetensors refuses."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -129,10 +129,10 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[str, Any]:
-    """Read what `state_parts` had written; tensors come back on the CPU, sharded ones over `mesh`, if there is one.
+    """Read a state that `state_parts` wrote; tensors are on the CPU, saved shards over `mesh` if it is given.
 
     Raises:
-        CheckpointError: when a file is missing or damaged.
+        CheckpointError: if a file is missing or damaged.
     """
     try:
         tensors = load_file(folder / f"{name}.safetensors")
@@ -140,7 +140,7 @@ def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[
     except Exception as error:
         raise CheckpointError(f"state {name!r} in {folder} cannot be read: {error}.") from error
 
-    # Before filling anything: sharded tensors are read in one collective call, with the same names on every rank.
+    # Find all names first, because sharded tensors are read in one collective call with the same names on every rank.
     names: list[str] = []
 
     def find(node: Any) -> None:

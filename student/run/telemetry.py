@@ -1,4 +1,4 @@
-"""What the student shows while it runs: metrics.jsonl, Prometheus series, progress bar and console lines.
+"""The output of a running student: metrics.jsonl, Prometheus series, progress bar and console lines.
 
 The Prometheus series are in `student.run.series`; docs/metrics.md lists them.
 """
@@ -40,7 +40,7 @@ _SHOWN = {
     "response_length": "length",
     "grad_norm": "gradient",
 }
-# In reinforcement learning a falling entropy is the first sign of a collapse.
+# In reinforcement learning, a falling entropy is the first sign of a collapse.
 _SHOWN_WITH_REWARDS = {
     "reward": "reward",
     "student_entropy": "entropy",
@@ -52,10 +52,10 @@ _WIDE = 110
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """Check that the metrics port is free, before a model is loaded; 0 means that none is wanted.
+    """Check that the metrics port is free, before a model is loaded; port 0 means no endpoint.
 
     Raises:
-        PortInUseError: when it cannot be opened.
+        PortInUseError: if the port cannot be opened.
     """
     if port:
         server, thread = _open_port(CollectorRegistry(), port, host)
@@ -88,15 +88,15 @@ def _stillness(steps: int, metrics: Mapping[str, float]) -> str:
 
 
 class StageClock:
-    """Seconds per stage of a step, and a span for each.
+    """Measures the seconds of each stage of a step, and records a span for each.
 
     Args:
-        spans: where the spans go.
-        timeline: draws the stages of the run; None for none.
-        step: the steps done when it was started.
+        spans: records OpenTelemetry spans.
+        timeline: records the stages of the run; None for no timeline.
+        step: number of steps done at the start.
 
     Attributes:
-        seconds: of the stages, one after the other.
+        seconds: seconds by stage; stages do not overlap.
         beside: metrics of what ran at the same time in another thread.
     """
 
@@ -105,11 +105,11 @@ class StageClock:
         self.beside: dict[str, float] = {}
         self._spans = spans or Spans()
         self._timeline, self._step = timeline, step
-        self._within = 0.0  # seconds of finished stages within the present one
+        self._within = 0.0  # seconds of finished stages nested in the current one
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to stage `name`, without that of stages within it."""
+        """Add the duration of the block to stage `name`, without that of stages nested in it."""
         begin, outer, self._within = time.monotonic(), self._within, 0.0
         try:
             with self._spans.span(name):
@@ -121,7 +121,7 @@ class StageClock:
             self.draw("learner", name, begin, end)
 
     def draw(self, track: str, name: str, begin: float, end: float) -> None:
-        """Put a span, in seconds of `time.monotonic()`, into the timeline."""
+        """Add a span to the timeline; times are seconds of `time.monotonic()`."""
         if self._timeline is not None:
             self._timeline.add(track, name, begin, end, step=self._step)
 
@@ -131,15 +131,15 @@ class Telemetry:
 
     Args:
         folder: run folder for metrics.jsonl, or None.
-        total_steps: for the progress bar.
-        port: of the Prometheus endpoint, 0 for none.
-        console: where lines and the bar go.
+        total_steps: number of steps, for the progress bar.
+        port: port of the Prometheus endpoint; 0 for none.
+        console: where lines and the bar are printed.
         host: address of the Prometheus endpoint.
 
     Attributes:
         folder: the run folder, or None.
-        timeline: what ran when; written with the checkpoints and at the end.
-        trackers: experiment trackers, which get everything too; None for none.
+        timeline: records what ran when; written with the checkpoints and at the end.
+        trackers: experiment trackers, which also receive everything; None without any.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Telemetry:
 
     @classmethod
     def of(cls, recipe: Recipe, folder: RunFolder, *, main: bool) -> "Telemetry":
-        """The sinks that a recipe names; ranks other than the main one show and write nothing."""
+        """The sinks that a recipe asks for; ranks other than the main one show and write nothing."""
         steps = recipe.train.steps
         if not main:
             return cls(None, steps, 0, Console(quiet=True))
@@ -193,7 +193,7 @@ class Telemetry:
         self._progress.start()
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
-        """Record the metrics of the step that brought the run to `step` updates, and how fast its tokens came."""
+        """Record the metrics of step number `step`, counted from 1, and its tokens per second."""
         seconds = sum(stages.values())
         tokens = metrics.get("response_tokens", 0.0)
         metrics = {**metrics, "tokens_per_second": tokens / seconds if seconds else 0.0}
@@ -214,7 +214,7 @@ class Telemetry:
                 self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
 
     def recall(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
-        """Record a step that a checkpoint holds, where the run was killed before its line was written."""
+        """Record a step from a checkpoint, if the run was killed before the line of the step was written."""
         if self.folder is not None and self.folder.last_step() < step:
             self.step(step, metrics, stages)
 
@@ -230,7 +230,7 @@ class Telemetry:
             self.trackers.samples(records)
 
     def saved(self) -> None:
-        """Everything up to now is in a checkpoint."""
+        """Record that everything up to now is in a checkpoint."""
         self._series.saved()
         self.timeline.write()
 

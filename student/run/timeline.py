@@ -1,10 +1,10 @@
 """The timeline of a run as a Chrome trace: open timeline.json in https://ui.perfetto.dev or chrome://tracing.
 
     learner   the stages of a step: rollout or wait_rollout, wait_teacher, learn, after_update, evaluate, checkpoint
-    sampler   the steps that are sampled at the same time (train.max_staleness)
+    sampler   the steps that are sampled ahead at the same time (train.max_staleness)
     teachers  from the first row of a step that is sent to be scored to the last answer
 
-Where the learner's track is mostly waits, the track that it waits for is the bottleneck.
+If the learner's track is mostly waits, the track that it waits for is the bottleneck.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from opd.files import write_whole
 
 TRACKS = ("learner", "sampler", "teachers")
 LIMIT = 20_000
-"""Events kept, the newest: about 2.5 MB."""
+"""Number of the newest events that are kept, about 2.5 MB."""
 
 
 class Timeline:
-    """Collects spans, and writes them where there is a file.
+    """Collects spans and writes them to a file.
 
     Args:
-        path: timeline.json; that of a resumed run is continued. None keeps nothing.
+        path: timeline.json, which is continued if the run is resumed; None keeps nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        # Spans are measured by a clock that never jumps, and drawn by the one that a resumed run shares.
+        # Spans are measured by the monotonic clock, and written in wall-clock time, which a resumed run shares.
         self._epoch = time.time() - time.monotonic()
         self._events: deque[dict[str, Any]] = deque(maxlen=LIMIT)
         if path is not None and path.exists():
@@ -39,7 +39,7 @@ class Timeline:
                 self._events.extend(event for event in old if event["ph"] == "X")
 
     def add(self, track: str, name: str, begin: float, end: float, **arguments: int) -> None:
-        """A span of a track, in seconds of `time.monotonic()`."""
+        """Add a span to a track; times are seconds of `time.monotonic()`."""
         if self._path is None:
             return
         start = round(1e6 * (self._epoch + begin))
@@ -56,7 +56,7 @@ class Timeline:
         )
 
     def write(self) -> None:
-        """Write the file; where that fails it is left as it is, because a missing picture must not end a run."""
+        """Write the file; errors are ignored, because a missing picture must not end a run."""
         if self._path is None:
             return
         names = [

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 3
 LONGEST = 512
-"""Tokens of a response that are kept; hardly anyone reads on."""
+"""Maximum number of tokens of a response that are kept."""
 _TILE = 32
-"""Positions of full logits at a time."""
+"""Number of positions whose full logits are computed at a time."""
 View = list[tuple[float | None, list[tuple[int, float]]]]
-"""Per token: divergence in nats, None where unknown; the teacher's most likely ids with their probabilities."""
+"""For each token: divergence in nats, None if unknown; the teacher's most likely ids with their probabilities."""
 
 
 def view_of_row(row: Row) -> tuple[str, View]:
     """The view from a row's signals, without a model: log-ratios log S - log T of the sampled tokens.
 
     Returns:
-        ("log_ratio", view); the view is empty where no teacher's log-probs of the tokens are known.
+        ("log_ratio", view); the view is empty if no teacher's log-probs of the tokens are known.
     """
     for (role, _), scores in row.signals.items():
         if role.partition("/")[0] != TEACHER or scores.sampled is None:
@@ -55,10 +55,10 @@ def view_of_batch(batch: "TokenBatch") -> View:
     """Exact reverse KL and the teacher's most likely tokens, from the hidden states of one row's positions.
 
     Args:
-        batch: one row, with the teacher's payload hidden and the student's hidden states.
+        batch: a batch of one row, with the teacher's payload hidden and the student's hidden states.
 
     Returns:
-        The view of the row's first positions; empty where the batch lacks either.
+        The view of the row's first positions; empty if the batch lacks either.
     """
     signal = batch.signals.get((TEACHER, PayloadKind.HIDDEN))
     if signal is None or signal.head is None or batch.student.head is None:
@@ -71,7 +71,7 @@ def view_of_batch(batch: "TokenBatch") -> View:
         tile = slice(start, min(start + _TILE, LONGEST))
         ours = _log_probs(student[tile], batch.student.head, batch)
         theirs = _log_probs(teacher[tile], signal.head, batch)
-        # An id that the student gives no probability has 0 times infinity here, which counts as 0.
+        # For an id with student probability 0 this is 0 times infinity, which counts as 0.
         kl = (ours.exp() * (ours - theirs)).nan_to_num(0.0).sum(-1)
         likely = theirs.topk(min(ALTERNATIVES, theirs.shape[-1]), dim=-1)
         for value, ids, logp in zip(kl.tolist(), likely.indices.tolist(), likely.values.exp().tolist(), strict=True):

@@ -46,13 +46,13 @@ class Trackers:
     """Hands metrics, answers and the report of a run to its trackers.
 
     Args:
-        settings: which ones.
-        folder: the run folder; what is written locally goes there.
-        recipe: resolved, shown as the run's configuration.
-        log: takes a line for the console when a tracker is lost.
+        settings: the trackers.
+        folder: the run folder, for what trackers write locally.
+        recipe: the resolved recipe, shown as the run's configuration.
+        log: called with a line for the console if a tracker fails.
 
     Attributes:
-        failures: trackers that were lost.
+        failures: number of trackers that failed and are not used any more.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Trackers:
             self._attempt(one.name, lambda one=one: self._start(one, recipe))  # type: ignore[misc]
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
-        """The metrics of a step, under the names of metrics.jsonl."""
+        """Record the metrics of a step, under the names of metrics.jsonl."""
         values = dict(metrics) | {f"seconds/{stage}": seconds for stage, seconds in stages.items()}
         self._each(lambda tracker: tracker.log(values, step=step))
 
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Answers as in samples.jsonl: a table where the tracker has tables, else text."""
+        """Record answers as in samples.jsonl: as a table if the tracker has tables, otherwise as text."""
         if not records:
             return
         step, label = int(records[0]["step"]), str(records[0]["label"])
@@ -92,7 +92,7 @@ class Trackers:
         self._each(show)
 
     def close(self, report: Path | None = None) -> None:
-        """Hand over the report, where the tracker keeps files, and end the trackers."""
+        """Upload the report to trackers that keep files, and close all trackers."""
 
         def end(tracker: Any) -> None:
             if report is not None and report.exists():
@@ -139,7 +139,7 @@ def _cell(value: Any) -> Any:
 
 
 def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys to plain values, which is what all trackers take."""
+    """The recipe as dotted keys with plain values, which all trackers accept."""
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         name = f"{prefix}{key}"

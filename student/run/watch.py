@@ -34,7 +34,7 @@ _LINES = 3
 
 
 class Follower:
-    """The whole records of a file of JSON lines, read on from where it stood.
+    """Reads the complete records of a growing file of JSON lines, continuing where it stopped.
 
     Args:
         path: the file; it may not exist yet, and may be cut when the run is resumed.
@@ -52,7 +52,7 @@ class Follower:
         if size > self._offset:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                # The last line may still be written: it is read with the next look.
+                # The last line may still be incomplete; it is read next time.
                 whole, end, _ = file.read().rpartition(b"\n")
             self._offset += len(whole) + len(end)
             self.records += [record for line in whole.splitlines() if (record := as_record(line)) is not None]
@@ -60,13 +60,13 @@ class Follower:
 
 
 class View:
-    """What is known of a run, as something to print.
+    """The state of a run, in a form to print.
 
     Args:
         run: the run folder.
 
     Raises:
-        RunFolderError: when it is not a run folder.
+        RunFolderError: if it is not a run folder.
     """
 
     def __init__(self, run: Path) -> None:
@@ -79,14 +79,14 @@ class View:
 
     @property
     def ended(self) -> str:
-        """How the run ended, "" while it has not."""
+        """How the run ended; "" while it is running."""
         try:
             return str(json.loads((self._run / "ending.json").read_text(encoding="utf-8")).get("how", ""))
         except (OSError, ValueError, AttributeError):
             return ""
 
     def frame(self) -> RenderableType:
-        """The present state."""
+        """The current state, ready to print."""
         metrics = [step for record in self._metrics.read() if (step := as_step(record)) is not None]
         samples = self._samples.read()
         parts: list[RenderableType] = [self._head(metrics), *(Text(line, "red") for line in self._problems)]
@@ -142,7 +142,7 @@ class View:
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """The course of `values` in block characters: at most `width`, each the mean of a stretch."""
+    """`values` as block characters, at most `width`, each the mean of a stretch."""
     size = -(-len(values) // width)
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)

@@ -1,4 +1,4 @@
-"""A command that does not outlive the process that started it, even when that is killed (Linux).
+"""Runs a command that does not outlive the process that started it, even if that is killed (Linux).
 
     python -m student.run.with_parent COMMAND ...     becomes COMMAND, which gets SIGTERM when its parent ends
 
@@ -26,7 +26,7 @@ def with_parent(command: Sequence[str]) -> list[str]:
 
 def _main(parent: int, command: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() == parent:  # else it ended before the line above, and no signal will come
+    if os.getppid() == parent:  # otherwise the parent ended before the line above, and no signal will arrive
         os.execvp(command[0], command)
 
 

@@ -1,1 +1,1 @@
-"""The report of a run: one HTML file for people, and its JSON twin for scripts, both made from the run folder alone."""
+"""The report of a run: an HTML file for people and a JSON file for scripts, both made from the run folder alone."""

@@ -36,7 +36,7 @@ def number(value: float | str | None) -> str:
 
 
 class Frame:
-    """Axes: from values to places in the picture."""
+    """Axes that map values to positions in the picture."""
 
     def __init__(self, x: tuple[float, float], y: Sequence[float]) -> None:
         self.x0, self.x1 = x if x[1] > x[0] else (x[0] - 0.5, x[0] + 0.5)
@@ -44,7 +44,7 @@ class Frame:
         self.y0, self.y1 = y[0], y[-1]
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Where a value lies."""
+        """The position of a value in the picture."""
         across = (x - self.x0) / (self.x1 - self.x0)
         up = (y - self.y0) / (self.y1 - self.y0)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
@@ -70,7 +70,7 @@ def lines(chart: Mapping[str, Any]) -> str:
     xs = [x for s in series for x in s["x"]]
     lows = [y - (h or 0.0) for s in series for y, h in _points(s)]
     highs = [y + (h or 0.0) for s in series for y, h in _points(s)]
-    # From 0 where the curve comes down towards it; a curve that moves a little far from 0 would look flat.
+    # Start at 0 if the curve comes near it; otherwise a curve with small changes far from 0 would look flat.
     low = min(0.0, *lows) if min(lows) < 0.5 * max(highs) else min(lows)
     frame = Frame((min(xs), max(xs)), ticks(low, max(highs)))
     body = [frame.grid("step")]

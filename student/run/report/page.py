@@ -1,4 +1,4 @@
-"""From the JSON twin to the page: one file, no script, nothing from the network."""
+"""Renders the report's JSON data as a page: one file, without scripts and without network access."""
 
 import json
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 2_000_000
 _FULL_NATS = 2.0
-"""A token with this divergence has the full colour."""
+"""The divergence at which a token has the full colour."""
 _NOTABLE = 5
-"""Tokens of an answer that the keyboard reaches and that stand in its table."""
+"""Number of tokens of an answer that can be reached by keyboard and are listed in its table."""
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
@@ -33,8 +33,8 @@ def write_report(run: Path, out: Path | None = None) -> Path:
         The page.
 
     Raises:
-        RunFolderError: when `run` is not a run folder.
-        OSError: when a file cannot be written; an earlier report is then left as it was.
+        RunFolderError: if `run` is not a run folder.
+        OSError: if a file cannot be written; an earlier report is then left as it was.
     """
     out = run / "report.html" if out is None else out
     data = read_run(run)
@@ -45,7 +45,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page, under 2 MB: where the answers are too many, the later ones are left out, and the page says so."""
+    """The page, below 2 MB: if the answers take too much, later ones are left out, and the page says so."""
     samples = list(data["samples"])
     while True:
         shown = [_sample(sample) for sample in samples]
@@ -78,7 +78,7 @@ def _template() -> "Template":
 
 
 def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was run, in a few lines; keys that an older recipe lacks are left out."""
+    """What was run, in a few lines, without keys that an older recipe lacks."""
     recipe, provenance = data["recipe"], data["provenance"]
     teachers, train, rollout, prompts = (group(recipe, name) for name in ("teachers", "train", "rollout", "prompts"))
     packages, served = group(provenance, "packages"), ", ".join(group(provenance, "fleet"))
@@ -112,7 +112,7 @@ def _product(one: Any, other: Any) -> Any:
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer as the template shows it: tokens with colour and what is said of them."""
+    """An answer in the form that the template shows: tokens with colours and descriptions."""
     held = sample.get("pieces")
     pieces = [piece for piece in held if _is_token(piece)] if isinstance(held, list) else []
     strongest = sorted((p for p in pieces if p[1] is not None), key=lambda p: -abs(p[1]))[:_NOTABLE]

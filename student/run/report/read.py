@@ -1,4 +1,4 @@
-"""Reads a run folder, whole or half written, of this version or an older one, into one dictionary: the JSON twin."""
+"""Reads a run folder, complete or half written, of this version or an older one, into the report's JSON data."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from student.run.reading import group, is_number, read_mapping, read_recipe, rea
 
 VERSION = 1
 POINTS = 240
-"""Points of a curve; longer runs are averaged over stretches of steps."""
+"""Maximum points of a curve; longer runs are averaged over stretches of steps."""
 SAMPLES = 8
-"""Answers of one moment that are shown."""
+"""Number of answers shown for each point in time."""
 CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Divergence to the teacher",
@@ -41,7 +41,8 @@ def read_run(path: Path) -> dict[str, Any]:
         path: the run folder.
 
     Raises:
-        RunFolderError: when it is not a run folder. Whatever else is missing or damaged becomes a line of "problems".
+        RunFolderError: if it is not a run folder. Anything else that is missing or damaged becomes a line of
+            "problems".
     """
     if not path.is_dir() or not any(
         (path / name).exists() for name in ("recipe.yaml", "metrics.jsonl", "summary.json")
@@ -56,7 +57,7 @@ def read_run(path: Path) -> dict[str, Any]:
     metrics = read_steps(path, problems)
     samples = read_records(path / "samples.jsonl", problems)
     before, after = (_evaluation(summary.get(name)) for name in ("before", "after"))
-    # A run that is under way, or was killed, has no summary: what can be is taken from its steps instead.
+    # A run that is running or was killed has no summary; as much as possible is taken from its steps instead.
     return {
         "report": VERSION,
         "run": str(path),
@@ -96,7 +97,7 @@ def _evaluation(found: Any) -> dict[str, Any] | None:
 
 
 def _fleet(ending: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fleet's counters and replicas when the run ended, None where they are not written."""
+    """The fleet's counters and replicas at the end of the run; None if they were not written."""
     found = group(ending, "fleet")
     replicas = found.get("replicas")
     if not found or not isinstance(replicas, list):
@@ -136,7 +137,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any) -> li
 
 
 def _with_ends(name: str, points: list[Any], before: Any, after: Any, last: int) -> list[Any]:
-    """An evaluation's curve with what was measured before the first and after the last step."""
+    """The curve of an evaluation's figure, extended by the values before the first and after the last step."""
     if not name.startswith("eval/"):
         return points
     key = {"eval/response_length": "mean_length"}.get(name, name.removeprefix("eval/"))
@@ -148,7 +149,7 @@ def _with_ends(name: str, points: list[Any], before: Any, after: Any, last: int)
 
 
 def _thinned(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[float, float, float | None]]:
-    """At most POINTS points: each the mean of a stretch, at the stretch's last step."""
+    """At most POINTS points, each the mean of a stretch of steps, placed at its last step."""
     size = -(-len(points) // POINTS)
     if size <= 1:
         return list(points)
@@ -157,7 +158,7 @@ def _thinned(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[
 
 
 def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every metric with its first, last, least and largest value."""
+    """Every metric with its first, last, smallest and largest value."""
     found = []
     for name in sorted(_names(metrics)):
         values = [record[name] for record in metrics if is_number(record.get(name))]
@@ -169,8 +170,8 @@ def _figures(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _idle(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Mechanisms that were measured and never acted: shares that are 0 in every step, and a gradient that is."""
-    # Answers that could not be judged are not a mechanism: a share of 0 is what one hopes for.
+    """Mechanisms that never had an effect: shares, or a gradient, that are 0 in every step."""
+    # The share of answers that could not be judged is not a mechanism, and should be 0.
     shares = [name for name in _names(metrics) if name.endswith("_share") and name != "unknown_share"]
     watched = [*shares, "grad_norm", "effopd/accepted"]
     return [name for name in watched if any(name in r for r in metrics) and all(r.get(name, 0) == 0 for r in metrics)]
