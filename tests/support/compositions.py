@@ -57,7 +57,6 @@ CHOICES: dict[str, list[Any]] = {
     "aggregation": list(AGGREGATIONS),
     "strata": ["domain", "credit", "context"],
     "by": ["prompt", "domain", "depth"],
-    "until": ["="],
     "before": ["="],
     "endpoint": [ANSWERING],
     "model": ["m"],
@@ -186,7 +185,7 @@ class Drawing:
                 continue
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             value = self.value(field.annotation, list(field.metadata), default, name)
-            found[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+            found[field.alias or name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         return found
 
     def plugin(self, registry: Registry, name: str = "") -> Drawn:
