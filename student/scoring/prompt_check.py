@@ -10,11 +10,8 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
-from student.controllers import Controller
 from student.plugins import Plugins
 from student.recipe import Recipe
-from student.rl.rewards.base import Reward
-from student.rollout.strategy import Strategy
 from student.scoring.contexts import Contexts
 
 _JUDGED_PROMPTS = 256
@@ -29,9 +26,10 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
-    parts: list[Controller | Strategy | Reward] = [*plugins.controllers, plugins.strategy, *plugins.rewards.parts]
-    for part in parts:
-        part.check_prompts(prompts)
+    for controller in plugins.controllers:
+        controller.check_prompts(prompts)
+    plugins.strategy.check_prompts(prompts)
+    plugins.rewards.check_prompts(prompts)
     if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
             f"the objective needs rewards, but none of the first {len(prompts)} prompts has an answer to judge by; "

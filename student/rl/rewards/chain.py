@@ -13,6 +13,7 @@ from opd.errors import ConfigError, PluginError, short
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.controllers import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
@@ -65,6 +66,15 @@ class RewardChain:
         for reward in self.parts:
             reward.check(recipe, terms)
         self._check_range(terms)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Let each reward look at the first training prompts.
+
+        Raises:
+            DataError, ConfigError: when they lack what one reads.
+        """
+        for reward in self.parts:
+            reward.check_prompts(prompts)
 
     def _check_range(self, terms: Sequence[Term]) -> None:
         """Refuse rewards that leave the range which an advantage takes, where the ranges of all of them are known.
