@@ -38,7 +38,7 @@ UNDRAWN = {"name", "key_variable", "cache", "run", "file", "question", "timeout"
 UNDRAWN |= {"json_schema", "schema_column", "column", "critic", "answer_start", "answer_end", "start", "quantize"}
 UNDRAWN |= {"targets", "served", "folder", "seconds", "leakage"}
 COUNTS: dict[str, list[int]] = {
-    "workers": [1, 2],
+    "workers": [1],
     "prompts": [2, 4],
     "rows": [8],
     "folds": [2],
@@ -62,7 +62,7 @@ CHOICES: dict[str, list[Any]] = {
     "model": ["m"],
     "teacher": [CHAT],
     "judge": [CHAT],
-    "function": ["student_plugins:length_of"],
+    "function": ["plain_rewards:length"],
     "group": [["step", "uid", "turn", "agent"], ["uid"], ["step"], ["uid", "sample"], []],
     "spans": [[{"pattern": "[0-9]+", "weight": 0.5}]],
     "domain_reward_scale": [{}, {"d0": 2.0}],
@@ -90,6 +90,7 @@ ALWAYS: dict[str, list[Drawn]] = {
     "token_budget": [{"tokens": 20}, {"tokens": 10_000}],
     "episode_filter": [{"ended": ["tokens"]}],
     "icpo": [{"examples": ["1+1=2"]}],
+    "function": [{"workers": 1}],
     "noisy_verifier": [{"false_negative": 0.3}],
 }
 """Settings that a plug-in cannot do without, or that keep it short."""

@@ -171,8 +171,3 @@ class CopyEngine(RolloutEngine):
             purpose=purpose,
             on_row=on_row,
         )
-
-
-def length_of(prompt: Prompt, answer: str) -> float:
-    """A plain function as a reward: the answer's length."""
-    return len(answer) / 10
