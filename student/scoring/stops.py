@@ -191,7 +191,8 @@ def stop_log_ratios(
     found: list[float] = []
     unprojected: dict[int, tuple[OutputHead, list[tuple[Row, Any]]]] = {}
     for row in rows:
-        if row.truncated or not row.on_policy or row.turns[1:]:
+        # An episode may end in what its environment wrote, which has no log-prob under the student.
+        if row.truncated or not row.on_policy or row.turns[1:] or np.isnan(row.behaviour_logp[-1]):
             continue
         for (role, _), scores in row.signals.items():
             if role.partition("/")[0] != TEACHER:

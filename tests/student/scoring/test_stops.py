@@ -158,7 +158,9 @@ def test_the_stop_log_ratio_is_that_of_the_last_token_of_rows_that_ended_by_them
         ended(turns=((0, 1), (1, 3))),
         ended("reference"),
     ]
-    assert stop_log_ratios(rows, no_head, VOCAB, 1.0) == [-2.5, -2.5]
+    observed = ended(turns=((0, 2),))  # the last token is the environment's
+    observed.behaviour_logp[-1] = np.nan
+    assert stop_log_ratios([*rows, observed], no_head, VOCAB, 1.0) == [-2.5, -2.5]
 
 
 @pytest.mark.parametrize("halves", [False, True])
