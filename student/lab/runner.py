@@ -91,7 +91,7 @@ def read_results(plan: ExperimentPlan) -> dict[str, Any]:
     models, results, findings = read_models(plan), collect(plan), premises.read_premises(plan)
     replicates = plan.replicates
     experiment = plan.experiment
-    verdicts = [judge(experiment, claim, results, models, replicates, findings) for claim in experiment.claims]
+    verdicts = [judge(claim, results, models, replicates, findings) for claim in experiment.claims]
     return {
         "experiment": experiment.name,
         "form": plan.form,

@@ -96,9 +96,7 @@ def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     known = {(premise.name, premise.text) for premise in experiment.premises}
     kept = [premise for premise in data["premises"] if (premise["name"], premise["text"]) in known]
     premises = [MeasuredPremise(**premise) for premise in kept]
-    claims = [
-        asdict(judge(experiment, claim, [*arms, *missing], models, replicates, premises)) for claim in experiment.claims
-    ]
+    claims = [asdict(judge(claim, [*arms, *missing], models, replicates, premises)) for claim in experiment.claims]
     plateaus = [{**stored, "at_plateau": arm.at_plateau} for stored, arm in zip(data["arms"], arms, strict=True)]
     return {**data, "arms": plateaus, "premises": kept, "claims": claims}
 

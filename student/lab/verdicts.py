@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from student.lab.evaluate import Levels
-from student.lab.experiment import VALUE, Claim, Experiment, Replicate
+from student.lab.experiment import VALUE, Claim, Replicate
 from student.lab.premises import MeasuredPremise
 from student.lab.results import ArmResult, SeedResult
 from student.lab.stats import Interval, paired_ratio, t_interval
@@ -53,7 +53,6 @@ class JudgedClaim:
 
 
 def judge(
-    experiment: Experiment,
     claim: Claim,
     arms: Sequence[ArmResult],
     models: Levels,
@@ -63,7 +62,6 @@ def judge(
     """The verdict on a claim.
 
     Args:
-        experiment: whose claim it is.
         claim: the claim.
         arms: what is finished.
         models: levels of evaluated models.

@@ -98,7 +98,7 @@ class Members:
         self.on_change(monitor, teacher, change)
         self._news.set()
 
-    def contacted(self, monitor: ReplicaMonitor) -> None:
+    def contacted(self) -> None:
         """Take note that a server was asked for the first time."""
         self._news.set()
 

@@ -104,7 +104,7 @@ class ReplicaMonitor:
                 self._unanswered(CorruptPayloadError(f"replica {self.address} could not be monitored: {error!r}."))
             if not self.contacted:
                 self.contacted = True
-                self._owner.contacted(self)
+                self._owner.contacted()
             await self._pause()
 
     def _unanswered(self, error: OpdError) -> None:

@@ -83,7 +83,7 @@ class ServersEngine(RolloutEngine):
                     f"rollout.engine {self.settings.name} takes weights from a folder alone, and transfer is nccl; set "
                     "rollout.engine.transfer: folder, or sample with vllm_server."
                 )
-            check_transfer(self.settings, recipe, merged=merged)
+            check_transfer(recipe, merged=merged)
         if self.settings.folder is None:
             # Next to the run's folder, not in it, because only the first rank may create the run's folder.
             beside = recipe.run.absolute().with_name(f"{recipe.run.name}.rollout")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from student.recipe import Recipe
     from student.rollout.servers.held import HeldWeights
-    from student.rollout.servers.settings import ServersSettings
 
 _BUFFER_BYTES = 2**28
 """Size of each of the two buffers into which tensors are packed, on either side; larger if a tensor is."""
@@ -35,11 +34,10 @@ _SENDING = threading.Lock()
 """Serialises the transfers of a process, which share a link and vLLM's CUDA streams."""
 
 
-def check_transfer(settings: ServersSettings, recipe: Recipe, *, merged: bool) -> None:
+def check_transfer(recipe: Recipe, *, merged: bool) -> None:
     """Refuse a recipe whose weights cannot be sent over NCCL.
 
     Args:
-        settings: settings of engine vllm_server.
         recipe: the whole recipe.
         merged: whether a LoRA student is sent as merged weights.
 

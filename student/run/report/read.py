@@ -61,7 +61,7 @@ def read_run(path: Path) -> dict[str, Any]:
     return {
         "report": VERSION,
         "run": str(path),
-        "status": _status(summary, ending, metrics, recipe),
+        "status": _status(summary, ending, recipe),
         "recipe": recipe,
         "provenance": read_mapping(path / "provenance.json", problems, needed=False),
         "before": before,
@@ -81,9 +81,7 @@ def read_run(path: Path) -> dict[str, Any]:
     }
 
 
-def _status(
-    summary: Mapping[str, Any], ending: Mapping[str, Any], metrics: Sequence[Any], recipe: Mapping[str, Any]
-) -> dict[str, Any]:
+def _status(summary: Mapping[str, Any], ending: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """How the run ended, with the error that stopped it."""
     planned = group(recipe, "train").get("steps")
     how = ending.get("how") or ("finished" if summary else "open")

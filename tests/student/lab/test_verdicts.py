@@ -7,14 +7,11 @@ import pytest
 
 from student.lab.curve import Curve
 from student.lab.evaluate import Level
-from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise, Replicate
+from student.lab.experiment import Claim, Fires, Replicate
 from student.lab.premises import MeasuredPremise
 from student.lab.results import ArmResult, SeedResult
 from student.lab.verdicts import JudgedClaim, by_world, judge
 
-EXPERIMENT = Experiment(
-    "e", "x", "", "", (), {}, (), (Arm("a", ""), Arm("b", "")), (), premises=(Premise("p", "", ""),)
-)
 MORE = Claim("a is better", "a", "b", "accuracy", "more")
 CHEAPER = Claim("a is cheaper", "a", "b", "tokens_to", "less")
 REPLICATES = [Replicate(0, 10), Replicate(1, 10), Replicate(0, 11), Replicate(1, 11)]
@@ -32,7 +29,7 @@ def arm(name: str, finals: list[float], *, tokens: float = 100.0, fired: bool = 
 
 
 def verdict(claim: Claim, *arms: ArmResult, models=None, premises=()) -> JudgedClaim:  # type: ignore[no-untyped-def]
-    return judge(EXPERIMENT, claim, arms, models or {}, REPLICATES, premises)
+    return judge(claim, arms, models or {}, REPLICATES, premises)
 
 
 def test_a_claim_holds_when_interval_and_worlds_are_on_its_side() -> None:
