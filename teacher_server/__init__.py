@@ -1,1 +1,1 @@
-"""The teacher server: service, batching, admission, security, residency, and engines behind one protocol."""
+"""The teacher server: gRPC services, security, admission, batching, residency, and engines behind one protocol."""

@@ -1,4 +1,4 @@
-"""From settings to engines: which class, which arguments, whose code may run."""
+"""From settings to engines: which class, which arguments, and which models may run their own code."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,10 +15,11 @@ from teacher_server.settings import ServerSettings
 def engine_factory(settings: ServerSettings) -> EngineFactory:
     """A function that builds the configured engine for a model path or hub id.
 
-    A setting that the engine class does not take is refused when it differs from its default, never dropped silently.
+    A setting that the engine class does not accept is refused if it differs from its default, and never silently
+    dropped.
 
     Raises:
-        ConfigError: for an unknown engine, an argument it does not take, or a malformed allow-list entry.
+        ConfigError: for an unknown engine, an argument that it does not accept, or a malformed allow-list entry.
     """
     allowed = _allow_list(settings.security.trust_remote_code)
     loaded = ENGINES.load(settings.engine.engine)
@@ -47,7 +48,7 @@ def _arguments(settings: ServerSettings, accepted: Mapping[str, inspect.Paramete
         "device": (settings.engine.device, "auto"),
         "dtype": (settings.engine.dtype, "auto"),
         "deterministic": (settings.engine.deterministic, False),
-        # Equal pairs: limits that the server enforces itself, so an engine need not take them.
+        # Value and default are equal here: the server enforces these limits itself, so an engine need not accept them.
         "max_batch_tokens": (settings.limits.max_batch_tokens, settings.limits.max_batch_tokens),
         "max_k": (settings.limits.max_k, settings.limits.max_k),
     }
@@ -61,7 +62,7 @@ def _arguments(settings: ServerSettings, accepted: Mapping[str, inspect.Paramete
         if name not in accepted and not takes_any:
             known = ", ".join(n for n in accepted if n not in ("self", "model"))
             raise ConfigError(f"engine {settings.engine.engine!r} takes no option {name!r}; it takes {known}.")
-        # It would hold for every model of the server; the allow-list names one, at one commit.
+        # As an option it would apply to every model of the server; the allow-list names one model at one commit.
         if name == "trust_remote_code":
             raise ConfigError("trust_remote_code is not an engine option; allow one model with --trust-remote-code.")
         arguments[name] = value

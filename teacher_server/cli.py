@@ -3,7 +3,8 @@
     opd serve --model Qwen/Qwen3-8B --port 9000
     opd serve --model math=models/math --model code=models/code --tls-cert cert.pem --tls-key key.pem --host 0.0.0.0
 
-Every flag is a setting of `teacher_server.settings`; `--config FILE` takes them all as YAML, and flags win.
+Every flag is one of the settings in `teacher_server.settings`. `--config FILE` reads any of them from YAML; flags take
+precedence.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _GROUPS = {
 _FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS.items() for name in names}
 _FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
 _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
-"""Which setting a flag is."""
+"""The setting that each flag stands for."""
 
 
 def serve(
@@ -111,7 +112,7 @@ def _settings(config: Path | None, values: dict[str, Any]) -> Any:
 
 
 def _teachers(models: list[str], name: str) -> dict[str, str]:
-    """Names and models of --model flags."""
+    """The names and models in --model flags."""
     if name and len(models) > 1:
         raise ConfigError("--name goes with a single --model; use --model NAME=MODEL for several.")
     teachers: dict[str, str] = {}
@@ -146,8 +147,8 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
     try:
         await server.start(teachers)
     except (asyncio.CancelledError, DeadlineError) as error:
-        # A model that is being read on a thread cannot be interrupted, and the interpreter would wait for it; what
-        # matters is closed already.
+        # A model that is being read on a thread cannot be interrupted, and the interpreter would wait for it.
+        # Everything that matters is closed already.
         if isinstance(error, DeadlineError):
             typer.echo(f"error: {error}", err=True)
         os._exit(getattr(error, "exit_code", server.exit_code))
@@ -155,7 +156,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
     code = await server.wait()
     if server.shared.teachers.loading:
-        # Everything is closed; the process would otherwise wait for a model that is no longer wanted.
+        # Everything is closed, but the process would wait for a model that is no longer wanted.
         os._exit(code)
     return code
 

@@ -1,21 +1,21 @@
-"""Fault injection: named points where tests can stop the server, and random failures for chaos runs.
+"""Fault injection: named points at which tests can stop the server, and random failures for chaos runs.
 
-`opd serve --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1"` makes a server fail as asked, from a seeded
-generator. Keys, each a probability per Score call unless a unit is given:
+`opd serve --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1"` makes a server fail in these ways, drawn from a
+seeded generator. Each key is a probability per Score call unless a unit is given:
 
-| key         | effect                                                                       |
-|-------------|------------------------------------------------------------------------------|
-| unavailable | the call ends with UNAVAILABLE before any work                               |
-| cut         | the stream ends with UNAVAILABLE after its first sequence                    |
-| corrupt     | one bit of one chunk is flipped after its checksum was taken                 |
-| lie         | one probability is made too large under a correct checksum                   |
-| mislead     | scores are those of another model, in a form that passes every check, except where  |
-|             | one row is asked for as sampled log-probs, as clients do to compare replicas  |
-| hang        | the call is never answered                                                   |
-| kill        | the process dies at once, as by SIGKILL                                      |
-| latency     | a duration such as 0.5s: every call waits so long before it is admitted      |
-| leak        | bytes that every call leaks: the negative control of memory tests            |
-| seed        | of the generator, default 0                                                  |
+| key         | effect                                                                             |
+|-------------|------------------------------------------------------------------------------------|
+| unavailable | the call ends with UNAVAILABLE before any work                                     |
+| cut         | the stream ends with UNAVAILABLE after its first sequence                          |
+| corrupt     | one bit of one chunk is flipped after its checksum was taken                       |
+| lie         | one probability is too large, under a correct checksum                             |
+| mislead     | scores are those of another model and pass every check, except for calls that ask  |
+|             | for sampled log-probs of a single row, as clients do to compare replicas           |
+| hang        | the call is never answered                                                         |
+| kill        | the process dies at once, as by SIGKILL                                            |
+| latency     | a duration such as 0.5s that every call waits before it is admitted                |
+| leak        | bytes that every call leaks: the negative control of memory tests                  |
+| seed        | seed of the generator, 0 by default                                                |
 """
 
 import asyncio
@@ -46,11 +46,11 @@ POINTS = (
     "before_trailer",
     "after_trailer",
 )
-"""Where a Score call can be stopped; engine_start and engine_end are on the engine's thread."""
+"""Points at which a Score call can be stopped; engine_start and engine_end are on the engine's thread."""
 
 
 class FaultPoints:
-    """Hooks at named points; without hooks reaching a point costs one dictionary look-up."""
+    """Hooks at named points; reaching a point without a hook costs one dictionary look-up."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -69,7 +69,7 @@ class FaultPoints:
             self._sync_hooks[point] = hook
 
     def clear(self) -> None:
-        """Forget all hooks."""
+        """Remove all hooks."""
         self._hooks.clear()
         with self._lock:
             self._sync_hooks.clear()
@@ -97,7 +97,7 @@ _WHOLE = ("seed", "leak")
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Probabilities and durations of a chaos run; all zero by default."""
+    """The probabilities and durations of a chaos run; all zero by default."""
 
     unavailable: float = 0.0
     cut: float = 0.0
@@ -112,7 +112,7 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, spec: str) -> "FaultPlan":
-        """Read "key=value,key=value"; "" means none.
+        """Parse "key=value,key=value"; "" stands for no faults.
 
         Raises:
             ConfigError: for an unknown key or a value out of range.
@@ -138,13 +138,13 @@ class FaultInjector:
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self._random = random.Random(plan.seed)
-        # A generator of its own, so that seeds draw the other faults as they did before this one existed.
+        # With a generator of its own, so that this fault does not change how a seed draws the others.
         self._misleads = random.Random(f"mislead {plan.seed}")
         self._leaked: list[bytearray] = []
         self.active = plan != FaultPlan(seed=plan.seed)
 
     def draw(self) -> "CallFaults":
-        """The faults of the next call; a fixed number of draws, so that one key does not shift another's."""
+        """The faults of the next call; the number of draws is fixed, so that one key does not shift the others."""
         plan, draw = self._plan, self._random.random
         if plan.leak:
             self._leaked.append(bytearray(os.urandom(1)) * plan.leak)
@@ -174,7 +174,7 @@ class CallFaults:
     latency: float = 0.0
 
     async def at_start(self) -> None:
-        """What happens before the call is admitted."""
+        """Apply the faults that take effect before the call is admitted."""
         if self.kill:
             os._exit(137)
         if self.latency:
@@ -185,14 +185,14 @@ class CallFaults:
             raise UnavailableError("injected fault: unavailable.")
 
     def on_scores(self, scores: Scores, *, comparing: bool = False) -> Scores:
-        """Make one number impossible, once, or all of them another model's, unless replicas are being compared."""
+        """Make one number impossible, once; or replace all by another model's, unless replicas are being compared."""
         if self.mislead and not comparing:
             return _of_another_model(scores)
         if not self.lie:
             return scores
         self.lie = False
         if scores.log_tail is not None:
-            # A copy: the engine's array may be shared by the sequences of a batch.
+            # A copy, because the sequences of a batch may share the engine's array.
             tail = scores.log_tail.copy()
             tail[0] = 0.0
             return replace(scores, log_tail=tail)
@@ -217,7 +217,7 @@ class CallFaults:
 
 
 def _of_another_model(scores: Scores) -> Scores:
-    """Scores of a model that gives every listed token a nat less and the others the mass: wrong, but consistent."""
+    """Scores of a model that gives each listed token a nat less, and its mass to the others: wrong, but consistent."""
     if scores.hidden is not None:
         hidden = scores.hidden
         if hidden.dtype == np.uint16:

@@ -1,8 +1,8 @@
-"""A teacher server as an object: start, serve, drain. The command line is in `teacher_server.cli`.
+"""A teacher server as an object: start, serve, drain. `teacher_server.cli` has the command line.
 
 server = TeacherServer(settings, factory)
-await server.start({"math": "models/math"})     # binds, loads, tests; serving when it returns
-await server.wait()                             # until a signal or a fatal error, drained; returns the exit code
+await server.start({"math": "models/math"})     # binds, loads and tests; serving when it returns
+await server.wait()                             # until a signal or a fatal error; drains, returns the exit code
 """
 
 import asyncio
@@ -44,25 +44,25 @@ from teacher_server.settings import ServerSettings
 _log = logging.getLogger(__name__)
 
 EXIT_FATAL = 20
-"""Exit code of a server that ended because an engine died or hung."""
+"""Exit code of a server that ended because an engine died or got stuck."""
 
 _WATCH_SECONDS = 1.0
 _DRAIN_SECONDS = 0.05
-"""Between two looks at whether the calls in flight have ended."""
+"""Seconds between two checks of whether the calls in flight have ended."""
 
 
 class TeacherServer:
-    """One server process's service.
+    """The service of a server process.
 
     Args:
-        settings: all of them.
-        factory: builds an engine for a model.
+        settings: all settings of the server.
+        factory: builds the engine for a model.
 
     Attributes:
-        port: of the service, once started.
-        metrics_port: of /metrics, 0 when off.
+        port: port of the service, once started.
+        metrics_port: port of /metrics; 0 if it is off.
         exit_code: `EXIT_FATAL` once `fail` was called, else 0.
-        shared: budget, teachers, metrics and the rest, for tests and the admin service.
+        shared: what all calls share: budget, teachers, metrics and more.
     """
 
     def __init__(self, settings: ServerSettings, factory: EngineFactory) -> None:
@@ -71,7 +71,7 @@ class TeacherServer:
         self.port = 0
         self.metrics_port = 0
         self.health = Health(settings.calls.watch_seconds)
-        # Here, not in `start`: what refuses a server is found before a model has been read for minutes.
+        # Here instead of in `start`, so that a wrong file is found before a model has been read for minutes.
         self._tokens = Tokens(settings.security.tokens)
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -113,13 +113,13 @@ class TeacherServer:
         return _join(self.settings.host, self.port)
 
     async def start(self, teachers: Mapping[str, str]) -> None:
-        """Bind, then load the teachers one after the other; health says SERVING as they pass their self-tests.
+        """Bind, then load the teachers one after the other; health says SERVING as each passes its self-test.
 
         Raises:
-            PortInUseError: when an address is taken.
-            ConfigError, UnavailableError: when a teacher cannot be loaded or fails its self-test.
-            DeadlineError: when one takes longer than `load_seconds`.
-            asyncio.CancelledError: after `stop` or `fail`; a model may still be read on a thread.
+            PortInUseError: if an address is in use.
+            ConfigError, UnavailableError: if a teacher cannot be loaded or fails its self-test.
+            DeadlineError: if a teacher takes longer than `load_seconds`.
+            asyncio.CancelledError: after `stop` or `fail`; a model may still be being read on a thread.
         """
         self._starting = asyncio.current_task()
         try:
@@ -134,19 +134,18 @@ class TeacherServer:
             self._starting = None
 
     def fail(self, reason: str) -> None:
-        """End the process with a non-zero exit code."""
+        """End the process with a non-zero exit code because of a fatal error."""
         _log.error("fatal", extra={"reason": reason})
         self.exit_code = EXIT_FATAL
         self._stop.set()
         self._give_up_start()
 
     def stop(self) -> None:
-        """Begin to drain, as on SIGTERM; a second call ends the grace at once. Until `start` ends, give that up."""
+        """Begin to drain, as on SIGTERM; a second call ends the grace period. During `start`, give up starting."""
         if self._starting is not None:  # nothing to drain yet
             self._give_up_start()
         elif self._stop.is_set():
-            # The loop calls this for a signal, where nothing can be awaited; without the reference the task could be
-            # collected before it has run.
+            # A signal handler cannot await; without the reference, the task could be collected before it has run.
             self._cutting = asyncio.get_running_loop().create_task(self._server.stop(0))
         self._stop.set()
 
@@ -156,7 +155,7 @@ class TeacherServer:
             self._starting.cancel()
 
     async def wait(self) -> int:
-        """Serve until `stop` or `fail`, drain, free everything; returns the exit code."""
+        """Serve until `stop` or `fail`, then drain and free everything; returns the exit code."""
         await self._stop.wait()
         started = time.monotonic()
         self.shared.draining = True
@@ -169,8 +168,8 @@ class TeacherServer:
             "draining",
             extra={"settle_seconds": self.settings.settle_seconds, "grace_seconds": self.settings.grace_seconds},
         )
-        if self.exit_code == 0:  # a fatal error ends the calls in flight too
-            # Clients learn of NOT_SERVING by polling: calls that are on their way meanwhile are still served.
+        if self.exit_code == 0:  # after a fatal error, calls in flight are not waited for
+            # Clients learn of NOT_SERVING by polling, so calls that they still send are served for a while.
             await asyncio.sleep(self.settings.settle_seconds)
             await self._finish_calls(time.monotonic() + self.settings.grace_seconds)
         await self.close()
@@ -178,10 +177,10 @@ class TeacherServer:
         return self.exit_code
 
     async def _finish_calls(self, end: float) -> None:
-        """Take no new calls, and let those in flight end.
+        """Refuse new calls and let those in flight end.
 
-        The port stays open for them: gRPC's own grace closes it first, and clients whose pings fail give a server up as
-        dead, with the calls that it still works on.
+        The port stays open for them: gRPC's own grace period closes it first, and clients whose pings then fail would
+        give up the server and the calls that it is still working on.
         """
         self.shared.refusing = True
         while self.shared.scoring and time.monotonic() < end:
@@ -189,7 +188,7 @@ class TeacherServer:
         await self._server.stop(max(0.0, end - time.monotonic()))
 
     async def close(self) -> None:
-        """Cut what is in flight and free everything; nothing is left behind."""
+        """Cut off what is in flight and free everything."""
         if self._watcher is not None:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -200,14 +199,14 @@ class TeacherServer:
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
         if self.shared.tracing is not None:
             await asyncio.to_thread(self.shared.tracing.close)
-        # Last: what is ended above is seen until it has ended.
+        # Last, so that metrics show the shutdown to its end.
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)
             self._metrics_server.server_close()
             self._metrics_server = None
 
     def add_services(self, server: Any) -> None:
-        """Register the services of this server."""
+        """Register the services with a gRPC server."""
         teacher_pb2_grpc.add_TeacherServiceServicer_to_server(TeacherService(self.shared), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.shared), server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
@@ -218,9 +217,9 @@ class TeacherServer:
         self.add_services(self._server)
         address = _join(settings.host, settings.port)
         problems = _bind_problems(settings.host, settings.port)
-        # Of the addresses of a name, as of localhost, gRPC is content with those that are free.
+        # If a host name has several addresses, as localhost has, gRPC is content with those that are free.
         if not any(problem.errno == errno.EADDRINUSE for problem in problems):
-            with contextlib.suppress(RuntimeError):  # whether gRPC raises or returns 0 depends on its version
+            with contextlib.suppress(RuntimeError):  # depending on its version, gRPC raises or returns 0
                 if settings.security.tls_cert is not None:
                     credentials = Certificates(settings.security).credentials()
                     self.port = self._server.add_secure_port(address, credentials)
@@ -247,7 +246,7 @@ class TeacherServer:
         self.metrics_port = self._metrics_server.server_port
 
     async def _on_state(self, teacher: Teacher) -> None:
-        """A teacher's state changed: tell health and metrics."""
+        """Update health and metrics after a teacher's change of state."""
         if teacher.state == pb.TEACHER_STATE_UNSPECIFIED:
             await self.health.forget(teacher.name)
             self._forget(teacher, self.shared.metrics.weights_info)
@@ -261,13 +260,13 @@ class TeacherServer:
         await self.health.set("", serving=any(t.serving for t in self.shared.teachers))
 
     def show_weights(self, teacher: Teacher) -> None:
-        """Put a teacher's weights hash into the metrics, in place of an older one."""
+        """Set the metric with a teacher's weights hash, in place of an earlier one."""
         self._forget(teacher, self.shared.metrics.weights_info)
         info = teacher.info
         self.shared.metrics.weights_info.labels(teacher.name, info.weights_hash, info.engine).set(1)
 
     def _forget(self, teacher: Teacher, *gauges: Gauge) -> None:
-        """Take a teacher's series out of gauges, or their last values would stand there for good."""
+        """Remove a teacher's series from gauges, whose last values would otherwise remain."""
         for gauge in gauges:
             for labels in [key for key in gauge._metrics if key[0] == teacher.name]:
                 gauge.remove(*labels)
@@ -279,7 +278,7 @@ class TeacherServer:
                 self.shared.metrics.state.labels(teacher.name, label).set(int(value == state))
 
     async def _watch(self) -> None:
-        """Refresh gauges, look for engines that hang and for new tokens, measure the loop's lag."""
+        """Each second, refresh gauges, look for stuck engines and new tokens, and measure the event loop's lag."""
         metrics, shared = self.shared.metrics, self.shared
         while True:
             before = time.monotonic()
@@ -303,12 +302,12 @@ class TeacherServer:
 
 
 def _join(host: str, port: int) -> str:
-    """Host and port; an IPv6 address gets its brackets."""
+    """Host and port; an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _bind_problems(host: str, port: int) -> list[OSError]:
-    """What the operating system says against the addresses of a host, a port that is taken last; gRPC only says no."""
+    """The system's errors for the addresses of a host, with a port in use last; gRPC would only report a failure."""
     problems: list[OSError] = []
     try:
         for family, kind, _, _, place in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
@@ -318,21 +317,21 @@ def _bind_problems(host: str, port: int) -> list[OSError]:
                     probe.bind(place)
             except OSError as error:
                 problems.append(error)
-    except OSError as error:  # no such host
+    except OSError as error:  # the host does not exist
         problems.append(error)
     return sorted(problems, key=lambda problem: problem.errno == errno.EADDRINUSE)
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
-        # With it, two servers could listen on one port, and each would silently get half of the calls.
+        # With it, two servers could listen on one port, and each would silently get some of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.limits.max_request_bytes + OVERSIZE_BYTES),
         ("grpc.max_concurrent_streams", settings.calls.max_streams_per_connection),
-        # Identity only: a few bytes of gzip would become gigabytes before any limit of ours. Tensors have zstd.
+        # None: a few bytes of gzip could become gigabytes before any of our limits applies. Tensors have zstd.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # What an unread stream may hold. Windows are raised to a message's size once it is read, so a larger
-        # one buys nothing, and a window that follows the bandwidth would be the sender's to choose.
+        # What an unread stream may hold. Windows grow to a message's size once it is read, so a larger one gains
+        # nothing, and a window that follows the bandwidth would be under the sender's control.
         ("grpc.http2.lookahead_bytes", 64 * 1024),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", 8 * 1024 * 1024),
@@ -340,7 +339,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients ping every 10 s; the default would call that abuse and hang up.
+        # Clients ping every 10 s, for which gRPC would hang up by default.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.max_metadata_size", 16 * 1024),

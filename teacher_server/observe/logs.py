@@ -1,7 +1,7 @@
-"""Logs of a server: the standard `logging`, one JSON object a line on standard error; docs/server.md lists the fields.
+"""The server's logs: standard `logging`, one JSON object per line on standard error; docs/server.md lists the fields.
 
 Modules log a short fixed message and put what varies into `extra`, whose keys become fields of the object. Token ids
-and texts are not logged unless `log.prompts` is on, and then only for requests that failed.
+are logged only if `log.prompts` is on, and then only for requests that failed.
 """
 
 import logging
@@ -14,11 +14,11 @@ from pythonjsonlogger.json import JsonFormatter
 from opd.errors import OpdError, one_line
 
 LOGGER = "teacher_server"
-"""Above the loggers of all modules of the server."""
+"""The parent of the loggers of all modules of the server."""
 
 
 class JsonLines(JsonFormatter):
-    """A record as one line of JSON; a value that is not a JSON type is written as its string."""
+    """A record as one line of JSON; values that are not JSON types are written as strings."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -33,23 +33,23 @@ class JsonLines(JsonFormatter):
         )
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """The record with its level in small letters."""
+        """The record, with its level in lower case."""
         return {**log_data, "level": log_data["level"].lower()}
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for the traceback that grpcio logs when a caller has left before it could be told how its call ended.
+    """False for the traceback that grpcio logs if a caller has left before it could be told how its call ended.
 
-    The call is counted like any other; callers who leave on purpose would otherwise fill the log.
+    The call is counted like any other; callers that leave on purpose would otherwise fill the log.
     """
     kind = record.exc_info[0] if record.exc_info else None
     return not (record.name.startswith("grpc.") and kind is not None and kind.__name__ == "ExecuteBatchError")
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Write the server's messages of `level` and above, and warnings of libraries, to `stream` or standard error.
+    """Log the server's messages of `level` and above, and libraries' warnings, to `stream` or standard error.
 
-    A full disk or a closed pipe costs the line, never the request that is logged.
+    A full disk or a closed pipe loses the line, but never fails the request that is being logged.
     """
     logging.raiseExceptions = False
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -61,6 +61,6 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """An error as part of a sentence: an error of ours speaks for itself, others need their class."""
+    """An error as part of a sentence: the message of one of ours, else the class and the message."""
     text = one_line(error, 300)
     return text if isinstance(error, OpdError) else f"{type(error).__name__}: {text}"

@@ -1,7 +1,7 @@
-"""Prometheus series of a teacher server: prefix opd_teacher_, base units, bounded labels.
+"""Prometheus series of a teacher server, with the prefix opd_teacher_, base units and bounded labels.
 
-Label values are names of teachers that are served, payload kinds, status codes and stages; never a client, a request
-or an address.
+Label values are the names of served teachers, payload kinds, status codes, stages and the like; never a client, a
+request or an address.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ REFUSALS = ("caller_full", "server_full", "receive_timeout", "receive_full", "no
 
 
 class ServerMetrics:
-    """All series of one server, in a registry of its own so that several servers fit into one process."""
+    """All series of one server, in a registry of their own, so that a process can hold several servers."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -71,7 +71,7 @@ class ServerMetrics:
         self.refused_calls = counter(
             "refused_calls", "Calls refused before their request was parsed, by reason.", ("reason",)
         )
-        # A series that appears with its first event has no increase then: the alert would miss it.
+        # A series that appears only with its first event shows no increase then, and an alert would miss the event.
         for reason in REFUSALS:
             self.refused_calls.labels(reason)
         for reason in ("token", "scope"):
@@ -86,7 +86,7 @@ class ServerMetrics:
         self.draining = gauge("draining", "1 while the server drains before it exits, else 0.", ())
 
     def observe_timings(self, teacher: str, payload: str, timings: Timings) -> None:
-        """Record where a finished call's time went."""
+        """Record where the time of a finished call went."""
         self.duration.labels(teacher, payload).observe(timings.total)
         for stage in STAGES:
             self.stage.labels(teacher, stage).observe(getattr(timings, stage))

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a Score call: one for the call, one for each wait and each forward of its sequences.
+"""OpenTelemetry spans of a Score call: one for the call, and one for each wait and each forward pass of its sequences.
 
-Spans are written after the call, from the clock readings it takes anyway, so that tracing costs nothing on the way.
-Needs the extra `otel`; the exporter is configured by the standard OTEL_* variables.
+Spans are written after the call, from clock readings that are taken anyway, so that tracing costs nothing during it.
+Needs the extra `otel`; the standard OTEL_* variables configure the exporter.
 """
 
 import time
@@ -25,7 +25,8 @@ class Tracing:
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("opd.teacher_server")
-        # Monotonic readings become wall-clock nanoseconds by one offset, so that spans never overlap falsely.
+        # One offset turns all monotonic readings into wall-clock nanoseconds, so that spans keep their relative
+        # positions.
         self._offset = time.time_ns() - int(time.monotonic() * 1e9)
 
     def record(
@@ -40,17 +41,17 @@ class Tracing:
         timings: Timings | None = None,
         error: str = "",
     ) -> None:
-        """Write the spans of a finished call as children of the caller's.
+        """Write the spans of a finished call, as children of the caller's span.
 
         Args:
-            metadata: of the call, with its `traceparent`.
-            name: of the call's span.
-            arrived: seconds, monotonic.
-            ended: seconds, monotonic.
-            attributes: of the call's span; strings and numbers, never prompts.
-            jobs: the sequences that the engine has begun, those of them that have not ended too.
-            timings: added as attributes, seconds.
-            error: why it failed, "" when it did not.
+            metadata: the call's metadata, with its `traceparent`.
+            name: name of the call's span.
+            arrived: when the call came in, in monotonic seconds.
+            ended: when it ended, in monotonic seconds.
+            attributes: attributes of the call's span: strings and numbers, never prompts.
+            jobs: the sequences that the engine has begun, including those that have not ended.
+            timings: added as attributes, in seconds.
+            error: why the call failed; "" if it did not.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -69,7 +70,7 @@ class Tracing:
         forwards: dict[tuple[float, float], int] = {}
         for job in jobs:
             self._child("queue", inside, job.queued_at, job.picked_at, {"opd.tokens": job.tokens})
-            # Jobs of one batch have one forward, and it is drawn once.
+            # The jobs of a batch share one forward pass, which becomes one span.
             times = job.started_at, job.ended_at or ended
             forwards[times] = forwards.get(times, 0) + job.tokens
         for (started, done), tokens in forwards.items():
@@ -79,7 +80,7 @@ class Tracing:
         span.end(self._wall(ended))
 
     def close(self) -> None:
-        """Export what waits to be exported; may take seconds where the collector does not answer."""
+        """Export the remaining spans; may take seconds if the collector does not respond."""
         self._provider.shutdown()
 
     def _child(self, name: str, context: Any, start: float, end: float, attributes: dict[str, Any]) -> None:
@@ -91,10 +92,10 @@ class Tracing:
 
 
 def tracing_from_environment() -> Tracing:
-    """Spans to the OTLP endpoint that the OTEL_* variables name.
+    """Tracing to the OTLP endpoint that the OTEL_* variables name.
 
     Raises:
-        ConfigError: when the extra is not installed.
+        ConfigError: if the extra is not installed.
     """
     return Tracing(otlp_provider(SERVICE_NAME))
 
