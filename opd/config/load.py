@@ -1,4 +1,4 @@
-"""Read settings from YAML and dotted overrides; turn every mistake into one sentence with the key in it."""
+"""Reading settings from YAML and dotted overrides; every mistake becomes one sentence that names the key."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from opd.errors import ConfigError, one_line
 
 S = TypeVar("S", bound=Settings)
 _Group = tuple[str | None, type[BaseModel]]
-"""A group of settings with its tag, where it is a member of a tagged union."""
+"""A group of settings, with its tag if it is a member of a tagged union."""
 
 
 def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = ()) -> S:
@@ -29,10 +29,10 @@ def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = (
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in the YAML file `path`; an empty file is an empty one.
+    """The mapping in the YAML file `path`; {} for an empty file.
 
     Raises:
-        ConfigError: for a file that is missing, unreadable, not YAML or not a mapping, or that gives a key twice.
+        ConfigError: if the file is missing, unreadable, not YAML or not a mapping, or gives a key twice.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "se
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which would silently take the last of two equal keys, with an error for them."""
+    """PyYAML's safe loader, except that duplicate keys are an error; PyYAML would silently take the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
 def _yaml(text: str, what: str) -> Any:
     try:
         return _Loader(text).get_single_data()
-    # Besides its own errors PyYAML raises those of the types it constructs, for example of a date like 2026-99-99.
+    # Besides its own errors, PyYAML passes on those of the types that it constructs, as for the date 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         # PyYAML's name for a text that it did not read from a file.
         said = one_line(error).replace('in "<unicode string>", line', "in line")
@@ -90,7 +90,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if isinstance(node, list) and part.isdigit() and int(part) < len(node):
             node = node[int(part)]
             continue
-        # A group that the file leaves out, or has without a key below it, begins with the override.
+        # A group that the file leaves out, or leaves empty, is created by the override.
         if isinstance(node, dict) and node.get(part) is None:
             node[part] = {}
         node = node[part] if isinstance(node, dict) else None
@@ -106,7 +106,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _sentences(model: type[BaseModel], data: Any, issues: Iterable[Any]) -> Iterator[str]:
-    """One for each mistake; of a key that takes several types, one with those that its value came closest to."""
+    """One sentence per mistake; for a key that accepts several types, only for those that its value came closest to."""
     placed = [(issue, *_resolve(model, data, issue["loc"])) for issue in issues]
     invalid: dict[str, list[str]] = {}
     for issue, keys, groups, choice in placed:
@@ -145,11 +145,11 @@ _FORMS = {
     "string_type": "it must be text, in quotes if it looks like a number or a list",
     "path_type": "it must be a path, in quotes if it looks like a number or a date",
 }
-"""Kinds of pydantic's errors whose own words speak of Python's types."""
+"""Pydantic's error types whose own messages speak of Python types."""
 
 
 def _example(keys: list[str], groups: list[type[BaseModel]]) -> str:
-    """What the field itself gives as an example, for the innermost key that has one."""
+    """The example in the field's own declaration, for the innermost key that has one."""
     for key in reversed(keys):
         for group in groups:
             field = group.model_fields.get(key)
@@ -161,10 +161,11 @@ def _example(keys: list[str], groups: list[type[BaseModel]]) -> str:
 def _resolve(
     model: type[BaseModel], data: Any, location: tuple[Any, ...]
 ) -> tuple[list[str], list[type[BaseModel]], tuple[str, ...] | None]:
-    """Pydantic's `location` as it stands in the file.
+    """Pydantic's `location`, as keys of the file.
 
     Returns:
-        Its keys, the groups that can hold the last of them, and the key that takes one of several types, if any does.
+        The keys, the groups that can hold the last of them, and the key that accepts one of several types, if there is
+        one.
     """
     keys: list[str] = []
     groups: list[_Group] = [(None, model)]
@@ -173,7 +174,7 @@ def _resolve(
     for part in location:
         chosen: list[_Group] = [(None, group) for tag, group in groups if tag is not None and tag == part]
         if chosen:
-            # The tag of a union's member stands in the location, but not in the file.
+            # The tag of a union's member is part of the location, but not of the file.
             groups = holders = chosen
             continue
         # A key that Python has as a word, such as `from`, is an alias.
@@ -181,17 +182,17 @@ def _resolve(
         fields = [field for name, field in named if part in (name, field.alias)]
         within = data if isinstance(data, Mapping) else dict(enumerate(data)) if isinstance(data, list) else {}
         if isinstance(part, str) and not fields and part not in within:
-            choice = choice or tuple(keys)  # so does the name of a type, where a key takes several
+            choice = choice or tuple(keys)  # so is the name of a type, for a key that accepts several
             continue
         keys.append(str(part))
         data, holders = within.get(part), groups
-        # Indices of lists and keys of mappings stay within the same groups.
+        # Indices of lists and keys of mappings lead to the same groups.
         groups = [found for field in fields for found in groups_in(field.annotation)] or groups
     return keys, [group for _, group in holders], choice
 
 
 def groups_in(annotation: Any, tag: str | None = None) -> list[_Group]:
-    """Settings groups in an annotation, each with its tag or None."""
+    """The settings groups in an annotation, each with its tag or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [(tag, annotation)]
     for mark in getattr(annotation, "__metadata__", ()):

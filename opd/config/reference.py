@@ -1,4 +1,4 @@
-"""Every key of a settings model with default and meaning, read off the model itself."""
+"""Every key of a settings model with its default and meaning, taken from the model itself."""
 
 import re
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from opd.config.load import groups_in
 
 
 def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted key, default in YAML, description) of every leaf key of `model`, groups flattened, in the declared order.
+    """(dotted key, default in YAML, description) of every leaf key of `model`, in the order of declaration.
 
     Args:
-        model: a settings model.
-        prefix: put before every key, with its dot.
+        model: a settings model; its groups are flattened.
+        prefix: prepended to every key, including its dot.
     """
     for name, field in model.model_fields.items():
         groups = [group for _, group in groups_in(field.annotation) if group.model_fields]
@@ -33,7 +33,7 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def _as_yaml(value: Any) -> str:
-    """A default as it would stand in a recipe."""
+    """A default as it would be written in a recipe."""
     try:
         text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
     except yaml.YAMLError:
@@ -42,9 +42,9 @@ def _as_yaml(value: Any) -> str:
 
 
 def _describe_key(model: type[BaseModel], key: str) -> str:
-    """The description of a key of `model` on one line, with its choices where the text leaves one out.
+    """The description of a key of `model` on one line, with its choices if the text does not name all of them.
 
-    In pydantic a field that redefines an inherited one, to change its default, loses the description; here it has it.
+    In pydantic, a field that redefines an inherited one to change its default loses the description; here it keeps it.
     """
     bases = [base for base in model.mro() if issubclass(base, BaseModel)]
     known = (base.model_fields[key].description for base in bases if key in base.model_fields)
@@ -56,7 +56,7 @@ def _describe_key(model: type[BaseModel], key: str) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words that a key takes; [] where it takes anything else too, except null."""
+    """The words that a key accepts; [] if it accepts anything else apart from null."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     if get_origin(annotation) not in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""YAML in both directions, by libyaml where PyYAML was built with it: several times as fast as its Python code."""
+"""Reading and writing YAML, with libyaml if PyYAML was built with it, which is several times faster."""
 
 import contextlib
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a YAML document; no Python object is made that plain YAML does not know.
+    """The value of a YAML document; creates only objects that plain YAML knows.
 
     Raises:
-        yaml.YAMLError: when `text` is not YAML.
-        ValueError: for a value that its tag does not allow, as the date 2026-99-99.
+        yaml.YAMLError: if `text` is not YAML.
+        ValueError: for a value that its tag does not allow, for example the date 2026-99-99.
     """
-    # What yaml.load does: that name is not used here at all, because its loader decides whether data can run code.
+    # The same as yaml.load, a name that is avoided altogether because its loader decides whether data can run code.
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -28,7 +28,7 @@ def read_yaml(text: str) -> Any:
 
 
 def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
-    """The values of a flag that is given as KEY=VALUE any number of times, each value YAML.
+    """The values of a flag that may be given several times as KEY=VALUE; values are YAML.
 
     Raises:
         ConfigError: for an entry that is not of this form.
@@ -43,7 +43,7 @@ def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{flag} {entry!r} is not valid YAML; quote the value.") from error
         if isinstance(options[key], str):
-            # YAML 1.1 reads 1e-5, which lacks a dot, as a string.
+            # YAML 1.1 reads 1e-5, which has no dot, as a string.
             with contextlib.suppress(ValueError):
                 options[key] = float(value)
     return options
