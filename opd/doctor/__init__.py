@@ -1,4 +1,4 @@
-"""`opd doctor`: is this machine, this installation, this fleet fit for work, and is this teacher worth distilling?"""
+"""`opd doctor`: checks of this machine, this installation and a fleet, and whether a teacher is worth distilling."""
 
 from opd.doctor.cli import doctor
 from opd.doctor.finding import Finding, Level

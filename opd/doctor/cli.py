@@ -1,4 +1,4 @@
-"""The verb `opd doctor`."""
+"""The command `opd doctor`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One line of what `opd doctor` says, and the examinations that other packages add to it."""
+"""The lines that `opd doctor` prints, and the examinations that other packages add to it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ GROUP = "opd.examinations"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do about it when it is not well."""
+    """What was examined, how it is, and what to do if it is not well."""
 
     level: Level
     subject: str
@@ -21,10 +21,10 @@ class Finding:
 
 
 def examination(name: str) -> Callable[..., Iterable[Finding]]:
-    """An examination of an upper floor, by its name in the entry-point group `opd.examinations`.
+    """An examination of one of the upper packages, by its name in the entry-point group `opd.examinations`.
 
     Raises:
-        ConfigError: when no installed package offers it.
+        ConfigError: if no installed package offers it.
     """
     for point in entry_points(group=GROUP, name=name):
         found: Callable[..., Iterable[Finding]] = point.load()

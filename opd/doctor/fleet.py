@@ -16,7 +16,7 @@ _PROBE_ROWS, _PROBE_TOKENS = 16, 64
 def examine_fleet(
     endpoints: list[str], settings: "FleetSettings | None" = None, student: str = "", questions: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """Encryption, identity, agreement of replicas, speed of every teacher, and how a student's answers end there."""
+    """Findings about encryption, identity, agreement and speed of every teacher, and how a student's answers end."""
     import numpy as np
 
     from opd.doctor.tls import examine_tls
@@ -57,5 +57,5 @@ def examine_fleet(
             try:
                 for well, text in examiner.examine(fleet, info) if examiner is not None else ():
                     yield Finding("ok" if well else "note", name, text)
-            except OpdError as error:  # of this teacher alone: the others are examined all the same
+            except OpdError as error:  # of this teacher only: the others are examined all the same
                 yield Finding("fail", name, str(error))

@@ -1,4 +1,4 @@
-"""The installed packages: those that opd requires with their ranges, and the optional engines."""
+"""The installed packages: those that opd requires, with their version ranges, and the optional engines."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -7,7 +7,7 @@ from opd.doctor.finding import Finding
 
 
 def examine_installation() -> Iterator[Finding]:
-    """Required packages and their ranges; optional engines."""
+    """Findings about required packages and optional engines."""
     from packaging.requirements import Requirement
 
     try:
@@ -17,7 +17,7 @@ def examine_installation() -> Iterator[Finding]:
         return
     complete = True
     for requirement in map(Requirement, requires):
-        # With no extra chosen: what opd needs in any case.
+        # Without extras: what opd needs in any case.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:

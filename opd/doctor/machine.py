@@ -1,4 +1,4 @@
-"""Python, processor, devices, disk, shared memory and ports of this machine."""
+"""Python, devices, disk, shared memory and ports of this machine."""
 
 import platform
 import shutil
@@ -10,14 +10,15 @@ from pathlib import Path
 from opd.doctor.finding import Finding
 
 USUAL_PORTS = (7070, 9400, 9401)
-"""Those of the documentation: a teacher's service, its metrics, a student's metrics."""
+"""The ports in the documentation: a teacher's service, its metrics, a student's metrics."""
 
 
 def examine_machine(ports: Sequence[int] = ()) -> Iterator[Finding]:
-    """Everything about the machine.
+    """Findings about the machine.
 
     Args:
-        ports: that something here is to listen on, so that a taken one is a failure; none for a look at the usual ones.
+        ports: ports that something here should listen on, so that it is a failure if they are taken. Without any, the
+            usual ones are looked at, and a taken one is only noted.
     """
     good = sys.version_info >= (3, 11)
     text = platform.python_version() + ("" if good else "; opd needs 3.11 or newer")
@@ -35,7 +36,7 @@ def examine_machine(ports: Sequence[int] = ()) -> Iterator[Finding]:
 
 
 def examine_ports(ports: Sequence[int]) -> Iterator[Finding]:
-    """Whether ports can be listened on, on all addresses; see `examine_machine`."""
+    """Whether ports can be listened on, at all addresses; see `examine_machine`."""
     taken = {port: why for port in ports or USUAL_PORTS if (why := _obstacle(port))}
     free = [str(port) for port in ports or USUAL_PORTS if port not in taken]
     if free:
@@ -45,7 +46,7 @@ def examine_ports(ports: Sequence[int]) -> Iterator[Finding]:
 
 
 def _obstacle(port: int) -> str:
-    """Why a port cannot be listened on, "" when it can."""
+    """Why a port cannot be listened on; "" if it can."""
     try:
         with socket.create_server(("", port)):
             return ""
@@ -55,7 +56,7 @@ def _obstacle(port: int) -> str:
 
 
 def _owner(port: int) -> str:
-    """The process that listens on a port, where this user may know."""
+    """The process that listens on a port; "" if there is none or this user may not know."""
     import psutil
 
     try:

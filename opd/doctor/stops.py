@@ -1,7 +1,7 @@
 """`opd doctor --student`: do a student and the teachers of a fleet end their answers with the same tokens?
 
-The student answers a few questions, sampled at temperature 1 as in training. Where an answer ends, the teachers give
-the log-probs of that token and of their own stop tokens.
+The student answers a few questions, sampled at temperature 1 as in training. Where an answer ends, the teachers score
+its last token and their own stop tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class EndedAnswer:
-    """An answer that ended by itself: prompt and answer, and log S of its last token, nats."""
+    """An answer that ended by itself: ids of prompt and answer, and log S of the last token, in nats."""
 
     ids: "np.ndarray[Any, np.dtype[np.uint32]]"
     log_prob: float
@@ -40,10 +40,10 @@ class StopExaminer:
 
     Args:
         path: folder or hub id of the student.
-        questions: what it is asked; a few of the module's own when there are none.
+        questions: what it is asked; a few simple questions if there are none.
 
     Raises:
-        ConfigError: when there is no such model.
+        ConfigError: if the model cannot be loaded.
     """
 
     def __init__(self, path: str, questions: Sequence[str] = ()) -> None:
@@ -61,11 +61,11 @@ class StopExaminer:
         self.endings = list(_answers(model, self.tokenizer, self.stops.ids, self.questions))
 
     def examine(self, fleet: "ScoreSource", info: "pb.TeacherInfo") -> Iterator[tuple[bool, str]]:
-        """(whether all is well, what was found) for one teacher."""
+        """(whether all is well, finding) pairs for one teacher."""
         if info.tokenizer.fingerprint != tokenizer_fingerprint(self.tokenizer):
             yield False, "has another tokenizer than the student; token-level distillation needs the same one"
             return
-        # From here on ids mean the same text on both sides.
+        # From here on, ids mean the same text on both sides.
         theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})
         foreign = [self.tokenizer.convert_ids_to_tokens(token) for token in theirs if token not in self.stops.ids]
         if foreign:
@@ -87,9 +87,9 @@ class StopExaminer:
             yield True, text
 
     def _measure(self, fleet: "ScoreSource", info: "pb.TeacherInfo", theirs: list[int]) -> tuple[float, float | None]:
-        """Mean log-ratio of the last tokens, and with all of the teacher's stop tokens for T, nats.
+        """Mean of log T - log S at the last tokens, and the same with all of the teacher's stop tokens for T; nats.
 
-        The latter is None where the teacher scores no ids of the caller's choice, as those of SGLang do not.
+        The latter is None if the teacher cannot score ids that the caller chooses, as with SGLang.
         """
         spec, gather = PayloadSpec.sampled(), None
         if theirs and RequestBounds.from_info(info).payloads >= {PayloadKind.GATHER}:
@@ -112,7 +112,7 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
         chat = bool(getattr(tokenizer, "chat_template", None))
         prompt = Prompt.make([{"role": "user", "content": question}] if chat else question)
         ids = torch.tensor([encode_prompt(prompt, tokenizer)])
-        # One seed a question: the answers are the same each time, and do not depend on those before.
+        # Seeded per question, so that answers are the same each time and do not depend on earlier questions.
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             found = model.generate(
@@ -130,6 +130,6 @@ def _answers(model: Any, tokenizer: Any, stops: Sequence[int], questions: Sequen
             )
         whole, last = found.sequences[0], int(found.sequences[0, -1])
         if last in stops:
-            # Without the columns that pad the head: they stand for no token, and the servers leave them out as well.
+            # Without the columns that pad the head, which belong to no token and which servers leave out as well.
             logits = found.logits[-1][0, : len(tokenizer)].float()
             yield EndedAnswer(whole.numpy().astype(np.uint32), float(logits.log_softmax(-1)[last]))

@@ -1,4 +1,4 @@
-"""What protects the way to each server of a fleet: TLS or none, whose certificate, and for how long it is valid."""
+"""How the connection to each server of a fleet is protected: TLS or not, whose certificate, how long it is valid."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ _SOON_DAYS = 14
 
 
 def examine_tls(endpoints: Sequence[str], security: ClientSecurity) -> Iterator[Finding]:
-    """A finding per server that the endpoints name now; what cannot be resolved is left to the fleet's own report."""
+    """A finding per server that the endpoints name; names that cannot be resolved are left to the fleet's report."""
     for address in sorted(_addresses(endpoints)):
         if address.startswith("unix:"):
             continue
@@ -44,18 +44,18 @@ def _addresses(endpoints: Sequence[str]) -> set[str]:
 
 
 def _certificate(address: str, security: ClientSecurity) -> Finding:
-    """A handshake as gRPC makes it, and the day on which the server's certificate ends."""
+    """A finding from a handshake like gRPC's: whether it succeeds, and when the server's certificate expires."""
     host, port = split_address(address)
     name = security.server_name or host
     try:
         context = ssl.create_default_context(cafile=security.ca_file)
         if security.cert_file is not None:
             context.load_cert_chain(security.cert_file, security.key_file)
-    except OSError as error:  # SSLError too: a file that is not there, or is not what it should be
+    except OSError as error:  # includes SSLError: a file is missing, or is not what it should be
         files = ", ".join(str(file) for file in (security.ca_file, security.cert_file, security.key_file) if file)
         return Finding("fail", address, f"the client's own files cannot be used ({error}); look at {files}")
     try:
-        # gRPC speaks HTTP/2 alone, and its servers refuse a handshake that does not offer it.
+        # gRPC speaks only HTTP/2, and its servers refuse a handshake that does not offer it.
         context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host, port), timeout=_SECONDS) as plain,

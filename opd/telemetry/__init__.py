@@ -1,1 +1,1 @@
-"""Traces and metrics, for both floors above."""
+"""Traces and metrics, for teacher servers and students."""

@@ -1,4 +1,4 @@
-"""The /metrics endpoint of servers and students, and /healthz beside it for probes that speak HTTP alone."""
+"""The endpoint /metrics of servers and students, and /healthz beside it for probes that only speak HTTP."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 
 PATIENCE_SECONDS = 10.0
-"""A connection that is idle for so long is closed, because each one holds a thread."""
+"""Seconds after which an idle connection is closed, because each one holds a thread."""
 
 
 def serve_metrics(
@@ -17,16 +17,16 @@ def serve_metrics(
     """Serve the registry over HTTP on a daemon thread.
 
     Args:
-        registry: what to show.
-        port: to listen on; 0 for any free one.
+        registry: the registry whose metrics are served.
+        port: port to listen on; 0 for any free one.
         host: address to listen on.
-        healthy: what /healthz answers: 200 while it gives True, else 503; called on the server's thread.
+        healthy: decides the status of /healthz, 200 if it returns True, else 503; called on the server's threads.
 
     Returns:
         The HTTP server, with `server_port`, `shutdown()` and `server_close()`, and its thread.
 
     Raises:
-        OSError: when the address cannot be listened on.
+        OSError: if the address cannot be listened on.
     """
     server, thread = start_http_server(port, addr=host, registry=registry)
     metrics: Any = server.get_app()
@@ -45,7 +45,8 @@ def serve_metrics(
         timeout = PATIENCE_SECONDS
 
         def handle(self) -> None:
-            # Port scanners and load balancers hang up at will; the default is a traceback on standard error.
+            # Port scanners and load balancers hang up at will; by default each would cause a traceback on standard
+            # error.
             with suppress(TimeoutError, ConnectionError):
                 super().handle()
 

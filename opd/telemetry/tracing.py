@@ -45,7 +45,7 @@ def otlp_provider(service: str) -> Any:
     It does so in the background; its `shutdown` sends what waits.
 
     Raises:
-        ConfigError: when the extra is not installed.
+        ConfigError: if the extra is not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
