@@ -1,13 +1,13 @@
 """opd: on-policy distillation as a service.
 
-The public face is small, typed, and imported lazily, so that `import opd` needs neither torch nor gRPC:
+The public interface is small, typed, and imported lazily, so that `import opd` loads neither torch nor gRPC:
 
     score                                   a teacher's scores of given responses, in one call
     TeacherFleet, PayloadSpec, ScoreItem    the same for programs that score repeatedly
-    forward_kl, reverse_kl, jsd             divergences from logits, exact, with gradients; more in `opd.maths`
-    OpdError                                the root of every error, each with a sentence that names the fix
+    forward_kl, reverse_kl, jsd             exact divergences from logits, with gradients; more in `opd.maths`
+    OpdError                                base class of all errors, whose messages name the fix
 
-`student.train` and `student.run_eval` are whole jobs. docs/library.md has an example of each.
+`student.train` and `student.run_eval` run whole jobs. docs/library.md has an example of each.
 """
 
 from importlib import import_module

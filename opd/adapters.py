@@ -1,4 +1,4 @@
-"""PEFT adapter folders: parse BASE+ADAPTER, refuse what neither floor can run, and merge one into its base."""
+"""PEFT adapters: parsing BASE+ADAPTER, refusing adapters that cannot be used, and merging one into its base."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def split_adapter(model: str) -> tuple[str, Path | None]:
-    """A model's base, and the folder of its adapter: BASE+ADAPTER has one, anything else has None."""
+    """The base of a model, and the folder of its adapter for BASE+ADAPTER, else None."""
     base, plus, adapter = model.rpartition("+")
     if not plus or not base or not adapter or Path(model).expanduser().exists():
         return model, None
@@ -29,8 +29,8 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     """The adapter_config.json of a LoRA or DoRA adapter.
 
     Raises:
-        ConfigError: when the folder holds no adapter or another kind, or when the adapter changes the head or the
-            embeddings, which are read without it here, so that the change would be ignored.
+        ConfigError: if the folder holds no adapter or one of another kind, or if the adapter changes the head or the
+            embeddings, which are read here without it, so that the change would be ignored.
     """
     path = folder / ADAPTER_CONFIG
     try:
@@ -61,7 +61,7 @@ def import_peft() -> Any:
     """The module peft.
 
     Raises:
-        ConfigError: when it is not installed.
+        ConfigError: if it is not installed.
     """
     try:
         import peft
@@ -71,17 +71,17 @@ def import_peft() -> Any:
 
 
 def fold_adapter(model: Any, folder: Path) -> Any:
-    """The model with the adapter added to its weights, in place: a plain model again.
+    """The model with the adapter added to its weights, in place; the result is a plain model.
 
-    Each sum is made in float32 and rounded once to the dtype of the model, so that for a bfloat16 base no more is lost
-    than the sum itself loses. It equals the adapter's own forward up to rounding (2e-7 in float32).
+    Each sum is computed in float32 and rounded once to the model's dtype, so that for a bfloat16 base nothing is lost
+    beyond the rounding of the sum. It equals the adapter's own forward pass up to rounding (2e-7 in float32).
 
     Args:
         model: a causal LM of transformers, without adapters.
-        folder: of the adapter.
+        folder: the folder of the adapter.
 
     Raises:
-        ConfigError: when the adapter cannot be used, or is of another model.
+        ConfigError: if the adapter cannot be used or belongs to another model.
     """
     adapter_settings(folder)
     peft = import_peft()
@@ -89,7 +89,7 @@ def fold_adapter(model: Any, folder: Path) -> Any:
 
     try:
         wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
-    except Exception as error:  # peft raises what torch raised: RuntimeError for shapes, ValueError for names
+    except Exception as error:  # peft passes on what torch raises: RuntimeError for shapes, ValueError for names
         reason = one_line(error, 300)
         raise ConfigError(f"adapter {folder} does not fit its base: {reason}.") from error
     for layer in wrapped.modules():

@@ -1,6 +1,6 @@
-"""The command line: `opd --help`. Verbs of the upper floors are found by entry point, so this floor imports none.
+"""The command line `opd`. Verbs of the upper packages are found by entry point, so this module imports none of them.
 
-Every error a user can meet is one sentence on stderr and an exit code of its own (see opd/errors.py).
+Every error that a user can cause is a single sentence on stderr, with an exit code of its own (see opd/errors.py).
 """
 
 import contextlib
@@ -48,14 +48,13 @@ def _root(
 
 
 def _add_verbs(arguments: Sequence[str] = ()) -> None:
-    """Add the verb that `arguments` name, or all where they name none: help, completion and suggestions list them.
+    """Add the verb that `arguments` name; if they name none, add all, for help, completion and suggestions.
 
-    Verbs that were added before stay as they are.
-
-    Loading all of them takes three times as long as loading one, and scripts that call `opd` would wait for it.
+    Verbs that were added before are kept. Loading all of them takes three times as long as loading one, which scripts
+    that call `opd` would have to wait for.
     """
     points = sorted(entry_points(group="opd.commands"), key=lambda p: p.name)
-    # No flag before the verb takes a value, so that the first other word is the verb.
+    # No flag before the verb takes a value, so the first word that is not a flag is the verb.
     named = next((word for word in arguments if not word.startswith("-")), None)
     known = {verb.name for verb in app.registered_commands} | {group.name for group in app.registered_groups}
     for point in [p for p in points if p.name == named] or points:
@@ -77,25 +76,25 @@ def main() -> None:
     try:
         _add_verbs(sys.argv[1:])
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # where a failure still has a sentence
+        sys.stdout.flush()  # here, where a failure still gets a message
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:
-        # What the user asked for is not an error.
+        # A cancellation that the user asked for is not an error.
         typer.echo(str(error) if isinstance(error, CancelledError) else f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         sys.exit(130)
     except OSError as error:
-        # Full disks, read-only folders, unreadable files: the sentence of the system names the file.
+        # Full disks, read-only folders, unreadable files: the system's message names the file.
         logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
         place = f": {error.filename}" if error.filename else ""
         typer.echo(f"error: {error.strerror or error}{place}.", err=True)
-        with contextlib.suppress(OSError, ValueError):  # what cannot be written must not fail again at the exit
+        with contextlib.suppress(OSError, ValueError):  # output that cannot be written must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OpdError.exit_code)
     except Exception as error:
-        # Errors of the command line itself carry their own usage message.
+        # Errors of the command line itself know how to print their usage message.
         show = getattr(error, "show", None)
         if show is None:
             raise

@@ -1,7 +1,7 @@
-"""Every error that a user can see: a class with an exit code and, where it crosses the wire, a gRPC status.
+"""All errors that a user can see: classes with an exit code and, if they cross the wire, a gRPC status.
 
-Server and client share this table: the server turns an `OpdError` into its gRPC status, the client turns a
-status back into the class. A message names the thing, the value and the fix in one sentence.
+Server and client share this table: the server turns an `OpdError` into its gRPC status, and the client turns the status
+back into the class. A message names the thing, the value and the fix in one sentence.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,21 @@ from typing import ClassVar
 
 
 def one_line(error: object, most: int | None = None) -> str:
-    """What `error` says as one line of at most `most` characters, without a full stop; its type where it says nothing.
+    """The message of `error` on one line of at most `most` characters, without a full stop; its type if it has none.
 
-    Libraries raise messages of several lines; ours quotes them inside a sentence.
+    Libraries raise messages with several lines, which our messages quote inside a sentence.
     """
     return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__
 
 
 class OpdError(Exception):
-    """Base of all errors with a message for users.
+    """Base class of all errors with a message for users.
 
     Attributes:
-        exit_code: what the CLI exits with.
-        final: the same command fails again until a person changes something; supervisors (deploy/) do not repeat it.
-        status: name of the gRPC status code, or None when the error never crosses the wire.
+        exit_code: exit code of the command line.
+        final: whether the same command will fail again until a person changes something; supervisors (deploy/) then do
+            not repeat it.
+        status: name of the gRPC status code; None if the error never crosses the wire.
     """
 
     exit_code: ClassVar[int] = 1
@@ -31,14 +32,14 @@ class OpdError(Exception):
 
 
 class ConfigError(OpdError):
-    """A recipe, flag or combination of settings that cannot work."""
+    """A recipe, flag or combination of settings is not valid."""
 
     exit_code = 2
     final = True
 
 
 class InvalidRequestError(OpdError):
-    """A request that can never succeed: ids, lengths, k or temperature out of range, oversize."""
+    """A request can never succeed: ids, lengths, k or temperature are out of range, or it is too large."""
 
     exit_code = 3
     final = True
@@ -46,14 +47,14 @@ class InvalidRequestError(OpdError):
 
 
 class TeacherNotFoundError(OpdError):
-    """No such teacher on this server or in this fleet."""
+    """There is no such teacher on this server or in this fleet."""
 
     exit_code = 4
     status = "NOT_FOUND"
 
 
 class IncompatibleTeacherError(OpdError):
-    """Teacher and student do not fit: tokenizer, vocabulary, weights hash, capability or limit."""
+    """Teacher and student do not fit together: tokenizer, vocabulary, weights hash, abilities or limits."""
 
     exit_code = 5
     final = True
@@ -61,11 +62,11 @@ class IncompatibleTeacherError(OpdError):
 
 
 class OverloadedError(OpdError):
-    """The server has no budget left now.
+    """The server has no budget left at present.
 
     Attributes:
-        retry_after: seconds after which to retry.
-        usage: the server's budget, tokens and bytes by the fields of the contract's OverloadDetail.
+        retry_after: seconds to wait before a retry.
+        usage: the request's cost and the server's budgets, by the fields of the contract's OverloadDetail.
     """
 
     exit_code = 6
@@ -92,117 +93,117 @@ class DeadlineError(OpdError):
 
 
 class AuthError(OpdError):
-    """Missing, wrong or expired credentials, or a TLS mismatch."""
+    """Credentials are missing, wrong or expired, or the two sides do not agree on TLS."""
 
     exit_code = 9
     status = "UNAUTHENTICATED"
 
 
 class ScopeError(OpdError):
-    """Credentials without the scope that the call needs."""
+    """The credentials lack the scope that the call needs."""
 
     exit_code = 9
     status = "PERMISSION_DENIED"
 
 
 class CorruptPayloadError(OpdError):
-    """A response that fails its checksum or breaks the contract: shapes, ids, probabilities, NaN."""
+    """A response fails its checksum or violates the contract: shapes, ids, probabilities, NaN."""
 
     exit_code = 10
     status = "DATA_LOSS"
 
 
 class NonFiniteError(OpdError):
-    """A model produced NaN or infinity: its numbers must not be trained on."""
+    """A model produced NaN or infinity, which must not be trained on."""
 
     exit_code = 11
     status = "FAILED_PRECONDITION"
 
 
 class CheckpointError(OpdError):
-    """A checkpoint that is damaged, incomplete or from another run."""
+    """A checkpoint is damaged, incomplete or from another run."""
 
     exit_code = 12
     final = True
 
 
 class RunFolderError(OpdError):
-    """A run folder that exists already or is in use, or one, or a store of scores, that cannot be written."""
+    """A run folder exists already or is in use, or a run folder or a store of scores cannot be written."""
 
     exit_code = 13
 
 
 class DiskFullError(RunFolderError):
-    """A run folder whose disk, or quota, has no space left: what waits for space can write it then."""
+    """A run folder's disk or quota has no space left; once there is space, it can be written."""
 
 
 class PortInUseError(OpdError):
-    """The address to listen on is taken."""
+    """The address to listen on is in use."""
 
     exit_code = 14
 
 
 class OutageError(OpdError):
-    """A whole teacher pool stayed away beyond the outage budget; the run is saved and can be resumed."""
+    """A teacher was unavailable for longer than the outage budget; the run is saved and can be resumed."""
 
     exit_code = 15
 
 
 class DataError(OpdError):
-    """Prompts or a task that cannot be read or used."""
+    """Prompts or a task cannot be read or used."""
 
     exit_code = 16
     final = True
 
 
 class DeviceMemoryError(OpdError):
-    """Work that exceeds a device's memory: a teacher's sequence, even alone, or a student's micro-batch."""
+    """Work exceeds a device's memory: a teacher's sequence, even by itself, or a student's micro-batch."""
 
     exit_code = 17
     status = "FAILED_PRECONDITION"
 
 
 class StageError(OpdError):
-    """A stage of a run of several jobs failed; what is done is kept, and the run can be resumed."""
+    """A stage of a run of several jobs failed; finished stages are kept, and the run can be resumed."""
 
     exit_code = 18
 
 
 class RolloutEngineError(OpdError):
-    """The engine that samples the student's answers cannot be restored, or does not hold the student's weights."""
+    """The engine that samples the student's answers cannot be restored, or does not have the student's weights."""
 
     exit_code = 19
 
 
 class RankLostError(OpdError):
-    """Another rank of the run ended, without which this one cannot go on."""
+    """Another rank of the run ended, and this one cannot continue without it."""
 
     exit_code = 21
 
 
 class PluginError(OpdError):
-    """A plug-in whose class or results are not what its base class asks for."""
+    """A plug-in's class or results are not what its base class demands."""
 
     exit_code = 22
     final = True
 
 
 class UndecidedTeacherError(IncompatibleTeacherError):
-    """Replicas of a teacher differ and no side has a majority, as in the middle of a change of weights: it may end."""
+    """The replicas of a teacher differ and no side has a majority; during a change of weights, this may pass."""
 
     exit_code = 23
     final = False
 
 
 class CancelledError(OpdError):
-    """The caller went away before the answer was ready."""
+    """The caller left before the result was ready."""
 
     exit_code = 130
     status = "CANCELLED"
 
 
 def short(found: object) -> str:
-    """What a plug-in gave, for a message: its value where that is short, else its type."""
+    """A plug-in's result for a message: its value if that is short, else its type."""
     text = repr(found)
     return text if len(text) <= 40 else f"a {type(found).__name__}"
 

@@ -1,4 +1,4 @@
-"""Write small files whole or not at all."""
+"""Writing small files atomically."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put `text` (UTF-8) into `path`, on disk before it has its name; when that fails, an earlier file stays as it was.
+    """Write `text` as UTF-8 to `path`, atomically and durably; if that fails, an existing file stays as it was.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: if the file cannot be written.
     """
-    # Beside it, because a rename is atomic within one file system only.
+    # In the same folder, because a rename is atomic only within a file system.
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("w", encoding="utf-8") as file:
@@ -20,7 +20,7 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         scratch.replace(path)
     except BaseException:
-        # On a read-only file system this fails too, even when there is nothing to remove.
+        # On a read-only file system this fails too, even if there is nothing to remove.
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise

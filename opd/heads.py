@@ -1,10 +1,10 @@
-"""The output head, from final hidden states to logits; one implementation for students, teachers and the mathematics.
+"""The output head, from hidden states to logits: one implementation for students, teachers and the mathematics.
 
     logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap)
 
-`OutputHead` is that formula and its half-precision paths. On the wire a head travels as `opd.wire.types.Head`, and
-`OutputHead.received` takes it from there; `scale_and_cap` knows which config field of which family of
-transformers means what.
+`OutputHead` computes this formula, also in half precision. A head travels as `opd.wire.types.Head`, which
+`OutputHead.received` converts. `scale_and_cap` knows the config fields that hold scale and soft-cap in each model
+family of transformers.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from opd.wire.types import Head
 
-# Vocabulary entries per step where a half-precision head must be widened through a temporary.
+# Vocabulary entries per step where a half-precision head has to be widened through a temporary.
 _VOCABULARY_STEP = 8192
 
-# Field of the model's (text) config -> logit scale. Granite and MiniCPM divide by `logits_scaling`, HyperCLOVA X
-# multiplies by it; Inkling divides; Cohere's, Falcon-H1's and Muse's fields multiply.
+# Fields of a model's (text) config that give its logit scale. Granite and MiniCPM divide by `logits_scaling`, while
+# HyperCLOVA X multiplies by it. Inkling divides; the fields of Cohere, Falcon-H1 and Muse multiply.
 _SCALES: dict[str, Callable[[str, float], float]] = {
     "logit_scale": lambda family, value: value,
     "logits_scaling": lambda family, value: value if family.startswith("hyperclovax") else 1.0 / value,
@@ -35,7 +35,7 @@ _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_c
 
 
 def scale_and_cap(config: Any) -> tuple[float, float]:
-    """(logit scale, soft-cap) of a transformers text config; (1.0, 0.0) when the family has neither."""
+    """(logit scale, soft-cap) of a transformers text config; (1.0, 0.0) if the family has neither."""
     scale = 1.0
     for name, rule in _SCALES.items():
         value = getattr(config, name, None)
@@ -46,31 +46,31 @@ def scale_and_cap(config: Any) -> tuple[float, float]:
 
 
 def caps_attention(config: Any) -> bool:
-    """Whether a transformers text config soft-caps attention logits (Gemma 2), which sdpa drops silently."""
+    """Whether a transformers text config soft-caps attention logits (Gemma 2), which sdpa silently ignores."""
     return bool(getattr(config, "attn_logit_softcapping", None))
 
 
 def longrope_turn(config: Any) -> int | None:
-    """The length beyond which a model of a transformers text config scales positions otherwise; None for most.
+    """The length beyond which a model scales its positions differently, from a transformers text config; mostly None.
 
-    Longrope (Phi-3, Phi-4-mini, MiniCPM3): one longer row in a forward changes all positions of all its rows.
+    With longrope (Phi-3, Phi-4-mini, MiniCPM3), one longer row in a forward pass changes the positions of all rows.
     """
     found = getattr(config, "rope_parameters", None) or {}
-    kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]  # one for each type of layer
+    kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]  # some have one per type of layer
     turns = [int(k["original_max_position_embeddings"]) for k in kinds if k.get("rope_type") == "longrope"]
     return min(turns, default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
-    """logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) of the V ids that count.
+    """The head of a language model: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) for V ids.
 
     Attributes:
         weight: [R, H], any float dtype; R = V + padding.
         bias: [R] or None.
-        scale: multiplies the projection: 1.0 for none.
-        soft_cap: bound of the logits' size: 0.0 for none.
-        padding: rows at the end that belong to no token; they are in no logits.
+        scale: factor on the projection; 1.0 for none.
+        soft_cap: bound on the magnitude of logits; 0.0 for none.
+        padding: number of rows at the end that belong to no token; logits do not include them.
     """
 
     weight: Float[Tensor, "R H"]
@@ -81,12 +81,12 @@ class OutputHead:
 
     @classmethod
     def of(cls, head: "OutputHead | Float[Tensor, 'V H']") -> "OutputHead":
-        """A head as it is; a weight matrix alone as a head without bias, scale and soft-cap."""
+        """A head as it is; a bare weight matrix as a head without bias, scale and soft-cap."""
         return head if isinstance(head, OutputHead) else cls(head)
 
     @classmethod
     def received(cls, head: Head, device: torch.device | str = "cpu") -> "OutputHead":
-        """A head as the wire carries it, in float32 on `device`."""
+        """The head that the wire carried, in float32 on `device`."""
 
         def tensor(array: NDArray[Any]) -> Tensor:
             host = torch.from_numpy(array)
@@ -96,10 +96,10 @@ class OutputHead:
         return cls(tensor(head.weight), bias, head.logit_scale, head.soft_cap)
 
     def times(self, factor: float) -> "OutputHead":
-        """The head whose logits are `factor` times these: one of another temperature, or of another power.
+        """The head whose logits are `factor` times these, for another temperature or power.
 
         Raises:
-            ValueError: for a factor other than 1 with a soft-cap, behind which logits cannot be scaled.
+            ValueError: for a factor other than 1 if there is a soft-cap, after which logits cannot be scaled.
         """
         if factor != 1.0 and self.soft_cap:
             raise ValueError(f"the logits of a head with soft_cap {self.soft_cap} cannot be multiplied by {factor}.")
@@ -107,25 +107,25 @@ class OutputHead:
 
     @property
     def vocab_size(self) -> int:
-        """V, the ids that count."""
+        """V, the number of ids that count."""
         return len(self.weight) - self.padding
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits: float32, or float64 for a float64 head."""
+        """The dtype of the logits: float32, or float64 for a float64 head."""
         return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
 
     def logits(self, hidden: Float[Tensor, "N H"], out: Float[Tensor, "N V"] | None = None) -> Float[Tensor, "N V"]:
-        """Logits of final hidden states, not divided by any temperature; no gradient.
+        """Logits of hidden states, not divided by any temperature; no gradient.
 
-        A half-precision head is multiplied into float32: its products are not rounded back to 16 bits, as the model's
-        own forward would do (by up to 0.06 at logits of 16 to 32).
+        A half-precision head is multiplied into float32: its products are not rounded back to 16 bits, as in the
+        model's own forward pass (which changes logits of 16 to 32 by up to 0.06).
 
         Args:
-            hidden: [N, H], any float dtype.
-            out: [N, V] of `dtype`, written to instead of a new tensor.
+            hidden: [N, H] after the final norm, any float dtype.
+            out: [N, V] of `dtype`, to be written to instead of a new tensor.
         """
-        # What follows works in place, which autograd would refuse.
+        # The following works in place, which autograd would refuse.
         with torch.no_grad():
             out = self._project(hidden, out)
             if self.bias is not None:
@@ -137,17 +137,18 @@ class OutputHead:
         return out
 
     def through_cap_(self, gradient: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]) -> None:
-        """Takes a gradient on the capped logits back through the soft-cap, in place."""
+        """Takes a gradient with respect to the capped logits back through the soft-cap, in place."""
         if self.soft_cap:
             gradient *= 1.0 - (logits / self.soft_cap).square()
 
     def _project(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         if out is None and self.padding and has_matrix_units(hidden):
-            # All rows, cut afterwards: heads are padded because odd widths keep a GPU from its fast kernels.
+            # Project all rows and cut afterwards: heads are padded because odd widths keep a GPU from its fast kernels.
             return OutputHead(self.weight)._project(hidden, None)[:, : self.vocab_size]
         weight = self.weight[: self.vocab_size]
         if out is None:
-            # An explicit dtype: a model that is being loaded on another thread changes torch's default for all threads.
+            # With an explicit dtype, because a model that another thread is loading changes torch's default for all
+            # threads.
             out = torch.empty(len(hidden), len(weight), dtype=self.dtype, device=hidden.device)
         if weight.dtype == out.dtype:
             return torch.mm(hidden.to(out.dtype), weight.t(), out=out)
@@ -160,11 +161,11 @@ class OutputHead:
 
 
 def vocabulary_steps(vocabulary: int) -> Iterator[slice]:
-    """Slices that cover the vocabulary in steps whose widened copies stay small."""
+    """Slices that cover the vocabulary in steps whose widened copies are small."""
     for start in range(0, vocabulary, _VOCABULARY_STEP):
         yield slice(start, min(start + _VOCABULARY_STEP, vocabulary))
 
 
 def has_matrix_units(tensor: Tensor) -> bool:
-    """Whether the device multiplies half precision into float32; meta too, so that plans follow the path of a GPU."""
+    """Whether the device multiplies half precision into float32; True for meta, so that plans follow a GPU's path."""
     return tensor.device.type in ("cuda", "meta")

@@ -1,4 +1,4 @@
-"""Can a model's name only be a path? Where that is missing it is refused at once; the hub would be asked for long."""
+"""Refusing at once a model name that can only be a path and does not exist; asking the hub would take long."""
 
 import os
 import re
@@ -7,23 +7,23 @@ from pathlib import Path
 from opd.errors import ConfigError
 
 _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-"""NAME or OWNER/NAME, as the hub has them."""
+"""NAME or OWNER/NAME, as on the hub."""
 
 
 def refuse_missing(model: str) -> None:
-    """Refuse a name that can only be a folder, and is none, or a folder with weights that may not be read.
+    """Refuse a name that can only be a folder but is none, and a folder with weights that may not be read.
 
-    What cannot be an id of the hub is a path, and so is OWNER/NAME where there is a folder OWNER, unless the hub's
-    cache has it: without a network the hub takes a minute to say no.
+    What cannot be a hub id is a path. So is OWNER/NAME if there is a folder OWNER and the hub's cache does not have the
+    model: without a network, the hub takes a minute to say no.
 
     Args:
         model: folder or hub id.
 
     Raises:
-        ConfigError: naming the nearest folder that is there, or the file.
+        ConfigError: naming the nearest folder that exists, or the file.
     """
     path = Path(model).expanduser()
-    # safetensors says of such a file that it does not exist.
+    # safetensors would report that such a file does not exist.
     unreadable = next((file for file in path.glob("*.safetensors") if not os.access(file, os.R_OK)), None)
     if unreadable is not None:
         raise ConfigError(f"weights file {unreadable} cannot be read: Permission denied; change its mode or owner.")

@@ -15,7 +15,7 @@ app = typer.Typer(
 
 
 def registries() -> list[Registry]:
-    """All registries of the installed floors, found by entry point; imports no torch."""
+    """All registries of the installed packages, found by entry point; imports no torch."""
     return [point.load() for point in sorted(entry_points(group="opd.registries"), key=lambda p: p.name)]
 
 
@@ -57,7 +57,7 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     for registry, entry in found:
         plugin = registry.load(entry.name)
         console.print(f"[bold]{registry.kind} {entry.name}[/bold]  ({entry.path})\n", soft_wrap=True)
-        # Formulas and lists keep their lines.
+        # Without wrapping, so that formulas and lists keep their lines.
         console.print(_documentation(plugin), markup=False, soft_wrap=True)
         for line in (*_facts(plugin, entry.name), *_settings(plugin)):
             console.print(line, markup=False, soft_wrap=True)
@@ -72,7 +72,7 @@ def _documentation(plugin: Any) -> str:
 
 
 def _facts(plugin: Any, name: str) -> list[str]:
-    """What a plug-in needs with its default settings, and how its formula is known."""
+    """What a plug-in needs with its default settings, and what evidence there is for its formula."""
     facts = []
     if hasattr(plugin, "needs") and hasattr(plugin, "settings_type"):
         try:

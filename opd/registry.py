@@ -1,6 +1,6 @@
-"""One kind of registry for everything that is chosen by name: methods, objectives, tasks, engines, ...
+"""Registries for everything that is chosen by name: methods, objectives, tasks, engines, ...
 
-A registry maps a name to a dotted path and imports it on use, so listing plug-ins needs no torch. Third
+A registry maps names to dotted paths and imports them on use, so that listing plug-ins does not load torch. Third
 parties add names through an entry-point group; a recipe may also give a dotted path ("package.module:Class").
 """
 
@@ -22,7 +22,7 @@ from opd.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered plug-in: its name, dotted path, one-line summary and where it was registered."""
+    """A registered plug-in: its name, dotted path, one-line summary, and where it was registered."""
 
     name: str
     path: str
@@ -31,12 +31,12 @@ class Entry:
 
 
 class Registry:
-    """Names of one kind of plug-in, imported lazily.
+    """The names of one kind of plug-in, imported lazily.
 
     Args:
-        kind: what the entries are, in messages and in `opd plugins list`, for example "method".
-        group: entry-point group of third parties, for example "opd.methods".
-        member: an attribute that every plug-in of this kind has, for example "settings_type".
+        kind: what the entries are called in messages and in `opd plugins list`, for example "method".
+        group: entry-point group for third parties, for example "opd.methods".
+        member: an attribute that all plug-ins of this kind have, for example "settings_type".
     """
 
     def __init__(self, kind: str, group: str, *, member: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Registry:
         """Register `name` for the dotted path "module:attribute".
 
         Raises:
-            ConfigError: when the name is taken by another path; names both places.
+            ConfigError: if the name is taken by another path; the message names both places.
         """
         known = self._entries.get(name)
         if known is not None and known.path != path:
@@ -80,11 +80,11 @@ class Registry:
 
         Args:
             name: the name or path.
-            base: what plug-ins of this kind derive from; None where they need not derive from anything.
+            base: the class that plug-ins of this kind derive from; None if they need not derive from any.
 
         Raises:
-            ConfigError: for an unknown name (with near matches), a path that does not import, or something of another
-                kind.
+            ConfigError: for an unknown name (with near matches), a path that cannot be imported, or an object of
+                another kind.
         """
         self._scan()
         if name in self._entries:
@@ -111,15 +111,15 @@ class Registry:
         return found
 
     def make(self, entry: Mapping[str, Any], base: type, where: str) -> Any:
-        """The plug-in that an entry of a recipe names, with its settings.
+        """The plug-in that an entry of a recipe names, created with its settings.
 
         Args:
             entry: its name and its settings.
-            base: what plug-ins of this kind derive from.
-            where: the key of the recipe, for messages.
+            base: the class that plug-ins of this kind derive from.
+            where: the key in the recipe, for messages.
 
         Raises:
-            ConfigError: see `load`; also for settings that are wrong, or that the plug-in does not keep.
+            ConfigError: as for `load`; also for settings that are not valid, or that the plug-in does not keep.
         """
         name = str(entry["name"])
         cls = self.load(name, base)
@@ -132,9 +132,10 @@ class Registry:
 
 
 def _check_base(what: str, found: Any, base: type) -> None:
-    """Refuse what does not derive from `base`, or has settings or a constructor that do not fit it.
+    """Refuse a class that does not derive from `base`, or whose settings or constructor do not fit it.
 
-    Here, where the plug-in can be named: later an attribute would be missing, in code that is not the author's.
+    Checked here, where the plug-in can be named; otherwise an attribute would be missing later, in code by someone
+    else.
     """
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{what} does not derive from {base.__module__}.{base.__name__}; make it a subclass.")
@@ -156,8 +157,8 @@ def imported(path: str) -> Any:
     """The object at a dotted path "module:attribute".
 
     Raises:
-        ImportError: when the module cannot be found or its own code fails, with the place.
-        AttributeError: when it has no such attribute.
+        ImportError: if the module cannot be found, or its own code fails; the message then gives the place.
+        AttributeError: if it has no such attribute.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -171,16 +172,16 @@ def imported(path: str) -> Any:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest known ones, or else all."""
+    """The end of a message about an unknown name: the nearest known names, or all if none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names)}."
 
 
 def first_sentence(path: str) -> str:
-    """The first sentence of the docstring of "module:attribute", or else of its module; "" where it cannot be read.
+    """The first sentence of the docstring of "module:attribute", or else of its module; "" if it cannot be read.
 
-    Nothing is imported, because listing plug-ins must stay quick.
+    Nothing is imported, so that listing plug-ins stays fast.
     """
     name, _, attribute = path.partition(":")
     top, *rest = name.split(".")

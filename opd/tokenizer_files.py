@@ -1,7 +1,8 @@
-"""Whether a loaded tokenizer reads text as its own tokenizer.json says.
+"""Whether a loaded tokenizer encodes text as its own tokenizer.json says.
 
-transformers 5 chooses the class of some tokenizers by the architecture of the model beside them, whatever their files
-name: a BPE of one's own beside a Qwen2 model becomes a Qwen2Tokenizer, with other splits and a token more.
+transformers 5 chooses the class of some tokenizers by the architecture of the model they are saved with, whatever their
+files say: a custom BPE saved with a Qwen2 model becomes a Qwen2Tokenizer, which splits text differently and has one
+token more.
 """
 
 from pathlib import Path
@@ -11,11 +12,11 @@ _PROBE = "Don't say 12345 x=1:  naïve Zoë,\n\n\t李雷 has 7.5% more💥"
 
 
 def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
-    """A sentence where `tokenizer` encodes a text otherwise than tokenizer.json of `folder`; None where it does not.
+    """A sentence if `tokenizer` encodes a test string differently from the folder's tokenizer.json, else None.
 
     Args:
-        tokenizer: a `transformers` tokenizer that was loaded from there.
-        folder: of the model; where it holds no tokenizer.json there is nothing to compare with.
+        tokenizer: a `transformers` tokenizer that was loaded from the folder.
+        folder: the model's folder; without a tokenizer.json there is nothing to compare with.
     """
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
