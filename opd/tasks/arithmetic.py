@@ -1,8 +1,8 @@
 """Arithmetic with scratch work, one column at a time from the right: problems that small models can learn.
 
-A prompt is "47+85=" and its worked solution "12 13:132": the sum of each column with its carry, two digits each, then
-the result after a colon. Every step follows from the prompt and the steps before it, so a model can learn them one by
-one and an early mistake shows in what follows. Only the result is verified.
+A prompt is "47+85=" and its worked solution "12 13:132": the sum of each column with its carry, as two digits, then the
+result after a colon. Every step follows from the prompt and the steps before it, so a model can learn them one by one,
+and an early mistake shows in what follows. Only the result is verified.
 """
 
 from random import Random
@@ -17,13 +17,13 @@ from opd.tasks.verdict import Verdict
 
 
 class ArithmeticOptions(Settings):
-    """Size of the problems."""
+    """The size of the problems."""
 
     digits: int = Field(default=2, ge=1, le=18, description="Digits of the operands, at most.")
 
 
 class Arithmetic:
-    """One arithmetic operation; subclasses say how operands are drawn and worked on.
+    """An arithmetic operation. Subclasses define how operands are drawn and worked on.
 
     `Prompt.extra["solution"]` holds the worked solution, for supervised training.
     """
@@ -36,7 +36,7 @@ class Arithmetic:
         self.options = options
 
     def operands(self, random: Random) -> tuple[int, int]:
-        """Draw both operands."""
+        """Draw the two operands."""
         return random.randrange(10**self.options.digits), random.randrange(10**self.options.digits)
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
@@ -50,7 +50,7 @@ class Arithmetic:
         return f"{left}{self.sign}{right}", f"{' '.join(columns)}:{result}", str(result)
 
     def draw(self, random: Random) -> Prompt:
-        """One problem."""
+        """Draw a problem."""
         expression, solution, result = self.expression(random)
         return Prompt.make(f"{expression}=", answer=result, domain=self.domain, extra={"solution": solution})
 
@@ -60,7 +60,7 @@ class Arithmetic:
         return Verdict.of(result == prompt.answer, f"the result is {prompt.answer}, not {result[:40]!r}")
 
     def labels(self) -> Labels:
-        """All problems carry the domain of the operation and no teacher."""
+        """All problems have the domain of the operation and no teacher."""
         return frozenset({(None, self.domain)})
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Addition(Arithmetic):
 
 
 class Subtraction(Arithmetic):
-    """Differences that are not negative: each column is the result's digit and the borrow for the next, 0 or 1."""
+    """Non-negative differences: each column is a digit of the result, then the borrow for the next column, 0 or 1."""
 
     sign = "-"
     domain = "subtraction"

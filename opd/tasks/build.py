@@ -1,4 +1,4 @@
-"""Prompt sources from their settings."""
+"""Building prompt sources from their settings."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -14,20 +14,20 @@ def build_prompts(
     seed: int,
     modes: Mapping[str, ModeSettings] | None = None,
 ) -> PromptSource:
-    """The source that `settings` describe.
+    """The prompt source that `settings` describe.
 
     Args:
         settings: an instance of the `PromptSettings` union.
         seed: decides the order of tables and the problems of procedural tasks.
-        modes: by name; every prompt is asked in one of them.
+        modes: modes by name; every prompt is asked in one of them.
 
     Raises:
-        ConfigError: for an unknown task or verifier, or wrong task options.
+        ConfigError: for an unknown task or verifier, or wrong options of a task.
         DataError: for data that cannot be read.
     """
     if modes:
         return ModesSource(build_prompts(settings, seed=seed), modes)
-    # Imported here because tables need pyarrow or datasets, which procedural tasks do without.
+    # Imported here because tables need pyarrow or datasets, which procedural tasks do not.
     if isinstance(settings, TaskSettings):
         from opd.tasks.procedural import build_procedural
 

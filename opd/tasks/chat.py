@@ -1,13 +1,13 @@
-"""A client of OpenAI-compatible chat endpoints, for judges: vLLM, SGLang and most services speak it.
+"""A client of OpenAI-compatible chat endpoints, for judges; vLLM, SGLang and most services have such an endpoint.
 
     client = ChatClient(ChatSettings(endpoint="http://host:8000/v1", model="judge"))
     text = client.ask([{"role": "user", "content": "..."}])
 
-Answers are cached by a hash of everything that decides them, in memory and, with `cache`, in a folder: a step that is
-taken again, or a run that is resumed, gets the answers it got before. A call that fails or takes too long raises
-`ChatFailed` after `attempts`, is never cached, and leaves what was asked about unknown. A folder that cannot be written
-costs the kept answers, not the run. The key is read from an
-environment variable and stays out of recipes, hashes and messages.
+Answers are cached in memory and, with `cache`, in a folder, by a hash of everything that decides them, so that a step
+that is taken again, or a run that is resumed, gets the same answers. A call that fails or takes too long raises
+`ChatFailed` after `attempts` and is never cached; whatever was asked about is then unknown. If the folder cannot be
+written, the run continues without it. The key is read from an environment variable and appears in no recipe, hash or
+message.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _MOST_BYTES = 4_000_000
 
 
 class ChatFailed(Exception):
-    """A call that gave no answer; says nothing about what was asked."""
+    """A call got no answer, which says nothing about what was asked."""
 
 
 class CallFailed(Exception):
-    """One attempt that gave no answer.
+    """One attempt got no answer.
 
     Attributes:
-        again: whether another one may do better.
+        again: whether another attempt may succeed.
     """
 
     def __init__(self, reason: str, *, again: bool) -> None:
@@ -84,11 +84,11 @@ class CachingClient:
     """Asks a service and caches the answers. Safe to call from several threads; subclasses implement `call`.
 
     Args:
-        settings: of the service.
+        settings: how to call the service.
 
     Attributes:
-        calls: calls that went out.
-        kept: answers that came from memory or from the folder.
+        calls: number of calls that were made.
+        kept: number of answers that came from memory or from the folder.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -99,12 +99,12 @@ class CachingClient:
         self._told = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What the service answers to `body` at `path`.
+        """The service's answer to `body` at `path`.
 
         Raises:
-            ChatFailed: when no attempt got an answer in time.
+            ChatFailed: if no attempt got an answer in time.
         """
-        # A model is known by its name, wherever it is served; another service by its address alone.
+        # A model is identified by its name, wherever it is served; any other service by its address.
         whose = "" if "model" in body else f"{self.name}\n"
         key = hashlib.sha256(f"{whose}{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         with self._lock:
@@ -112,7 +112,7 @@ class CachingClient:
             if known is None:
                 known = self._read(key)
             self.kept += known is not None
-        # Without the lock: a call takes seconds. Two threads with one question both ask; the first answers are alike.
+        # Without the lock, as a call takes seconds. Two threads with the same question both ask; either answer will do.
         if known is None:
             known = self._attempts(path, body)
             self._write(key, known)
@@ -132,19 +132,19 @@ class CachingClient:
             except CallFailed as error:
                 reason = str(error)
                 if not error.again:
-                    break  # it would be refused again
+                    break  # another attempt would be refused too
         raise ChatFailed(f"{self.name} gave no answer ({reason})")
 
     @property
     def name(self) -> str:
-        """The service in messages."""
+        """What messages call the service."""
         return type(self).__name__
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """One call; the answer as JSON values.
+        """Make one call; returns the answer as JSON values.
 
         Raises:
-            CallFailed: when there is none.
+            CallFailed: if there is no answer.
         """
         raise TypeError(f"{type(self).__name__} does not implement call")
 
@@ -155,7 +155,7 @@ class CachingClient:
         try:
             return json.loads((folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None  # not kept, or half written: it is asked again
+            return None  # not cached, or half written: ask again
 
     def _write(self, key: str, value: Any) -> None:
         folder = self.settings.cache
@@ -165,7 +165,8 @@ class CachingClient:
         scratch = ""
         try:
             place.mkdir(parents=True, exist_ok=True)
-            # A name of its own for each writer: threads and runs may write the same answer at the same time.
+            # A file name of its own for each writer, because threads and runs may write the same answer at the same
+            # time.
             handle, scratch = tempfile.mkstemp(dir=place)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(value, file)
@@ -175,7 +176,7 @@ class CachingClient:
                 os.unlink(scratch)
             with self._lock:
                 told, self._told = self._told, True
-            if not told:  # every answer would say the same
+            if not told:  # once, because it would be the same for every answer
                 log.warning(
                     "answers of %s cannot be kept in %s (%s); they count for this run alone.",
                     *(self.name, folder, error.strerror or error),
@@ -192,7 +193,7 @@ class JsonClient(CachingClient):
 
     @property
     def name(self) -> str:
-        """Its address."""
+        """The address of the service."""
         return self.settings.endpoint
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -204,7 +205,7 @@ class JsonClient(CachingClient):
         request = urllib.request.Request(s.endpoint + path, json.dumps(body).encode(), headers)
         deadline, received = time.monotonic() + s.timeout, b""
         try:
-            # The limit of urllib is on each read, which a service that goes on sending white space never meets.
+            # urllib limits each read, and a service that keeps sending white space would never exceed that.
             with urllib.request.urlopen(request, timeout=s.timeout) as answer:
                 while len(received) < _MOST_BYTES and (piece := answer.read1(_MOST_BYTES)):
                     received += piece
@@ -228,7 +229,7 @@ class ChatClient(JsonClient):
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
         """See `CachingClient.call`."""
         answer = super().call(path, body)
-        # Here and not where it is read: gateways tell of an overload with status 200, and that must not be kept.
+        # Checked here, before caching: gateways report an overload with status 200, which must not be cached.
         if _text_in(answer) is None:
             raise CallFailed(f"it answered without a text: {str(answer)[:100]}", again=True)
         return answer
@@ -237,15 +238,15 @@ class ChatClient(JsonClient):
         """The model's answer to a conversation.
 
         Raises:
-            ChatFailed: when there is none.
+            ChatFailed: if there is none.
         """
         return self._said("/chat/completions", {"messages": [dict(message) for message in messages]})
 
     def go_on(self, ids: Sequence[int]) -> str:
-        """How the model continues token ids, as text, by the endpoint's /completions (vLLM and SGLang take ids there).
+        """The model's continuation of token ids, as text, through /completions (vLLM and SGLang accept ids there).
 
         Raises:
-            ChatFailed: when there is no answer.
+            ChatFailed: if there is none.
         """
         return self._said("/completions", {"prompt": list(ids)})
 
@@ -254,13 +255,13 @@ class ChatClient(JsonClient):
         body = {"model": s.model, **question, "temperature": s.temperature, "max_tokens": s.max_tokens}
         answer = self.post(path, body)
         text = _text_in(answer)
-        if text is None:  # kept in the folder by something else
+        if text is None:  # something else has written into the folder
             raise ChatFailed(f"{s.endpoint} answered without a text: {str(answer)[:100]}")
         return text
 
 
 def _text_in(answer: Any) -> str | None:
-    """What a model wrote, in a chat or as a completion; None where the answer holds no such thing."""
+    """The text of a chat message or completion; None if the answer has none."""
     try:
         choice = answer["choices"][0]
         return str((choice["message"]["content"] if "message" in choice else choice["text"]) or "")
@@ -269,9 +270,9 @@ def _text_in(answer: Any) -> str | None:
 
 
 def object_in(reply: str) -> dict[str, Any] | None:
-    """The JSON object in a model's reply, whatever stands around it; None where none can be read."""
+    """The JSON object in a model's reply, whatever is around it; None if none can be read."""
     try:
         found: dict[str, Any] = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])
-    except (ValueError, RecursionError):  # the latter for brackets in brackets
+    except (ValueError, RecursionError):  # the latter for deeply nested brackets
         return None
     return found

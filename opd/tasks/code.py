@@ -1,10 +1,11 @@
-"""Verification of programs by their tests, in a sandbox: see `opd.tasks.code_sandbox`.
+"""Verification of programs by running their tests in a sandbox (`opd.tasks.code_sandbox`).
 
-A prompt carries tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises where the
-program is wrong, or a list of {"input": ..., "output": ...}: what the program reads and must print, white space at line
-ends and standard error aside; a list in their place is its lines. APPS and TACO write the same as {"inputs": [...],
-"outputs": [...]}. Either may be JSON text. Examples that call a function are not read. The program is the last fenced
-block of the completion, without one what follows a fence that is not closed, or else all of it.
+A prompt has its tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises if the program
+is wrong, or a list of {"input": ..., "output": ...}, which is what the program reads and must print. White space at
+line ends and standard error are ignored; a list in place of a text is its lines. The format of APPS and TACO,
+{"inputs": [...], "outputs": [...]}, is accepted too, and either may be given as JSON text. Examples that call a
+function are not supported. The program is the last fenced block of the completion, without any the text after a fence
+that is not closed, or else the whole completion.
 """
 
 import json
@@ -22,15 +23,15 @@ _CALLS = {"functional", "function_call"}
 
 
 class CodeVerifier:
-    """Correct when all tests pass; a share of examples that pass is partial credit.
+    """Correct if all tests pass; the share of examples that pass is partial credit.
 
-    Unknown without tests or where the sandbox itself fails. Programs that hang, fill memory or are killed are wrong.
+    Unknown without tests, or if the sandbox itself fails. Programs that hang, fill the memory or are killed are wrong.
 
     Args:
-        timeout: seconds of a program, for each of its examples.
+        timeout: seconds that a program may take, for each of its examples.
 
     Raises:
-        ConfigError: where the machine has no sandbox.
+        ConfigError: if the machine does not support the sandbox.
     """
 
     killed_is_wrong = True
@@ -43,10 +44,10 @@ class CodeVerifier:
         """See `Verifier.verify`."""
         tests = prompt.extra.get("tests")
         if isinstance(tests, str) and tests.lstrip().startswith(("[", "{")):
-            with suppress(ValueError):  # source may begin so, too
+            with suppress(ValueError):  # source may begin like that too
                 tests = json.loads(tests)
         if not tests or (isinstance(tests, str) and not tests.strip()):
-            # Also an empty list of examples: nothing would fail, and every program would be right.
+            # This includes an empty list of examples, with which every program would be right.
             return Verdict.unknown("the prompt has no tests in column 'tests'; name it in prompts.keep_columns")
         program = find_program(completion)
         if isinstance(tests, str):
@@ -60,12 +61,12 @@ class CodeVerifier:
         for case in cases:
             fed, expected = _text_of(case["input"]), _text_of(case["output"])
             ran = run_python(program, stdin=fed, limits=self.limits)
-            # Compared out here: the program's own process could claim anything.
+            # Compared outside the sandbox, because the program's own process could claim anything.
             if ran.ended is Ended.PASSED and lines_of(ran.output) != lines_of(expected):
                 ran = Ran(Ended.FAILED, ran.output, f"expected {expected[:80]!r}, got {ran.output[:80]!r}")
             found.append(ran)
             if ran.ended in (Ended.TIMED_OUT, Ended.KILLED):
-                break  # the others would take as long
+                break  # the remaining examples would take as long
         return self._verdict(found, len(cases))
 
     def _verdict(self, found: list[Ran], count: int = 1) -> Verdict:
@@ -80,15 +81,15 @@ class CodeVerifier:
         return Verdict(share.status, share.value, bad.reason)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """The program without blank lines and white space at line ends."""
+        """The program, without blank lines and white space at line ends."""
         return "\n".join(line.rstrip() for line in find_program(completion).splitlines() if line.strip()) or None
 
     def close(self) -> None:
-        """Nothing to release: each program has a process of its own."""
+        """Nothing to release, because each program has a process of its own."""
 
 
 class LenientCodeVerifier(CodeVerifier):
-    """As `code`, but a program that hangs, fills memory or is killed has an unknown verdict instead of a wrong one."""
+    """Like `code`, except that a program that hangs, fills the memory or is killed is unknown instead of wrong."""
 
     killed_is_wrong = False
 
@@ -102,7 +103,7 @@ def find_program(completion: str) -> str:
 
 
 def _cases(tests: Any) -> list[dict[str, Any]] | None:
-    """Examples as {"input": ..., "output": ...}; None where there is none."""
+    """Examples as {"input": ..., "output": ...}; None if there are none."""
     if isinstance(tests, dict):
         inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -114,10 +115,10 @@ def _cases(tests: Any) -> list[dict[str, Any]] | None:
 
 
 def _text_of(value: Any) -> str:
-    """What a program reads or prints; a list is its lines."""
+    """What a program reads or prints, as text; a list is joined as lines."""
     return "\n".join(str(line) for line in value) if isinstance(value, list) else str(value)
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines without white space at their ends, and without blank ones at the end of the text."""
+    """Lines without white space at their ends, and without blank lines at the end of the text."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -2,16 +2,16 @@
 
     result = run_python(program, tests, stdin="", limits=Limits(seconds=5))
 
-The child drops its rights before it runs the program: files can be neither written nor created, and read only below the
-interpreter and the system's libraries (Landlock); no sockets, processes, signals to others, tracing, or memory that
-outlives the program (seccomp); memory, processor time and output are bounded (setrlimit), and after `seconds` the
-process is killed. It has no environment, no standard input but `stdin`, and no capabilities, also where root runs it.
-Needs Linux 5.13 or newer on x86-64 or arm64; elsewhere it refuses, because a program would run with the rights of the
-user.
+The child gives up its rights before it runs the program. Files can be neither written nor created, and read only below
+the folders of the interpreter and the system's libraries (Landlock). There are no sockets, processes, signals to other
+processes, tracing, or memory that outlives the program (seccomp). Memory, processor time and output are bounded
+(setrlimit), and after `seconds` the process is killed. It has no environment, no input but `stdin`, and no
+capabilities, even if it is run by root. The sandbox needs Linux 5.13 or newer on x86-64 or arm64 and refuses to run
+elsewhere, where a program would have the rights of the user.
 
-It protects against programs that go wrong and policies that find shortcuts, not against bugs of the kernel: a service
-that runs the programs of strangers belongs in a virtual machine of its own. Tests in source run in the process of the
-program, so a program written to deceive them can; examples of input and output are compared outside of it.
+It protects against programs that go wrong and policies that find shortcuts, but not against kernel bugs: a service that
+runs programs of strangers belongs in a virtual machine of its own. Tests in source run in the program's process, so a
+program that is written to deceive them can; examples of input and output are compared outside.
 """
 
 import json
@@ -37,7 +37,7 @@ _CHILD = Path(__file__).with_name("code_sandbox_child.py")
 _GRACE_SECONDS = 0.5
 _MOST_NOTES = 100_000
 _START_SECONDS = 30.0
-"""An interpreter may take so long to start on a busy machine; the program's own time begins after that."""
+"""Seconds that an interpreter may take to start on a busy machine; the program's own time begins after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: of wall time, and of processor time, from the moment that the program begins.
-        memory_mib: address space, the interpreter's own 50 MiB or so included.
-        output_bytes: of standard output, and of standard error.
+        seconds: wall time, and processor time, from the moment that the program begins.
+        memory_mib: address space in MiB, including some 50 MiB for the interpreter.
+        output_bytes: bytes of standard output, and of standard error.
     """
 
     seconds: float = 5.0
@@ -56,7 +56,7 @@ class Limits:
 
 
 class Ended(StrEnum):
-    """How a program ended. `BROKEN` is a fault of the sandbox or of the tests and says nothing about the program."""
+    """How a program ended. `BROKEN` means that the sandbox or the tests failed, and says nothing about the program."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -67,12 +67,12 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The outcome of a program.
+    """The outcome of running a program.
 
     Attributes:
-        ended: how.
+        ended: how it ended.
         output: what it printed.
-        reason: one clause for people.
+        reason: why it did not pass, in one clause for people.
         errors: what it wrote to standard error.
     """
 
@@ -87,20 +87,20 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
 
     Args:
         program: Python source, run as __main__.
-        tests: Python source that raises where the program is wrong. A program that ends the process before them fails;
-            tests that do not compile are broken. Without any, a program passes that ends as a process does that went
-            well.
-        stdin: what it can read.
-        limits: what it may use.
+        tests: Python source that raises if the program is wrong. A program that ends its process before the tests has
+            failed; tests that do not compile are broken. Without tests, a program passes if its process ends with
+            status 0.
+        stdin: what the program can read.
+        limits: what it may use; None for the defaults.
 
     Raises:
-        ConfigError: where the machine has no sandbox.
+        ConfigError: if the machine does not support the sandbox.
     """
     check_machine()
     limits, token = limits or Limits(), secrets.token_hex(16)
     request = json.dumps({"program": program, "tests": tests, "token": token})
-    # Files for input and output: pipes would have to be served while the program runs, or it would stall on a full one.
-    # Notes come through a pipe, because it is closed when the child ends, however that happens.
+    # Files for input and output, because pipes would have to be served while the program runs, or it would stall on a
+    # full one. Notes come through a pipe, because it is closed when the child ends, however that happens.
     told, telling = os.pipe()
     with (
         open(told, "rb", buffering=0) as notes,
@@ -125,7 +125,7 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
                 start_new_session=True,
             )
         finally:
-            os.close(telling)  # the child's copy is then the last, and the pipe ends with the child
+            os.close(telling)  # the child's copy is then the last one, so the pipe ends with the child
         try:
             noted, in_time = _listen(notes, limits.seconds)
         finally:
@@ -144,7 +144,7 @@ def _read(file: IO[bytes], most: int) -> str:
 def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
     """What the child notes until it ends, and whether it ended in time.
 
-    The child's own alarm ends the program on time; the limit here is for a program that cancels the alarm.
+    The child's own alarm ends the program in time; the limit here is for a program that cancels the alarm.
     """
     said, deadline = b"", time.monotonic() + _START_SECONDS
     with selectors.DefaultSelector() as selector:
@@ -155,16 +155,17 @@ def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
                 return said.decode("utf-8", "replace"), True
             if not said:
                 deadline = time.monotonic() + seconds + _GRACE_SECONDS
-            # Cut, but read on: a program that floods the pipe must not fill this process, nor stop on a full pipe.
+            # Truncated but read on: a program that floods the pipe must neither fill this process nor stall on a full
+            # pipe.
             said = (said + piece)[:_MOST_NOTES]
     return said.decode("utf-8", "replace"), False
 
 
 def _outcome(code: int | None, told: str, token: str, wrote: str, *, tested: bool) -> tuple[Ended, str]:
-    """Read what the child noted: a line when the program began, and one when it had failed or its tests were through.
+    """Interpret the child's notes: a line when the program began, and a line when it failed or its tests were done.
 
     Args:
-        code: the child's exit code, None where it took too long.
+        code: the child's exit code; None if it took too long.
         told: the notes.
         token: what the second line begins with.
         wrote: the child's standard error.
@@ -188,7 +189,7 @@ def _outcome(code: int | None, told: str, token: str, wrote: str, *, tested: boo
 
 @cache
 def check_machine() -> None:
-    """Refuse a machine whose kernel lacks what the sandbox needs.
+    """Refuse a machine that does not support the sandbox.
 
     Raises:
         ConfigError: naming what is missing.

@@ -1,9 +1,9 @@
-"""The inside of `opd.tasks.code_sandbox`: drops every right but to compute and to print, then runs a program.
+"""The inside of `opd.tasks.code_sandbox`: gives up every right but to compute and to print, then runs a program.
 
-Run by its path, without the project on sys.path, so it imports the standard library alone. Arguments: the file
-descriptors of the request and for notes, seconds, MiB, bytes. The notes are a line "began" and, once the program has
-failed or its tests are through, a line with the request's token and JSON. A program without tests ends as it would by
-itself.
+It is run by path, without the project on sys.path, so it imports only the standard library. Its arguments are the file
+descriptors of the request and for notes, then seconds, MiB and bytes. The notes are a line "began" and, once the
+program has failed or its tests are done, a line with the request's token and JSON. A program without tests ends as it
+would by itself.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ _CAPABILITY_VERSION_3 = 0x20080522
 # Options of prctl: PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_DUMPABLE.
 _NO_NEW_PRIVS, _SECCOMP, _DUMPABLE = 38, 22, 4
 
-# Landlock's rights, a bit each: execute, write and read file, read dir, remove dir and file, make 7 kinds; since
-# version 2 refer, 3 truncate, 5 ioctl. A kernel refuses a ruleset that names a right it does not know.
+# Landlock's rights, one bit each: execute, write and read files, read directories, remove directories and files, make
+# 7 kinds of files; since version 2 refer, since 3 truncate, since 5 ioctl. A kernel refuses a ruleset that names a
+# right which it does not know.
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 
-# System calls that a program has no use for: sockets, processes, signals to others, tracing, namespaces, the priority
-# and memory of others, what outlives a process (System V's objects, queues, keys), and the ways around them. `clone` is
-# allowed for threads alone. In the order of their numbers:
-# shmget shmat socket connect fork vfork execve kill semget msgget ptrace rt_sigqueueinfo setpriority
-# sched_setparam sched_setscheduler pivot_root mount tkill sched_setaffinity mq_open add_key request_key keyctl
-# ioprio_set migrate_pages unshare move_pages rt_tgsigqueueinfo perf_event_open setns process_vm_readv
-# process_vm_writev kcmp sched_setattr bpf execveat userfaultfd pidfd_send_signal io_uring_setup pidfd_getfd
-# process_madvise
+# System calls that a program does not need: sockets, processes, signals to others, tracing, namespaces, priority and
+# memory of other processes, whatever outlives a process (System V objects, queues, keys), and ways around these.
+# `clone` is allowed for threads only. In the order of their numbers: shmget shmat socket connect fork vfork execve kill
+# semget msgget ptrace rt_sigqueueinfo setpriority sched_setparam sched_setscheduler pivot_root mount tkill
+# sched_setaffinity mq_open add_key request_key keyctl ioprio_set migrate_pages unshare move_pages rt_tgsigqueueinfo
+# perf_event_open setns process_vm_readv process_vm_writev kcmp sched_setattr bpf execveat userfaultfd pidfd_send_signal
+# io_uring_setup pidfd_getfd process_madvise
 _X86 = [29, 30, 41, 42, 57, 58, 59, 62, 64, 68, 101, 129, 141, 142, 144, 155, 165, 200, 203, 240, 248, 249, 250]
 _X86 += [251, 256, 272, 279, 297, 298, 308, 310, 311, 312, 314, 321, 322, 323, 424, 425, 438, 440]
 # ioprio_set mount pivot_root unshare ptrace sched_setparam sched_setscheduler sched_setaffinity kill tkill
@@ -48,39 +48,39 @@ _X86 += [251, 256, 272, 279, 297, 298, 308, 310, 311, 312, 314, 321, 322, 323, 4
 # (no fork, no vfork)
 _ARM = [30, 40, 41, 97, 117, 118, 119, 122, 129, 130, 138, 140, 180, 186, 190, 194, 196, 198, 203, 217, 218, 219]
 _ARM += [221, 238, 239, 240, 241, 268, 270, 271, 272, 274, 280, 281, 282, 424, 425, 438, 440]
-# By machine: the AUDIT_ARCH of its system calls, and their numbers.
+# For each machine, the AUDIT_ARCH of its system calls and their numbers.
 _REFUSED = {"x86_64": (0xC000003E, _X86), "aarch64": (0xC00000B7, _ARM)}
-# Calls whose first argument is a process, allowed for this one alone (or 0, which means it): tgkill, by which Python
-# signals its own threads and abort() itself, and prlimit64, by which limits are set.
+# Calls whose first argument is a process, allowed for this process only (or 0, which means it): tgkill, with which
+# Python signals its own threads and abort() the process itself, and prlimit64, with which limits are set.
 _ON_PROCESS = {"x86_64": (234, 302), "aarch64": (131, 261)}
 _CLONE = {"x86_64": 56, "aarch64": 220}
-# A pair of streams, by which asyncio wakes its loop, stays inside the process; a pair of datagram sockets can send to
-# any address.
+# A pair of stream sockets, with which asyncio wakes its loop, stays inside the process; a pair of datagram sockets
+# could send to any address.
 _SOCKETPAIR, _STREAM, _TYPE_BITS = {"x86_64": 53, "aarch64": 199}, 1, 0xF
-# fcntl, and the commands by which a file sends signals to a process of one's choice: F_SETOWN, F_SETSIG, F_SETOWN_EX.
+# fcntl, and the commands that make a file send signals to a chosen process: F_SETOWN, F_SETSIG, F_SETOWN_EX.
 _FCNTL, _SIGNALLING = {"x86_64": 72, "aarch64": 25}, (8, 10, 15)
 _CLONE3, _CLONE_THREAD = 435, 0x10000
-# What a seccomp filter returns: allow, kill the process, fail with EPERM or ENOSYS.
+# What a seccomp filter returns: allow, kill the process, fail with EPERM, fail with ENOSYS.
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has; below 1 for none."""
+    """The kernel's version of Landlock; below 1 if it has none."""
     return int(_LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
 def readable() -> list[str]:
-    """Folders below which files may be read: the interpreter's, the installed packages' and the system's libraries."""
+    """Folders in which files may be read: those of the interpreter, installed packages and the system's libraries."""
     mine = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values(), *sys.path]
     found = {os.path.realpath(path) for path in (*mine, "/usr", "/lib", "/lib64", "/etc/localtime", "/dev/urandom")}
     return sorted(path for path in found if path != "/" and os.path.exists(path))
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do beyond others: raise limits, become another user, rename the machine.
+    """Give up root's privileges, such as raising limits, becoming another user, or renaming the machine.
 
     Raises:
-        OSError: when the kernel refuses.
+        OSError: if the kernel refuses.
     """
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)  # of this process
     if _LIBC.capset(header, bytes(24)):
@@ -88,10 +88,10 @@ def drop_capabilities() -> None:
 
 
 def close_files() -> None:
-    """Let no file be written, and none be read outside `readable`.
+    """Forbid writing any file, and reading files outside `readable`.
 
     Raises:
-        OSError: when the kernel refuses.
+        OSError: if the kernel refuses.
     """
     version = landlock_version()
     handled = _RIGHTS[max(known for known in _RIGHTS if known <= version)]
@@ -107,18 +107,18 @@ def close_files() -> None:
 
 
 def close_calls() -> None:
-    """Let no socket, process or signal to another process be made, by a seccomp filter in classic BPF.
+    """Forbid sockets, processes and signals to other processes, with a seccomp filter in classic BPF.
 
     Raises:
-        OSError: when the kernel refuses.
+        OSError: if the kernel refuses.
     """
     machine = platform.machine()
     architecture, refused = _REFUSED[machine]
-    # Offsets into struct seccomp_data: 0 the call's number, 4 the architecture, 16 and 24 the first two arguments. A
-    # process may switch to another architecture, where the numbers mean other calls: that is checked first.
+    # Offsets in struct seccomp_data: 0 the call's number, 4 the architecture, 16 and 24 the first two arguments. The
+    # architecture is checked first, because a process may switch to another one, where the numbers mean other calls.
     code = [_load(4), _jump(0x15, architecture, 1, 0), _return(_KILL), _load(0)]
     if machine == "x86_64":
-        code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # x32: the same architecture, numbers from here on
+        code += [_jump(0x35, 0x40000000, 0, 1), _return(_KILL)]  # x32: the same architecture, with numbers from here on
     for number in refused:
         code += [_jump(0x15, number, 0, 1), _return(_EPERM)]
     for number in _ON_PROCESS[machine]:
@@ -128,7 +128,7 @@ def close_calls() -> None:
     code += [_jump(0x15, _FCNTL[machine], 0, 3 + len(commands)), _load(24), *commands, _return(_ALLOW), _return(_EPERM)]
     code += [_jump(0x15, _SOCKETPAIR[machine], 0, 5), _load(24), struct.pack("HBBI", 0x54, 0, 0, _TYPE_BITS)]
     code += [_jump(0x15, _STREAM, 0, 1), _return(_ALLOW), _return(_EPERM)]
-    # clone3 takes its flags through a pointer, which a filter cannot follow; told ENOSYS, glibc falls back to clone.
+    # clone3 takes its flags through a pointer, which a filter cannot follow; on ENOSYS, glibc falls back to clone.
     code += [_jump(0x15, _CLONE3, 0, 1), _return(_ENOSYS)]
     code += [_jump(0x15, _CLONE[machine], 0, 3), _load(16), _jump(0x45, _CLONE_THREAD, 1, 0), _return(_EPERM)]
     code += [_return(_ALLOW)]
@@ -162,7 +162,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 def bound(seconds: float, memory_mib: int, output_bytes: int) -> None:
-    """Bound memory, time, output and core dumps."""
+    """Bound memory, time, output, core dumps and open files."""
     whole = int(seconds) + 1
     for what, most in [
         (resource.RLIMIT_AS, memory_mib * 2**20),
@@ -172,16 +172,16 @@ def bound(seconds: float, memory_mib: int, output_bytes: int) -> None:
         (resource.RLIMIT_NOFILE, 64),
     ]:
         resource.setrlimit(what, (most, most))
-    # The default action needs no interpreter: it ends a program that hangs in C as well.
+    # The default action needs no interpreter, so it also ends a program that hangs in C.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def main(asked: int, notes: int, seconds: float, memory_mib: int, output_bytes: int) -> None:
-    """Read the request, close everything, run the program and its tests, note the verdict."""
+    """Read the request, give up all rights, run the program and its tests, and note the verdict."""
     with open(asked, "rb") as file:
         request = json.loads(file.read().decode("utf-8", "surrogatepass"))
-    # A note counts only with the token. A program can find it in this process, but not write it by accident.
+    # A note counts only with the token. A program can find the token in this process, but cannot write it by accident.
     token = request.pop("token")
     _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no core file, and other processes of the user cannot attach
     if _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -192,7 +192,7 @@ def main(asked: int, notes: int, seconds: float, memory_mib: int, output_bytes: 
     os.write(notes, b"began\n")
     bound(seconds, memory_mib, output_bytes)
     passed: bool | None = True
-    # A module of its own: what looks its names up there, as pickle does, finds those of the program.
+    # A new module, so that code that looks names up in __main__, as pickle does, finds the program's.
     reason, sys.modules["__main__"] = "", types.ModuleType("__main__")
     space = vars(sys.modules["__main__"])
     try:
@@ -203,17 +203,17 @@ def main(asked: int, notes: int, seconds: float, memory_mib: int, output_bytes: 
         else:
             exec(compile(request["program"], "<program>", "exec"), space)
             if not request["tests"]:
-                return  # and not at once: its threads are waited for, and what it put off until its end is done
+                return  # not exiting at once, so that threads are waited for and exit handlers run
             exec(tests, space)
             sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, SystemExit) and not request["tests"]:
             raise
         passed, reason = False, f"{type(error).__name__}: {error}"[:200]
-        with contextlib.suppress(BaseException):  # what it had printed tells more than the error alone
+        with contextlib.suppress(BaseException):  # what it had printed says more than the error alone
             sys.stdout.flush()
     os.write(notes, f"\n{token}{json.dumps({'passed': passed, 'reason': reason})}\n".encode())
-    # At once, so that no thread and no exit handler of the program can still change the outcome.
+    # At once, so that no thread or exit handler of the program can change the outcome.
     os._exit(0)
 
 

@@ -1,15 +1,15 @@
-"""Compose prompts that are already solved into longer ones whose answer needs the first one's (Composition-RL).
+"""Composing prompts that are already solved into longer ones, whose answer needs the first one's (Composition-RL).
 
     composed  =  the first problem,  "Let X be the answer to it.",  "Y is D more than X.",
                  the second problem with one of its numbers replaced by Y
     answer    =  the second problem's;   depth = the sum of both depths
 
-D is the replaced number minus the first answer, exactly, as decimals. A composition is kept only if substituting the
+D is the replaced number minus the first answer, exactly, in decimals. A composition is kept only if substituting the
 numbers gives both problems back, no intermediate answer can be read in the text, and neither problem contains the
-symbols. The replaced number of the second problem occurs there only once, and is drawn by `seed`. Answers must be
-numbers. Composing compositions again makes greater depths.
+symbols. The replaced number must occur only once in the second problem and is drawn by `seed`. Answers must be numbers.
+Composing compositions again gives greater depths.
 
-This composer works on words alone and invents none: `opd.tasks.compose_chat` asks a chat model what the first answer
+By default a template links the two problems; `opd.tasks.compose_chat` instead asks a chat model what the first answer
 is called and which number of the second problem carries it. After Composition-RL, arXiv 2602.12036, and its released
 data pipeline.
 """
@@ -25,12 +25,12 @@ from opd.tasks.prompt import Prompt
 
 SYMBOLS = ("X", "Y", "P", "Q", "K", "M", "N", "R", "U", "W")
 _TRIES = 20
-"""Most pairs that are tried for each composition wanted."""
+"""Most pairs that are tried per composition wanted."""
 _NUMBER = re.compile(r"(?<![\w.,])\d+(?:\.\d+)?(?![\w]|[.,]\d)")
 
 
 class PairRefused(Exception):
-    """Two problems cannot be composed; says why, in a few words."""
+    """Two problems cannot be composed; the message says why in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Problem:
     """A problem whose answer is a number.
 
     Attributes:
-        text: what is asked.
+        text: the problem.
         answer: the number, as text.
-        depth: problems in it.
-        parts: uids of those.
-        hidden: answers to all of them but the last, which the text must not say.
+        depth: number of problems in it.
+        parts: uids of these problems.
+        hidden: answers to all of them except the last, which must not appear in the text.
     """
 
     text: str
@@ -56,7 +56,7 @@ class Problem:
         """The problem in a row of a table.
 
         Raises:
-            PairRefused: when its prompt is not text or its answer not a number.
+            PairRefused: if its prompt is not text or its answer is not a number.
         """
         text, answer = row.get(prompt_column), row.get(answer_column)
         if not isinstance(text, str) or not text.strip():
@@ -74,7 +74,7 @@ class Link:
 
     Attributes:
         definition: a sentence that names the first answer {first}.
-        replaced: where the number stands in the second problem: (start, end).
+        replaced: (start, end) of the replaced number in the second problem's text.
     """
 
     definition: str
@@ -82,18 +82,18 @@ class Link:
 
 
 class Linker(Protocol):
-    """Finds how a problem can depend on another."""
+    """Finds how one problem can depend on another."""
 
     def __call__(self, first: Problem, second: Problem, random: Random) -> Link:
-        """The link.
+        """Find a link between two problems.
 
         Raises:
-            PairRefused: when there is none.
+            PairRefused: if there is none.
         """
 
 
 def by_template(first: Problem, second: Problem, random: Random) -> Link:
-    """A link that needs no model: "Let {first} be the answer to the problem above.", and any lone number."""
+    """The template "Let {first} be the answer to the problem above." with a random number that occurs just once."""
     lone = lone_numbers(second.text)
     if not lone:
         raise PairRefused("the second problem has no number that stands in it once")
@@ -104,7 +104,7 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
     """The composition of two problems.
 
     Raises:
-        PairRefused: when it fails a check.
+        PairRefused: if it fails a check.
     """
     start, end = link.replaced
     carried, known = number(second.text[start:end]), number(first.answer)
@@ -127,14 +127,14 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
 
 
 def relation(one: str, two: str, difference: Decimal) -> str:
-    """What `two` is, by `one`: "Y is 3 more than X."."""
+    """A sentence that defines `two` by `one`, such as "Y is 3 more than X."."""
     if not difference:
         return f"{two} equals {one}."
     return f"{two} is {plain(abs(difference))} {'more' if difference > 0 else 'less'} than {one}."
 
 
 def _check(first: Problem, second: Problem, text: str, changed: str, symbols: tuple[str, str]) -> None:
-    """Read the composition again, from its text alone, and compare with what it was made of.
+    """Read the composition back from its text alone and compare it with its parts.
 
     Raises:
         PairRefused: at the first difference.
@@ -154,17 +154,17 @@ def _check(first: Problem, second: Problem, text: str, changed: str, symbols: tu
 def compositions(
     problems: Sequence[Problem], seeds: Sequence[Problem], linker: Linker, *, count: int, seed: int
 ) -> Iterator[Problem | str]:
-    """Up to `count` compositions of a problem of `problems` with one of `seeds` after it, in a random order.
+    """Up to `count` compositions, each of a problem from `problems` followed by one from `seeds`, in random order.
 
     Args:
-        problems: come first.
-        seeds: come second; their answers are those of the compositions.
+        problems: the problems that come first.
+        seeds: the problems that come second, whose answers are those of the compositions.
         linker: finds how the second depends on the first.
         count: how many are wanted.
         seed: decides pairs and numbers.
 
     Yields:
-        Compositions, all different, and the reason for each pair that gave none.
+        Compositions, all different, and for each pair that gave none the reason.
     """
     random, made = Random(f"{seed}/compose"), set[str]()
     pairs = len(problems) * len(seeds)
@@ -183,14 +183,14 @@ def compositions(
 
 
 def lone_numbers(text: str) -> list[tuple[int, int]]:
-    """Where numbers stand that occur in a text once."""
+    """(start, end) of the numbers that occur only once in a text."""
     found = list(_NUMBER.finditer(text))
     values = [number(match[0]) for match in found]
     return [match.span() for match, value in zip(found, values, strict=True) if values.count(value) == 1]
 
 
 def number(text: Any) -> Decimal | None:
-    """A finite number, exactly, with thousands that may be set apart by commas; None for anything else."""
+    """A finite number, exactly; commas may separate thousands. None for anything else."""
     try:
         found = Decimal(str(text).strip().replace(",", ""))
     except InvalidOperation:
@@ -199,6 +199,6 @@ def number(text: Any) -> Decimal | None:
 
 
 def plain(value: Decimal) -> str:
-    """A number without an exponent or zeros behind its last digit."""
+    """A number without an exponent or trailing zeros."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,7 +1,7 @@
-"""Compositions whose words a chat model finds: what the first answer is called, and where the second problem uses it.
+"""Compositions with links from a chat model: what the first answer is called, and where the second problem uses it.
 
-The model is asked once for the link and once more, in a fresh conversation, to read both numbers back from what it
-wrote; where the two disagree, or the number does not stand in the problem, the pair gives no composition.
+The model is asked once for the link and once more, in a new conversation, to read both numbers back from what it wrote.
+If the two disagree, or the number does not occur in the problem, the pair gives no composition.
 """
 
 from random import Random
@@ -32,7 +32,7 @@ class ByChat:
     """Finds links by asking a chat model.
 
     Args:
-        client: of the model.
+        client: a client of the model.
     """
 
     def __init__(self, client: ChatClient) -> None:

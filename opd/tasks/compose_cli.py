@@ -1,4 +1,4 @@
-"""`opd compose`: prompts that are solved already, composed into deeper ones."""
+"""`opd compose`: joins prompts that are already solved into deeper ones."""
 
 import json
 from collections import Counter
@@ -62,7 +62,7 @@ def compose(
             lines.append(json.dumps(row | {"parts": found.parts, "hidden": found.hidden}, ensure_ascii=False))
         else:
             left[found] += 1
-    # First, so that the reasons are read where nothing could be composed at all.
+    # Before the error below, so that the reasons are seen even if nothing could be composed.
     for reason, times in left.most_common():
         typer.echo(f"left out, {reason}: {times}")
     if not lines:

@@ -1,4 +1,4 @@
-"""From a prompt to the token ids that the student continues."""
+"""Encoding prompts as the token ids that the student continues."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,9 @@ from opd.tasks.prompt import Prompt
 
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
-    """Token ids of plain text with the tokenizer's own special tokens.
+    """Token ids of plain text, with the tokenizer's own special tokens.
 
-    A text that begins with the BOS already, as after a chat template, gets no second one.
+    A text that already begins with the BOS token, as after a chat template, does not get a second one.
     """
     return _one_bos(tokenizer(text)["input_ids"], tokenizer)
 
@@ -24,8 +24,8 @@ def _one_bos(ids: Sequence[int], tokenizer: Any) -> list[int]:
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Token ids of a prompt, ready to be continued.
 
-    Text is encoded with the tokenizer's own special tokens (a leading BOS, say); chat messages go through its chat
-    template, with the prompt's `template_options`, up to the opening of the assistant's turn.
+    Text is encoded with the tokenizer's own special tokens (for example a leading BOS). Chat messages go through the
+    chat template, with the prompt's `template_options`, up to the opening of the assistant's turn.
 
     Args:
         prompt: what to encode.
@@ -35,17 +35,17 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         [P] ids, P >= 1.
 
     Raises:
-        DataError: when the tokenizer of a chat prompt has no chat template, or its template refuses the prompt or its
-            options, or nothing is left to encode.
+        DataError: if the tokenizer of a chat prompt has no chat template, the template refuses the prompt or its
+            options, or the prompt encodes to nothing.
     """
     ids = encode_text(prompt.text or "", tokenizer) if prompt.messages is None else _render(prompt, tokenizer)
     return _some(ids, prompt)
 
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each prompt, as `encode_prompt` gives them.
+    """Token ids of each prompt, as from `encode_prompt`.
 
-    All plain texts go through the tokenizer in one call, which takes a third of the time when they are short.
+    All plain texts go through the tokenizer in one call, which takes a third of the time if they are short.
     """
     texts = [prompt.text or "" for prompt in prompts if prompt.messages is None]
     plain = iter(tokenizer(texts)["input_ids"] if texts else ())
@@ -74,8 +74,7 @@ def _render(prompt: Prompt, tokenizer: Any) -> Any:
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **prompt.template_options
         )
-    # A template refuses by its `raise_exception`; with options that it does not expect, it may fail in any of the ways
-    # below.
+    # Templates refuse with `raise_exception`; with options that they do not expect, they may fail in any of these ways.
     except TemplateError as error:
         raise DataError(
             f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses {prompt.name}, whose roles are "

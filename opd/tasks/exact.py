@@ -5,7 +5,7 @@ from opd.tasks.verdict import Verdict
 
 
 class ExactVerifier:
-    """Correct when the completion equals the answer after white space is normalised; unknown without an answer."""
+    """Correct if the completion equals the answer after normalising white space; unknown without an answer."""
 
     def __init__(self, timeout: float = 10.0) -> None:
         self.timeout = timeout

@@ -1,4 +1,4 @@
-"""A plain function `(prompt, answer) -> float | bool | None` as a verifier, run in processes of its own."""
+"""Plain functions `(prompt, answer) -> float | bool | None` as verifiers, run in processes of their own."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ class FunctionCheck:
     Args:
         path: dotted path "package.module:function".
         timeout: seconds per call.
-        workers: processes at the same time; None for one per core.
+        workers: most processes at the same time; None for one per core.
     """
 
     def __init__(self, path: str, timeout: float, workers: int | None = None) -> None:
@@ -30,18 +30,18 @@ class FunctionCheck:
         self._workers = WorkerPool("opd.tasks.function:check", timeout, workers, path)
 
     def load(self) -> Judge:
-        """Import the function here, to see that it can be.
+        """Import the function in this process, to check that it can be imported.
 
         Raises:
-            ConfigError: when it cannot, or takes other arguments.
+            ConfigError: if it cannot, or does not take a prompt and an answer.
         """
         return load_function(self.path)
 
     def __call__(self, prompt: Prompt, answer: str) -> float | None:
-        """What the function says: True and False as 1 and 0, None where it cannot tell.
+        """The function's result: True and False as 1 and 0, None if it cannot tell.
 
         Raises:
-            CheckFailed: when it raises, hangs, crashes, or returns something else.
+            CheckFailed: if it raises, hangs, crashes, or returns anything else.
         """
         return self._workers.ask({"path": self.path, "prompt": asdict(prompt), "answer": answer})["value"]
 
@@ -51,7 +51,7 @@ class FunctionCheck:
 
 
 class FunctionVerifier:
-    """A function as a verifier: True or 1 and more is correct, less is wrong with partial credit, None unknown."""
+    """A function as a verifier: True, or at least 1, is correct; less is wrong with partial credit; None is unknown."""
 
     def __init__(self, path: str, timeout: float = 10.0) -> None:
         self._check = FunctionCheck(path, timeout)
@@ -74,7 +74,7 @@ def load_function(path: str) -> Judge:
     """The function at a dotted path.
 
     Raises:
-        ConfigError: when it cannot be imported, or cannot be called with a prompt and an answer.
+        ConfigError: if it cannot be imported, or cannot be called with a prompt and an answer.
     """
     module, _, name = path.partition(":")
     if not module or not name:
@@ -92,15 +92,15 @@ def load_function(path: str) -> Judge:
 
 
 def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None = None) -> Verifier:
-    """The verifier of a name or a dotted path; a path may also name a plain function.
+    """The verifier with a name or at a dotted path, which may also be that of a plain function.
 
     Args:
-        name: of the verifier.
+        name: the name or path.
         timeout: seconds per check.
-        options: for a verifier that declares `Options`.
+        options: options for a verifier that declares `Options`.
 
     Raises:
-        ConfigError: when there is none, or its options are wrong, or it has none.
+        ConfigError: if there is no such verifier, its options are not valid, or it takes none.
     """
     function = ":" in name and name not in VERIFIERS and inspect.isfunction(_at(name))
     cls = None if function else VERIFIERS.load(name)
@@ -131,12 +131,12 @@ def _at(path: str) -> Any:
 
 
 def prepare(path: str) -> None:
-    """The worker's side, before its first check: import the function."""
+    """In the worker, before its first check: import the function."""
     load_function(path)
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The worker's side: call the function at request["path"]."""
+    """In the worker: call the function at request["path"]."""
     prompt = Prompt(**{**request["prompt"], "messages": _messages(request["prompt"]["messages"])})
     value = load_function(request["path"])(prompt, request["answer"])
     if value is not None and not isinstance(value, bool | int | float):

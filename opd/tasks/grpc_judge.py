@@ -1,6 +1,6 @@
-"""A client of JudgeService (protos/opd/wire/v1/judge.proto): the score of an answer by a judge that speaks gRPC.
+"""A client of JudgeService (protos/opd/wire/v1/judge.proto), which gets the scores of answers from a judge over gRPC.
 
-Answers are cached by content, as those of chat models are, so that a step that is taken again is judged alike.
+Scores are cached by content, like the answers of chat models, so that a step that is taken again is judged alike.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ _AGAIN = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,  # what a handler that raises answers with, as HTTP's 500
+    grpc.StatusCode.UNKNOWN,  # from a handler that raises, like HTTP's 500
 )
-"""What another call may do better; the same kinds of failures are asked again over HTTP."""
+"""Failures after which another call may succeed; the same kinds of failures are retried over HTTP."""
 
 
 class GrpcSettings(ServiceSettings):
@@ -32,7 +32,7 @@ class GrpcSettings(ServiceSettings):
 
 
 class GrpcJudgeClient(CachingClient):
-    """Asks a judge over gRPC; the channel is opened by the first call."""
+    """Asks a judge over gRPC; the first call opens the channel."""
 
     settings: GrpcSettings
 
@@ -42,11 +42,11 @@ class GrpcJudgeClient(CachingClient):
 
     @property
     def name(self) -> str:
-        """Its address."""
+        """The address of the judge."""
         return self.settings.endpoint
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See `CachingClient.call`; {"score": None} where the judge cannot tell."""
+        """See `CachingClient.call`; returns {"score": None} if the judge cannot tell."""
         with self._lock:
             if self._channel is None:
                 self._channel = open_blocking_channel(self.settings.endpoint, self.settings.security)

@@ -1,9 +1,10 @@
-"""Tasks of reasoning-gym, by the name of the dataset, with the dataset's own verifier.
+"""Tasks from reasoning-gym, by the name of a dataset, with the dataset's own verifier.
 
-With `again`, {"dataset": "countdown", "again": {"attempts": 4, "reward": "ufo"}}, a problem is an episode of attempts.
+With `again`, for example {"dataset": "countdown", "again": {"attempts": 4, "reward": "ufo"}}, a problem becomes an
+episode of several attempts.
 
-Several of its verifiers evaluate expressions or solve puzzles and may take long, so they run in a worker process,
-which makes the problem again from its number.
+Some of its verifiers evaluate expressions or solve puzzles and may take long, so they run in a worker process, which
+recreates the problem from its number.
 """
 
 import json
@@ -26,11 +27,11 @@ from opd.tasks.verdict import Verdict
 from opd.tasks.worker import CheckFailed
 
 _SIZE = 2**30
-"""Problems are numbered below this; the number decides the problem."""
+"""Problems have numbers below this; the number determines the problem."""
 
 
 class ReasoningGymOptions(Settings):
-    """Which dataset, and how hard."""
+    """Which dataset, and how hard its problems are."""
 
     dataset: str = Field(description="Name of a reasoning-gym dataset, for example leg_counting.")
     config: dict[str, Any] = Field(
@@ -45,7 +46,7 @@ class ReasoningGymOptions(Settings):
 
 
 class ReasoningGym:
-    """Problems of one dataset; `Prompt.extra` tells the verifier which one."""
+    """Problems of one dataset; `Prompt.extra` identifies them for the verifier."""
 
     Options: ClassVar[type[Settings]] = ReasoningGymOptions
 
@@ -60,7 +61,7 @@ class ReasoningGym:
             self._played = {ENVIRONMENT: {"name": "again", "options": again}}
 
     def draw(self, random: Random) -> Prompt:
-        """One problem."""
+        """Draw a problem."""
         number = random.randrange(_SIZE)
         entry = self._data[number]
         question, answer = str(entry["question"]), entry["answer"]
@@ -79,7 +80,7 @@ class ReasoningGym:
         return self._verifier.verify(prompt, completion)
 
     def labels(self) -> Labels:
-        """All problems carry the domain of the data set and no teacher."""
+        """All problems have the domain of the dataset and no teacher."""
         return frozenset({(None, self.options.dataset)})
 
     def close(self) -> None:
@@ -88,10 +89,10 @@ class ReasoningGym:
 
 
 class GymVerifier:
-    """Judges by the dataset that the columns `dataset`, `config` and `number` of a prompt name.
+    """Judges by the dataset that a prompt's columns `dataset`, `config` and `number` name.
 
-    A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of
-    the dataset become the verdict's value.
+    A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of the
+    dataset become the verdict's value.
 
     Args:
         timeout: seconds after which a check counts as unknown.
@@ -123,10 +124,10 @@ class GymVerifier:
 
 
 def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
-    """A reasoning-gym dataset whose items depend on their number alone.
+    """A reasoning-gym dataset, whose problems depend only on their number.
 
     Raises:
-        ConfigError: when reasoning-gym is not installed, or has no such dataset or setting.
+        ConfigError: if reasoning-gym is not installed, or has no such dataset or setting.
     """
     try:
         with warnings.catch_warnings():
@@ -146,14 +147,14 @@ def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def prepare(_: str) -> None:
-    """The worker's side, before its first check: import what takes its time."""
+    """In the worker, before its first check: import what takes long."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, on the first import
         import reasoning_gym  # noqa: F401
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The worker's side: score request["completion"]."""
+    """In the worker: score request["completion"]."""
     from reasoning_gym.utils import extract_answer
 
     data = _cached(request["dataset"], json.dumps(request["config"]))

@@ -1,4 +1,4 @@
-"""JSON in answers: found alone, in a fence or within text, and held against a schema."""
+"""JSON in answers: found by itself, in a fence or within text, and validated against a schema."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 _MOST = 200_000
-"""Characters of an answer that are looked at."""
+"""Most characters of an answer that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FoundJson:
 
     Attributes:
         value: the object or array.
-        alone: whether the answer holds nothing else, white space aside.
+        alone: whether the answer contains nothing else except white space.
     """
 
     value: Any
@@ -29,14 +29,14 @@ class FoundJson:
 
 
 def find_json(text: str, *, opening: str = "{[", strict: bool = True) -> FoundJson | None:
-    """The last JSON object or array of an answer, one in a fence before one in running text; None where there is none.
+    """The last JSON object or array in an answer, preferably one in a fence; None if there is none.
 
-    What is nested in another one does not count; numbers, strings and NaN on their own are not a JSON answer.
+    Values nested in another one do not count; numbers, strings and NaN by themselves are not a JSON answer.
 
     Args:
         text: the answer.
-        opening: first characters of what counts; "{" for objects alone.
-        strict: whether a string may hold no line breaks, as JSON has it.
+        opening: first characters of what counts; "{" for objects only.
+        strict: whether line breaks within strings are refused, as JSON demands.
     """
     text = text[:_MOST]
     decoder, at = json.JSONDecoder(parse_constant=_refuse, strict=strict), 0
@@ -64,7 +64,7 @@ def find_json(text: str, *, opening: str = "{[", strict: bool = True) -> FoundJs
         except ValueError:
             at = start + 1
         except RecursionError:
-            break  # every bracket after this one would be as deep
+            break  # the brackets after this one would be as deep
     return last
 
 
@@ -73,10 +73,10 @@ def _refuse(word: str) -> None:
 
 
 def schema_errors(value: Any, schema: Mapping[str, Any] | str) -> list[str]:
-    """What of `value` does not fit a JSON schema (an object, or its text), as clauses with the place; at most three.
+    """How `value` violates a JSON schema (an object or its text): at most three clauses, each with the place.
 
     Raises:
-        ConfigError: when the schema itself is not one.
+        ConfigError: if the schema itself is not valid.
     """
     validator = _validator(schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True))
     found = []
@@ -103,7 +103,7 @@ def _validator(schema: str) -> Any:
 
 
 class JsonVerifier:
-    """Correct when the completion holds JSON that fits the schema in column `schema` of the prompt (see keep_columns).
+    """Correct if the completion contains JSON that fits the schema in the prompt's column `schema` (see keep_columns).
 
     Unknown without a valid schema.
     """
@@ -123,7 +123,7 @@ class JsonVerifier:
         return Verdict.of(not errors, "; ".join(errors))
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """The JSON in one form for equal values."""
+        """The JSON in a canonical form, the same for equal values."""
         found = find_json(completion)
         return None if found is None else json.dumps(found.value, sort_keys=True)
 

@@ -4,10 +4,10 @@
     HTTP    score = number,         POST {"prompt", "answer", "reference"} -> {"score": number or null}
     gRPC    score = number,         opd.wire.v1.JudgeService/Judge of protos/opd/wire/v1/judge.proto
 
-As a verifier (`verifier: chat_judge`, `http_judge` or `grpc_judge` with `verifier_options`) a score of at least
-`threshold` is correct, and a lower one is wrong with partial credit: the score, or its share of a threshold above 1. A
-judge that is down, hangs, or says nothing that can be read leaves its answer unknown (metric unknown_share), never
-wrong. Answers are cached by content, see `opd.tasks.chat`.
+As a verifier (`verifier: chat_judge`, `http_judge` or `grpc_judge` with `verifier_options`), a score of at least
+`threshold` is correct. A lower one is wrong with partial credit: the score, or the score divided by a threshold above
+1. If a judge is down, hangs, or answers with something that cannot be read, the answer is unknown (metric
+unknown_share), never wrong. Scores are cached by content, see `opd.tasks.chat`.
 """
 
 import re
@@ -25,7 +25,7 @@ from opd.tasks.verdict import Verdict
 from opd.wire.channel import open_blocking_channel
 
 _GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:[\s*_()}]*(?:/|out of)[\s*_]*\d+(?:\.\d+)?)?")
-"""A number, and not what it is out of: "8/10", "**8**/10" and "8 (out of 10)" are an 8."""
+"""A number, without the maximum it may be followed by: "8/10", "**8**/10" and "8 (out of 10)" are an 8."""
 
 
 class GraderSettings(ChatSettings):
@@ -46,10 +46,10 @@ class ScorerSettings(EndpointSettings):
 
 
 def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer: str) -> float | None:
-    """The grade of a chat model, in [0, 1]; None where its answer holds no number.
+    """A chat model's grade, in [0, 1]; None if its answer contains no number.
 
     Raises:
-        ChatFailed: when the model gave no answer.
+        ChatFailed: if the model gave no answer.
     """
     text = filled(settings.question, prompt, answer)
     found = _GRADE.findall(client.ask([{"role": "user", "content": text}]))
@@ -57,33 +57,33 @@ def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer:
 
 
 def scored(client: JsonClient | GrpcJudgeClient, path: str, prompt: Prompt, answer: str) -> float | None:
-    """The finite score of a service; None where it gives none.
+    """A service's score, if it is finite; None if the service gives none.
 
     Raises:
-        ChatFailed: when the service gave no answer.
+        ChatFailed: if the service gave no answer.
     """
     reference = prompt.answer if isinstance(client, JsonClient) else prompt.answer or ""
     said = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})
     score = said.get("score") if isinstance(said, dict) else None
-    # Not isfinite: it fails on whole numbers that are too large for a float.
+    # Not math.isfinite, which fails on integers that are too large for a float.
     return float(score) if isinstance(score, int | float) and abs(score) <= sys.float_info.max else None
 
 
 def text_of(prompt: Prompt) -> str:
-    """What a prompt says, in one text."""
+    """A prompt as one text; chat messages are joined, each with its role."""
     if prompt.messages is None:
         return prompt.text or ""
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
 
 
 def filled(question: str, prompt: Prompt, answer: str, **more: str) -> str:
-    """A question with its places filled; what fills them is not looked at again."""
+    """A question with its placeholders filled in; placeholders in what is filled in are left alone."""
     values = {"prompt": text_of(prompt), "answer": answer, "reference": prompt.answer or "", **more}
     return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), question)
 
 
 class _Threshold(Settings):
-    """What verifiers add to the settings of a judge."""
+    """What verifiers add to a judge's settings."""
 
     threshold: float = Field(
         1.0,
@@ -104,25 +104,25 @@ class GrpcJudgeOptions(GrpcSettings, _Threshold):
 
 
 class JudgeVerifier:
-    """The base: subclasses give `score`.
+    """Base class of judges as verifiers; subclasses implement `score`.
 
     Args:
-        timeout: seconds after which a call counts as failed, where the options do not have fewer.
-        options: of the verifier.
+        timeout: seconds after which a call counts as failed, unless the options set fewer.
+        options: options of the verifier.
     """
 
     Options: ClassVar[type[Settings]]
 
     def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
         parsed: Any = parse_settings(self.Options, options or {}, source="prompts.verifier_options")
-        # prompts.verifier_timeout bounds every verifier; a judge's own limit may only be tighter.
+        # prompts.verifier_timeout bounds every verifier; a judge's own limit can only be tighter.
         self.options = parsed.model_copy(update={"timeout": min(timeout, parsed.timeout)})
 
     def score(self, prompt: Prompt, answer: str) -> float | None:
-        """The judge's score; None where it gives none.
+        """The judge's score; None if it gives none.
 
         Raises:
-            ChatFailed: when it gave no answer.
+            ChatFailed: if it gave no answer.
         """
         raise TypeError(f"{type(self).__name__} does not implement score")
 
@@ -173,8 +173,8 @@ class GrpcJudge(JudgeVerifier):
     """A judge that speaks gRPC as a verifier; see the module.
 
     Raises:
-        ConfigError: when a token would leave this host in the clear; at once, not for every answer.
-        AuthError: when a token or certificate cannot be read.
+        ConfigError: if a token would leave this host unencrypted; checked at once instead of for every answer.
+        AuthError: if a token or certificate cannot be read.
     """
 
     Options = GrpcJudgeOptions
@@ -190,5 +190,5 @@ class GrpcJudge(JudgeVerifier):
         return scored(self.client, "judge", prompt, answer)
 
     def close(self) -> None:
-        """Close the channel; the next call opens another."""
+        """Close the channel; the next call opens a new one."""
         self.client.close()

@@ -1,7 +1,7 @@
-"""Verification of free-form mathematical answers by math-verify, in a worker process with a time limit.
+"""Verification of free-form mathematical answers with math-verify, in a worker process with a time limit.
 
-math-verify limits its own time by SIGALRM, which works in a main thread only; the worker's limit works everywhere and
-also ends checks that hang inside sympy.
+math-verify limits its own time with SIGALRM, which works only in a main thread; the worker's limit works everywhere,
+and also ends checks that hang inside sympy.
 """
 
 import re
@@ -18,7 +18,7 @@ from opd.tasks.verdict import Verdict
 from opd.tasks.worker import CheckFailed
 
 _MOST_BYTES = 2 * 2**30
-"""Address space of a worker, of which 0.2 GiB are taken before its first check."""
+"""Limit on a worker's address space, of which 0.2 GiB are in use before its first check."""
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,3}(?!\w|\.\d)")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?!\w|[.,]\d)")
@@ -32,11 +32,11 @@ _UNITS = re.compile(
 
 
 class MathVerifier:
-    r"""Correct when the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
+    r"""Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
 
-    The reference may be plain ("42", "\frac{1}{2}") or carry its own `$...$` or `\boxed{...}`. Unknown when there is
-    no reference, it cannot be parsed, or a check fails or outlasts `timeout` seconds. Source: math-verify's
-    `parse` and `verify` with their default extraction.
+    The reference may be plain ("42", "\frac{1}{2}") or have its own `$...$` or `\boxed{...}`. Unknown without a
+    reference, if it cannot be parsed, or if a check fails or takes more than `timeout` seconds. Source: `parse` and
+    `verify` of math-verify, with their default extraction.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
@@ -53,7 +53,7 @@ class MathVerifier:
         return Verdict.of(bool(answer["right"]), str(answer["reason"]))
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """The final answer, numbers as exact fractions: 1/2 and 0.5 are the same; None where there is none."""
+        """The final answer, with numbers as exact fractions, so that 1/2 and 0.5 are equal; None if there is none."""
         try:
             return self._workers.ask({"extract": completion})["answer"]
         except CheckFailed:
@@ -65,20 +65,20 @@ class MathVerifier:
 
 
 def prepare(_: str) -> None:
-    """The worker's side, before its first check: import what takes its time, and bound the memory of all checks."""
+    """In the worker, before its first check: import what takes long, and bound the memory of all checks."""
     import math_verify  # noqa: F401
 
     if sys.platform == "linux":
         import resource
 
-        # sympy expands (1+x)^{1000000} to gigabytes within the time of a check. What does not fit is compared as text.
+        # Within a check's time, sympy expands (1+x)^{1000000} to gigabytes. What does not fit is compared as text.
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         if most == resource.RLIM_INFINITY or most > _MOST_BYTES:
             resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The worker's side: compare request["completion"] with request["reference"], or read what is in "extract"."""
+    """In the worker: compare request["completion"] with request["reference"], or extract from request["extract"]."""
     from math_verify import verify
 
     if "extract" in request:
@@ -92,7 +92,7 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(text: str) -> list[Any]:
-    """What the final answer of a text may mean, the likeliest first; nothing where there is none."""
+    """What the final answer of a text may mean, most likely first; empty if there is none."""
     from math_verify import parse
     from sympy import Basic, E
 
@@ -102,14 +102,14 @@ def _read(text: str) -> list[Any]:
     if _UNITS.search(written):
         found = [*parse(_UNITS.sub("", written), parsing_timeout=None, raise_on_error=True), *found]
     if _SCIENTIFIC.search(text):
-        # Within a formula 2e-1 may be twice Euler's number less 1.
+        # Within a formula, 2e-1 may mean twice Euler's number minus 1.
         other = parse(text, parsing_timeout=None, raise_on_error=True)
         found = [*found, *(one for one in other if isinstance(one, Basic) and one.has(E))]
     return list(found)
 
 
 def _improper(mixed: re.Match[str]) -> str:
-    """1 1/2 as 3/2, which math-verify reads as (1 + 1)/2; "12 34/5" is left as it is."""
+    """1 1/2 as 3/2, because math-verify reads it as (1 + 1)/2; "12 34/5" is left as it is."""
     whole, over, under = map(int, mixed.groups())
     return str(whole + Fraction(over, under)) if 0 < over < under else mixed[0]
 
@@ -126,9 +126,9 @@ def _canonical(found: Any) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _reference(text: str) -> Any:
-    # An escaped dollar is a currency's; \\[ may be a line of a matrix.
+    # An escaped dollar is a currency sign, and \\[ may be a line of a matrix.
     marked = re.search(r"(?<!\\)(\$|\\boxed|\\\(|\\\[)", text)
-    # Answers of data sets come without delimiters, and a bare fraction would be read as its digits.
+    # Answers in data sets have no delimiters, and a bare fraction would be read as its digits.
     for form in [text] if marked else [f"\\boxed{{{text}}}", text]:
         parsed = _read(form)
         if parsed:

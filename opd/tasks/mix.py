@@ -1,4 +1,4 @@
-"""Several sources interleaved in fixed proportions, with one position counter for all of them."""
+"""Several sources, interleaved in fixed proportions, with one position counter for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,20 +8,20 @@ from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 _PART = "part"
-"""Key of `Prompt.extra` with the index of the source."""
+"""Key in `Prompt.extra` with the index of the source."""
 
 
 class MixedSource:
     """Weighted round robin: weights 2 and 1 repeat the pattern a, b, a.
 
-    The pattern is fixed, so position i tells source and position within it, and every source gives each of its prompts
-    exactly as often as it would alone.
+    The pattern is fixed, so a position determines the source and the position in it, and every source gives each of its
+    prompts exactly as often as on its own.
     """
 
     def __init__(self, parts: Sequence[tuple[PromptSource, int]]) -> None:
         self._sources = [source for source, _ in parts]
         self._weights = [weight for _, weight in parts]
-        # The k-th of w prompts of a source stands at (k + 1/2) / w of the pattern: evenly spread.
+        # The k-th of w prompts of a source is at (k + 1/2) / w of the pattern, so they are evenly spread.
         slots = sorted(
             ((k + 0.5) / weight, part, k) for part, weight in enumerate(self._weights) for k in range(weight)
         )
@@ -31,7 +31,7 @@ class MixedSource:
         """See `PromptSource.prompts`."""
         found = []
         for index in range(start, start + count):
-            # By arithmetic alone: a run that resumes knows every source's position from one number.
+            # Only arithmetic, so that a resumed run knows every source's position from one number.
             block, slot = divmod(index, len(self._pattern))
             part, rank = self._pattern[slot]
             (prompt,) = self._sources[part].prompts(split, 1, block * self._weights[part] + rank)
@@ -59,13 +59,13 @@ class MixedSource:
         return self._sources[part] if isinstance(part, int) and 0 <= part < len(self._sources) else None
 
     def labels(self) -> Labels | None:
-        """See `PromptSource.labels`; unknown when one source's are."""
+        """See `PromptSource.labels`; unknown if those of one source are."""
         found = [source.labels() for source in self._sources]
         known = [labels for labels in found if labels is not None]
         return frozenset().union(*known) if len(known) == len(found) else None
 
     def contents(self) -> dict[str, Contents]:
-        """See `PromptSource.contents`; where two sources read other rows or columns of one file, with their places."""
+        """See `PromptSource.contents`; names get a number if two sources read different rows or columns of one file."""
         found: dict[str, Contents] = {}
         for number, source in enumerate(self._sources, 1):
             for name, held in source.contents().items():

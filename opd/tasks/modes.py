@@ -4,8 +4,8 @@
       long:  {budget: 4096, system: "Think as long as you need."}
       short: {budget: 512, system: "Answer after a few words of thought."}
 
-A prompt in a mode carries the mark, the mode's budget as its own length limit, the mode's name as its domain, so that
-routes, metrics and evaluations tell modes apart, and the mode's teacher. Source: ORBIT, arXiv 2601.08310.
+A prompt in a mode has the mode's mark, its budget as length limit, its name as domain, so that routes, metrics and
+evaluations can tell modes apart, and its teacher. Source: ORBIT, arXiv 2601.08310.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
 MODE, UNMARKED = "mode", "unmarked"
-"""Keys of `Prompt.extra`: the mode's name, and the text or messages before the mark."""
+"""Keys in `Prompt.extra`: the mode's name, and the text or messages without the mark."""
 
 
 class ModeSettings(Settings):
-    """One way to be asked."""
+    """One way of asking the problems."""
 
     budget: int = Field(ge=1, description="Longest response in this mode, in tokens.")
     prefix: str = Field("", description="Text put before the prompt, in a chat before the last user message.")
@@ -56,7 +56,7 @@ class ModeSettings(Settings):
         return self
 
     def mark(self, prompt: Prompt, name: str) -> Prompt:
-        """The prompt asked in this mode; a prompt that is in another mode is taken out of it first."""
+        """The prompt in this mode; a prompt that is in another mode is first taken out of it."""
         prompt = unmark(prompt)
         content: str | Sequence[Message]
         if prompt.messages is None:
@@ -77,7 +77,7 @@ class ModeSettings(Settings):
                 template_options=prompt.template_options,
                 place=prompt.place,
             ),
-            # The problem's, without the mark: a problem is on one side of the split in all its modes.
+            # That of the problem without the mark, so that a problem is on the same side of the split in all its modes.
             content_hash=prompt.content_hash,
             max_new_tokens=self.budget,
         )
@@ -95,12 +95,12 @@ class ModeSettings(Settings):
 
 
 def mode_of(prompt: Prompt) -> str | None:
-    """The mode that a prompt is asked in, None for none."""
+    """The mode that a prompt is in; None if it is in none."""
     return prompt.extra.get(MODE)
 
 
 def unmark(prompt: Prompt) -> Prompt:
-    """The prompt without its mode's mark; uid, domain and teacher stay the marked one's."""
+    """The prompt without its mode's mark; uid, domain and teacher remain those of the marked prompt."""
     content = prompt.extra.get(UNMARKED)
     if content is None:
         return prompt
@@ -111,7 +111,7 @@ def unmark(prompt: Prompt) -> Prompt:
 
 
 def asked_content(prompt: Prompt) -> int:
-    """Hash of what is asked with its mark; `content_hash` of a prompt in a mode is that of the problem without it."""
+    """Hash of the prompt with its mark; `content_hash` of a prompt in a mode is that of the problem without it."""
     return prompt.content_hash if mode_of(prompt) is None else Prompt.make(_content(prompt)).content_hash
 
 
@@ -122,7 +122,7 @@ def _content(prompt: Prompt) -> Any:
 class ModesSource:
     """A source whose prompts are asked in modes.
 
-    Training prompts take the modes in turn, by weight; a held-out prompt is asked in every mode, one after the other,
+    Training prompts take the modes in turn, by weight. A held-out prompt is asked in every mode, one after the other,
     so that modes are compared on the same problems.
     """
 
@@ -150,11 +150,11 @@ class ModesSource:
         return found
 
     def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
-        """See `PromptSource.limit`; a prompt counts with its longest mark."""
+        """See `PromptSource.limit`; a prompt is measured with its longest mark."""
 
         def marked(prompts: Iterable[Prompt]) -> Iterator[int]:
             each = iter(measure(mode.mark(prompt, name) for prompt in prompts for name, mode in self.modes.items()))
-            # All modes of a prompt follow each other in `each`.
+            # In `each`, all modes of a prompt follow one another.
             return map(max, zip(*[each] * len(self.modes), strict=True))
 
         return self._source.limit(marked, longest, drop=drop)
@@ -201,7 +201,7 @@ def check_marks(modes: Mapping[str, ModeSettings], prompt: Prompt, tokenizer: An
                 f"a prompt in mode {short!r} {how} in mode {long!r}, so that the student cannot tell them apart; give "
                 "them other marks."
             )
-    # A mode that is never trained may be asked by the marks of two that are.
+    # Modes that are never trained may have marks that begin like those of others.
     marks = {name: _mark_ids(mode, tokenizer) for name, mode in modes.items() if mode.weight}
     for one, other in permutations(marks, 2):
         mine, theirs = marks[one], marks[other]

@@ -1,4 +1,4 @@
-"""Verification of numbers, without an expression parser: the last number of an answer against the reference."""
+"""Verification of numbers without an expression parser: the last number in an answer against the reference."""
 
 import math
 import re
@@ -10,15 +10,15 @@ _NUMBER = re.compile(
     r"(?<![\w.])(?!\d+(?:st|nd|rd|th)\b)"
     r"([-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:/([1-9]\d*))?"
 )
-"""A number and what it is divided by, not within a word nor an ordinal; a unit may follow at once, as in "1.5cm"."""
+"""A number and an optional divisor, not within a word or ordinal; a unit may follow directly, as in "1.5cm"."""
 TOLERANCE = 1e-6
-"""Relative difference at which two numbers are the same; for 0 absolute."""
+"""Relative difference up to which two numbers are equal; absolute if the reference is 0."""
 
 
 class NumericVerifier:
-    """Correct when the last number in the completion is the reference's, within a relative 1e-6.
+    """Correct if the last number in the completion equals the reference, within a relative 1e-6.
 
-    Thousands may be set apart by commas, and a/b is a number. Unknown without a reference that is a number.
+    Commas may separate thousands, and a/b is a number. Unknown if the reference is not a number.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
@@ -35,7 +35,7 @@ class NumericVerifier:
         return Verdict.of(abs(found - wanted) <= TOLERANCE * (abs(wanted) or 1.0), f"expected {wanted:g}")
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """The last number; equal numbers have equal texts."""
+        """The last number, formatted so that equal numbers have equal texts."""
         found = last_number(completion)
         return None if found is None else f"{found:.6g}"
 
@@ -44,8 +44,8 @@ class NumericVerifier:
 
 
 def last_number(text: str) -> float | None:
-    """The last finite number in a text, None where there is none."""
-    # Typeset answers have the minus sign of mathematics.
+    """The last finite number in a text; None if there is none."""
+    # Typeset answers use the mathematical minus sign.
     for number, divisor in reversed(_NUMBER.findall(text.replace("\u2212", "-"))):
         value = float(number.replace(",", "").replace("$", "")) / float(divisor or 1)
         if math.isfinite(value):

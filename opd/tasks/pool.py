@@ -9,15 +9,15 @@ from opd.tasks.worker import Answer, Worker
 
 
 class WorkerPool:
-    """Worker processes that are started when a request finds all others busy. Safe to call from several threads.
+    """Worker processes, started when a request finds all others busy. Safe to call from several threads.
 
-    A check that hangs holds up only its own caller, and ends with the time limit of a `Worker`.
+    A check that hangs holds up only its own caller, until the worker's time limit.
 
     Args:
         check: dotted path "module:function", see `Worker`.
         timeout: seconds per request.
-        most: processes at the same time; None for one per core.
-        argument: for `prepare` of the module of `check`, see `Worker`.
+        most: most processes at the same time; None for one per core.
+        argument: for `prepare` in the module of `check`, see `Worker`.
     """
 
     def __init__(self, check: str, timeout: float, most: int | None = None, argument: str = "") -> None:
@@ -28,14 +28,14 @@ class WorkerPool:
         self._busy: set[Worker] = set()
 
     def ask(self, request: Mapping[str, Any]) -> Answer:
-        """Run one check in a process that has nothing else to do.
+        """Run one check in a process that is idle.
 
         Raises:
-            CheckFailed: when it raises, takes too long, or takes the process down.
+            CheckFailed: if it raises, takes too long, or crashes its process.
         """
         with self._free:
             with self._lock:
-                # The one used last: where few are needed, few are ever started.
+                # The one used last, so that if few are needed, few are ever started.
                 worker = self._idle.pop() if self._idle else Worker(self._check, self._timeout, self._argument)
                 self._busy.add(worker)
             try:
@@ -43,11 +43,11 @@ class WorkerPool:
             finally:
                 with self._lock:
                     self._busy.discard(worker)
-                    # Also after a failure: a worker starts its process anew by itself.
+                    # After a failure too, because a worker starts its process again by itself.
                     self._idle.append(worker)
 
     def close(self) -> None:
-        """Stop all processes, also those in the middle of a check, which fails; the next request starts others."""
+        """Stop all processes; a check in progress fails, and the next request starts a new process."""
         with self._lock:
             workers = [*self._idle, *self._busy]
         for worker in workers:

@@ -1,4 +1,4 @@
-"""Procedural tasks: problems drawn from a random stream, split into training and held-out by content."""
+"""Procedural tasks: problems drawn from a random stream, and split into training and held-out ones by content."""
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -13,28 +13,28 @@ from opd.tasks.source import Contents, Labels, Measure, Split, too_long
 from opd.tasks.verdict import Verdict, extracted, guarded
 
 HELDOUT_SHARE = 8
-"""One problem in this many is held out."""
+"""One in this many problems is held out."""
 
 _PATIENCE = 200
-"""Draws per prompt wanted, before a split counts as exhausted."""
+"""Draws per wanted prompt after which a split counts as exhausted."""
 
 
 class Task(Protocol):
-    """What a procedural task provides: a class with its settings, made as `Task(settings)`.
+    """What a procedural task provides: a class with its settings, created as `Task(settings)`.
 
-    A task may also have `labels() -> Labels`, every pair (teacher, domain) that `draw` can give its problems. Without
-    it only the first prompts can be checked for a teacher before a run. A task whose problems are already divided has
-    `draw_from(random, split) -> Prompt` too, "train" or "heldout", in place of the division by content.
+    A task may also have `labels() -> Labels`, all pairs (teacher, domain) that `draw` can give its problems. Without
+    it, only the first prompts can be checked for a teacher before a run. A task whose problems are already divided has
+    `draw_from(random, split) -> Prompt`, with split "train" or "heldout", in place of the division by content.
     """
 
     Options: ClassVar[type[Settings]]
 
     def draw(self, random: Random) -> Prompt:
-        """One problem, decided by the random stream alone."""
+        """Draw a problem, which depends on the random stream only."""
         ...
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """Judge a completion of a prompt that `draw` made; may raise, which counts as unknown."""
+        """Judge a completion of a prompt from `draw`; an exception counts as unknown."""
         ...
 
     def close(self) -> None:
@@ -43,10 +43,10 @@ class Task(Protocol):
 
 
 class ProceduralSource:
-    """The stream of a procedural task.
+    """The stream of prompts of a procedural task.
 
-    A problem belongs to the held-out split when its content hash says so, whatever seed drew it. So no seed, order or
-    repetition can bring a held-out problem into training.
+    A problem's content hash decides whether it belongs to the held-out split, whatever seed drew it. So no seed, order
+    or repetition can bring a held-out problem into training.
     """
 
     def __init__(self, task: Task, seed: int, settings: TaskSettings) -> None:
@@ -94,7 +94,7 @@ class ProceduralSource:
         return extracted(self.task, prompt, completion)
 
     def labels(self) -> Labels | None:
-        """See `PromptSource.labels`; what the settings fix, else what the task declares."""
+        """See `PromptSource.labels`: those that the settings fix, else those that the task declares."""
         settings = self._settings
         if settings.teacher is not None:
             return frozenset({(settings.teacher, settings.domain)})
@@ -104,7 +104,7 @@ class ProceduralSource:
         return frozenset((teacher, settings.domain or domain or settings.task) for teacher, domain in declared())
 
     def contents(self) -> dict[str, Contents]:
-        """See `PromptSource.contents`: the settings and the seed say it all."""
+        """See `PromptSource.contents`; empty, because settings and seed determine everything."""
         return {}
 
     def close(self) -> None:
@@ -112,22 +112,22 @@ class ProceduralSource:
         self.task.close()
 
     def _drawn(self, split: Split, indices: Sequence[int]) -> list[Prompt]:
-        """For each index the first prompt of its stream that fits; measured together, which is faster."""
+        """For each index, the first prompt of its stream that fits; they are measured together, which is faster."""
         streams = [self._draws(split, index) for index in indices]
         found = [next(stream) for stream in streams]
-        # Each index goes on in its own stream: what one draws again moves no other prompt.
+        # Each index continues in its own stream, so that drawing again for one does not move other prompts.
         while long := [place for place, fits in enumerate(self._fits(found)) if not fits]:
             for place in long:
                 found[place] = next(streams[place])
         return found
 
     def _draws(self, split: Split, index: int) -> Iterator[Prompt]:
-        """Problems of a split from a stream that depends on seed, split and index alone.
+        """Problems of a split, from a stream that depends only on seed, split and index.
 
         Raises:
-            DataError: after many draws, when the split or the length limit lets too few problems through.
+            DataError: after many draws, if the split or the length limit admits too few problems.
         """
-        # A string seeds Random through SHA-512: the same stream in every process and version.
+        # Random hashes a string seed with SHA-512, so the stream is the same in every process and version.
         random = Random(f"{self.seed}/{split}/{index}")
         divided = getattr(self.task, "draw_from", None)
         for _ in range(_PATIENCE * HELDOUT_SHARE):
@@ -149,7 +149,7 @@ class ProceduralSource:
         domain = settings.domain or drawn.domain or settings.task
         changed = settings.mark or settings.chat or settings.system is not None or settings.template_options
         if drawn.messages is None and not changed and (teacher, domain) == (drawn.teacher, drawn.domain):
-            return drawn  # it would come out the same, and its hashes cost half of a draw
+            return drawn  # it would come out the same, and its hashes take half the time of a draw
         content = drawn.messages if drawn.messages is not None else f"{settings.mark}{drawn.text}"
         if settings.chat and drawn.messages is None:
             content = ({"role": "user", "content": str(content)},)
@@ -166,8 +166,8 @@ class ProceduralSource:
     def _distinct_heldout(self) -> Iterator[Prompt]:
         seen: set[int] = set()
         index = misses = 0
-        # A task has finitely many problems, whose number is not known: after many draws in a row without a new one the
-        # split counts as exhausted. The more were found, the rarer new ones are, so the patience grows.
+        # A task has finitely many problems, but their number is unknown: after many draws in a row without a new one,
+        # the split counts as exhausted. The more were found, the rarer new ones are, so the patience grows.
         while misses < _PATIENCE + 4 * len(seen):
             (prompt,) = self._drawn("heldout", [index])
             index += 1
@@ -180,10 +180,10 @@ class ProceduralSource:
 
 
 def load_task(settings: TaskSettings) -> Task:
-    """The task that `settings` name, with its options checked.
+    """The task that `settings` name, with its options validated.
 
     Raises:
-        ConfigError: for an unknown task or a wrong option, or a task without one of its methods.
+        ConfigError: for an unknown task, a wrong option, or a task without one of its methods.
     """
     cls = TASKS.load(settings.task)
     draws = hasattr(cls, "draw") or hasattr(cls, "draw_from")
@@ -196,5 +196,5 @@ def load_task(settings: TaskSettings) -> Task:
 
 
 def build_procedural(settings: TaskSettings, seed: int) -> ProceduralSource:
-    """The stream of a task by name."""
+    """The prompt source of the task that `settings` name."""
     return ProceduralSource(load_task(settings), seed, settings)

@@ -1,4 +1,4 @@
-"""One prompt: what the student is asked, what is known about the answer, and who teaches it."""
+"""A prompt: what the student is asked, what is known about the answer, and who teaches it."""
 
 import hashlib
 import json
@@ -14,21 +14,21 @@ _encoder = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt with all that travels with it; make one with `Prompt.make`.
+    """A prompt with everything that belongs to it; create one with `Prompt.make`.
 
     Attributes:
-        uid: 16 hex digits, a hash of all that follows but `extra` and `place`: equal in every process and run.
-        content_hash: 64-bit hash of text or messages, without `system`; splits are cut by it, so that equal text never
-            crosses them.
-        text: raw text, or None when `messages` is given.
-        messages: chat messages with "role" and "content", the system message included, or None when `text` is given.
+        uid: 16 hex digits, a hash of what follows except `extra` and `place`; the same in every process and run.
+        content_hash: 64-bit hash of text or messages, without `system`. Splits are made by it, so that equal texts are
+            always on the same side.
+        text: plain text; None if `messages` is given.
+        messages: chat messages with "role" and "content", including the system message; None if `text` is given.
         answer: the reference answer, for the verifier.
         teacher: name of the teacher that scores answers to this prompt; None leaves it to the routes.
-        domain: a label that metrics and routes group by.
-        extra: whatever the source wants to keep, for example operands or a worked solution.
-        template_options: what the chat template is given beside the messages, for example enable_thinking.
-        place: where the prompt was read, for messages: file and line.
-        max_new_tokens: longest response to this prompt, tokens, where it is shorter than the run's; None for the run's.
+        domain: a label by which metrics and routes group prompts.
+        extra: whatever the source keeps, for example operands or a worked solution.
+        template_options: further arguments for the chat template, for example enable_thinking.
+        place: file and line where the prompt was read, for messages.
+        max_new_tokens: longest response to this prompt in tokens, if shorter than the run's; None for the run's.
     """
 
     uid: str
@@ -58,19 +58,20 @@ class Prompt:
     ) -> "Prompt":
         """A prompt from text or chat messages.
 
-        A `system` message is put before messages that do not begin with one; the rest is as in the attributes.
+        A `system` message is put before messages that do not begin with one. The other arguments are those of the
+        class.
 
         Raises:
-            DataError: when the content is empty or neither text nor messages, a message lacks a textual "role" or
-                "content", plain text is given a system message or template options, or a text holds half of a
+            DataError: if the content is empty or neither text nor messages, a message lacks a textual "role" or
+                "content", plain text is given a system message or template options, or a text contains half of a
                 surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
         named = {"answer": answer, "teacher": teacher, "domain": domain}
-        # Before the system message is put there: splits go by the problem, whatever stands before it.
+        # Taken before the system message is added: splits go by the problem, whatever precedes it.
         key = _encoder.encode(text if messages is None else messages)
         labels: list[Any] = [None if label is None else _whole(label, what) for what, label in named.items()]
-        # Only where they are set: a prompt without them keeps the uid that it had before they existed.
+        # Only if they are set, so that prompts without them keep the uid from before these keys existed.
         if system is not None or template_options:
             labels += [system, dict(template_options or {})]
         if template_options and messages is None:
@@ -95,7 +96,7 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """The prompt in a message for people: where it was read, else its uid."""
+        """What messages call the prompt: where it was read, else its uid."""
         return f"prompt {self.uid}" if not self.place else f"the prompt in {self.place}"
 
     @property
@@ -105,7 +106,7 @@ class Prompt:
 
 
 def _list(values: Sequence[Any]) -> str:
-    """The values as a JSON list; one by one, which for texts takes a third of the encoder's time."""
+    """The values as a JSON list; encoding them one by one takes a third of the time for texts."""
     return f"[{', '.join('null' if value is None else _encoder.encode(value) for value in values)}]"
 
 

@@ -1,4 +1,4 @@
-"""Rows of JSONL and parquet files and of datasets, read from disk on demand: memory holds only where they are."""
+"""Rows of JSONL and parquet files and of datasets, read from disk on demand; memory holds only where they are."""
 
 import json
 import os
@@ -21,10 +21,10 @@ class Rows(Protocol):
     """The file or dataset, for messages."""
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """Every row with its place for messages, in order.
+        """Every row, in order, with its place for messages.
 
         Raises:
-            DataError: for a row that cannot be read.
+            DataError: if a row cannot be read.
         """
         ...
 
@@ -32,7 +32,7 @@ class Rows(Protocol):
         """A row that an iteration has passed.
 
         Raises:
-            DataError: when it cannot be read any more.
+            DataError: if it cannot be read any more.
         """
         ...
 
@@ -41,7 +41,7 @@ def open_rows(settings: DatasetSettings | FileSettings) -> Rows:
     """The rows that `settings` name.
 
     Raises:
-        DataError: when there are none to read.
+        DataError: if they cannot be read.
     """
     return _Dataset(settings) if isinstance(settings, DatasetSettings) else file_rows(settings.file)
 
@@ -50,7 +50,7 @@ def file_rows(path: Path) -> Rows:
     """The rows of a file.
 
     Raises:
-        DataError: when it is not there, or of another kind.
+        DataError: if it does not exist or is of another kind.
     """
     kinds: dict[str, type[_Jsonl] | type[_Parquet]] = {".jsonl": _Jsonl, ".json": _Jsonl, ".parquet": _Parquet}
     if path.suffix not in kinds:
@@ -61,7 +61,7 @@ def file_rows(path: Path) -> Rows:
 
 
 class _Jsonl:
-    """Lines of a file that stays open, so that a file moved to its path does not change the run."""
+    """Lines of a file that stays open, so that replacing the file does not change the run."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -102,7 +102,7 @@ class _Jsonl:
 
     def _parsed(self, line: bytes, number: int) -> Row:
         try:
-            # Editors on Windows put a byte order mark at the start.
+            # Editors on Windows write a byte order mark at the start.
             row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(f"prompt file {self.name} cannot be read: {error}.") from error
@@ -114,7 +114,7 @@ class _Jsonl:
 
 
 class _Parquet:
-    """Rows in Arrow's columns, which hold no objects."""
+    """Rows in Arrow's columns, which need no Python objects."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -139,7 +139,7 @@ class _Parquet:
 
 
 class _Dataset:
-    """Rows of a Hugging Face dataset, which maps its files into memory."""
+    """Rows of a Hugging Face dataset, whose files are memory-mapped."""
 
     def __init__(self, settings: DatasetSettings) -> None:
         from datasets import load_dataset

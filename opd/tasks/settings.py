@@ -9,7 +9,7 @@ from opd.config import Settings
 
 _OURS = {"add_generation_prompt", "continue_final_message", "conversation", "tokenize", "tokenizer_kwargs"}
 _OURS |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
-"""Arguments of the rendering that prompts depend on: not for users to change."""
+"""Arguments of the chat template that prompts depend on, and that users must not change."""
 
 
 def _template_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ PromptSettings = Annotated[
 
 
 def files_of(prompts: PromptSettings) -> list[Path]:
-    """Local files, and folders of datasets, that prompts are read from."""
+    """The local files, and folders of datasets, from which prompts are read."""
     parts = prompts.mix if isinstance(prompts, MixSettings) else [prompts]
     found: list[Path | None] = []
     for part in parts:

@@ -1,7 +1,7 @@
-"""Which tokens end a response: those of the tokenizer, of the model's generation config, and further ones by name.
+"""Which tokens end a response: the tokenizer's, those of the model's generation config, and further ones by name.
 
-Chat models usually end a turn with another token than the tokenizer's end of sequence and list both in
-generation_config.json; a model that is sampled with only one of them may go on to the length limit.
+Chat models usually end a turn with a token other than the tokenizer's end of sequence and list both in
+generation_config.json. A model that is sampled with only one of them may run to the length limit.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,9 +16,9 @@ STOP_ADVICE = (
     "teachers.map_stops"
 )
 _STRANGE = -3.0
-"""Nats per stop token below which two models may not mean the same token; between related models it is about -1."""
+"""Nats per stop token below which two models may mean different tokens; between related models it is about -1."""
 _EXPLAINED = 3.0
-"""Nats that the other stop tokens must win back for them to be the reason."""
+"""Nats that counting the other stop tokens must gain for these to be the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StopToken:
     Attributes:
         id: its id.
         text: its piece.
-        origin: what names it: "tokenizer", "generation_config" or "rollout.stop_tokens", joined where several do.
+        origin: what names it: "tokenizer", "generation_config" or "rollout.stop_tokens", joined if several do.
     """
 
     id: int
@@ -48,22 +48,22 @@ class StopSet:
         return tuple(token.id for token in self.tokens)
 
     def describe(self) -> str:
-        """One line for people."""
+        """The stop tokens in one line for people."""
         if not self.tokens:
             return "stop tokens: none, so every response runs to its length limit; name one in rollout.stop_tokens"
         return "stop tokens: " + ", ".join(f"{t.text!r} (id {t.id}, from {t.origin})" for t in self.tokens)
 
 
 def stop_set(tokenizer: Any, generation: Sequence[int] = (), further: Sequence[int | str] = ()) -> StopSet:
-    """The tokens that end a response of a model.
+    """The tokens that end a model's response.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         generation: `eos_token_id` of the model's generation config, see `generation_stops`.
-        further: more tokens, as ids or as text that is one token.
+        further: further tokens, as ids or as text that is a single token.
 
     Raises:
-        ConfigError: when one of `further` is not a token of the tokenizer.
+        ConfigError: if one of `further` is not a token of the tokenizer.
     """
     found: dict[int, list[str]] = {}
     own = tokenizer.eos_token_id
@@ -71,7 +71,7 @@ def stop_set(tokenizer: Any, generation: Sequence[int] = (), further: Sequence[i
     named += [(token, "generation_config") for token in generation]
     named += [(_id_of(token, tokenizer), "rollout.stop_tokens") for token in further]
     for token, origin in named:
-        # Ids beyond the tokenizer's are padding rows of the head, which are never drawn.
+        # Ids beyond the tokenizer's are padding rows of the head, which are never sampled.
         if 0 <= int(token) < len(tokenizer):
             origins = found.setdefault(int(token), [])
             if origin not in origins:
@@ -85,7 +85,7 @@ def stop_set(tokenizer: Any, generation: Sequence[int] = (), further: Sequence[i
 
 
 def generation_stops(path: str, revision: str | None = None) -> tuple[int, ...]:
-    """`eos_token_id` of a model's generation config, or of its config where it has none; empty where neither says.
+    """`eos_token_id` of a model's generation config, else of its config; empty if neither has one.
 
     Args:
         path: folder or hub id.
@@ -106,10 +106,10 @@ def generation_stops(path: str, revision: str | None = None) -> tuple[int, ...]:
 
 
 def answer_end(prompt: Prompt, tokenizer: Any, stops: Collection[int]) -> int | None:
-    """The id that ends an answer which is given as text: None where nothing ends one.
+    """The id that ends an answer which is given as text; None if nothing ends one.
 
-    In a chat it is what the template writes after the assistant's turn, if that ends a response at all; else the
-    tokenizer's end of sequence, else any of `stops`.
+    In a chat, it is what the template writes after the assistant's turn, if that ends a response at all. Otherwise it
+    is the tokenizer's end of sequence, or any of `stops`.
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
         ids = tokenizer.apply_chat_template(
@@ -127,11 +127,11 @@ def answer_end(prompt: Prompt, tokenizer: Any, stops: Collection[int]) -> int | 
 
 
 def ends_differ(ratio: float, event: float | None) -> bool:
-    """Whether a teacher dislikes the student's stop tokens because it ends with others.
+    """Whether a teacher gives the student's stop tokens little probability because it uses others.
 
     Args:
-        ratio: log T - log S of the token that ended an answer, mean, nats.
-        event: the same with the probability of all of the teacher's stop tokens for T; None where it is not known.
+        ratio: mean log T - log S of the tokens that ended answers, in nats.
+        event: the same, with the probability of all of the teacher's stop tokens for T; None if it is not known.
     """
     return event is not None and ratio < _STRANGE and event - ratio > _EXPLAINED
 

@@ -26,10 +26,10 @@ _encoder = json.JSONEncoder(sort_keys=True, default=str)
 
 
 class PromptTable:
-    """Prompts made of rows as they are asked for; memory holds some 20 bytes for each.
+    """Prompts made from rows when they are asked for; memory holds some 20 bytes for each.
 
     Args:
-        rows: all of them are read once here.
+        rows: the rows, all of which are read once here.
         settings: which columns hold what.
 
     Attributes:
@@ -37,7 +37,7 @@ class PromptTable:
         contents: what was read.
 
     Raises:
-        DataError: for a row that is not a prompt.
+        DataError: if a row is not a prompt.
     """
 
     def __init__(self, rows: Rows, settings: DatasetSettings | FileSettings) -> None:
@@ -65,7 +65,7 @@ class PromptTable:
         return prompt
 
     def labels(self, indices: NDArray[np.uint32]) -> Labels:
-        """The pairs of (teacher, domain) of some rows."""
+        """The pairs (teacher, domain) of some rows."""
         names = list(self._labels)
         return frozenset(names[label] for label in np.unique(self._label[indices]))
 
@@ -94,14 +94,14 @@ class PromptTable:
                 system=settings.system,
                 template_options=settings.template_options,
                 place=place,
-                # Nulls are left out: in parquet every row has every column.
+                # Nulls are left out, because in parquet every row has every column.
                 extra={column: _plain(row[column]) for column in self._kept(row) if row.get(column) is not None},
             )
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
 
     def _kept(self, row: Row) -> Iterable[str]:
-        """Columns that go with the prompt: all of a row that is played, because environments read what they like."""
+        """Columns kept with the prompt: all columns if the row has an environment, which may read any of them."""
         settings = self._settings
         if row.get(ENVIRONMENT) is None:
             return (*settings.keep_columns, PATH)
@@ -110,11 +110,11 @@ class PromptTable:
 
 
 class Share:
-    """Some prompts of a table, in an order.
+    """Some prompts of a table, in a given order.
 
     Args:
         table: the table.
-        indices: of the prompts in it.
+        indices: the prompts' indices in it.
     """
 
     def __init__(self, table: PromptTable, indices: NDArray[np.uint32]) -> None:
@@ -130,26 +130,26 @@ class Share:
         return (self.table[int(index)] for index in self.indices)
 
     def labels(self) -> Labels:
-        """Their pairs of (teacher, domain)."""
+        """The pairs (teacher, domain) of these prompts."""
         return self.table.labels(self.indices)
 
     def hashes(self) -> NDArray[np.uint64]:
-        """Their content hashes."""
+        """The content hashes of these prompts."""
         return self.table.hashes[self.indices]
 
     def kept(self, keep: NDArray[np.bool_]) -> "Share":
-        """Those that a mask keeps."""
+        """The prompts that a mask keeps."""
         return Share(self.table, self.indices[keep])
 
 
 class TableSource:
-    """A finite list of prompts: training rows reshuffled every epoch, held-out rows in a fixed order.
+    """A finite list of prompts: training rows are reshuffled every epoch, held-out rows have a fixed order.
 
     Args:
         train: prompts to train on.
         heldout: prompts to evaluate on.
-        verifier: judges answers.
-        seed: decides the order of each epoch.
+        verifier: judges the answers.
+        seed: decides the order in each epoch.
         contents: what was read, by file or dataset.
     """
 
@@ -172,14 +172,14 @@ class TableSource:
         return [self._heldout[index] for index in range(start, start + count)]
 
     def heldout_hashes(self) -> NDArray[np.uint64]:
-        """Content hashes of what is held out."""
+        """The content hashes of the held-out prompts."""
         return self._heldout.hashes()
 
     def leave_out(self, hashes: NDArray[np.uint64]) -> None:
-        """Train on no prompt of these contents, which are held out by other tables of a mix.
+        """Exclude prompts with these contents, which other tables of a mix hold out, from training.
 
         Raises:
-            DataError: when none is left to train on.
+            DataError: if no prompt is left to train on.
         """
         left = ~np.isin(self._train.hashes(), hashes)
         if not left.any():
@@ -218,11 +218,11 @@ class TableSource:
         return extracted(self._verifier, prompt, completion)
 
     def labels(self) -> Labels:
-        """See `PromptSource.labels`; looks at every row."""
+        """See `PromptSource.labels`; covers every row."""
         return self._train.labels() | self._heldout.labels()
 
     def contents(self) -> dict[str, Contents]:
-        """See `PromptSource.contents`; with the rows that are held out and those that are too long."""
+        """See `PromptSource.contents`; includes rows that are held out or too long."""
         return dict(self._contents)
 
     def close(self) -> None:
@@ -232,14 +232,15 @@ class TableSource:
     def _at(self, index: int) -> Prompt:
         epoch, position = divmod(index, len(self._train))
         if epoch != self._epoch:
-            # Seeded by a string, which `random` hashes the same way in every process; 4 bytes a row, not a list's 36.
+            # A string seed is hashed the same way in every process. The array takes 4 bytes per row, a list would take
+            # 36.
             self._epoch, self._order = epoch, array("I", range(len(self._train)))
             Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
         return self._train[self._order[position]]
 
 
 def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSource:
-    """Read the table that `settings` name and cut it into training and held-out rows.
+    """Read the table that `settings` name and split it into training and held-out rows.
 
     Raises:
         ConfigError: for an unknown verifier.
@@ -255,7 +256,7 @@ def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSou
         contents[str(settings.heldout_file)] = other.contents
     else:
         heldout = Share(table, _share(table.hashes, settings.heldout))
-    # By content: a prompt that the file holds twice must not be both trained on and held out.
+    # By content, so that a prompt that occurs twice in the file is not both trained on and held out.
     left = ~np.isin(table.hashes, heldout.hashes())
     train = Share(table, left.nonzero()[0].astype(np.uint32))
     if not len(train):
@@ -264,7 +265,7 @@ def build_table(settings: DatasetSettings | FileSettings, seed: int) -> TableSou
 
 
 def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
-    """The first row of each content with the smallest hashes: independent of order, seed and repeated rows."""
+    """The first row of each of the contents with the smallest hashes; independent of order, seed and repeated rows."""
     if share == 0:
         return np.empty(0, np.uint32)
     distinct, first = np.unique(hashes, return_index=True)  # in ascending order of the hashes
@@ -273,10 +274,10 @@ def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
 
 
 def _content(value: Any, chat: bool) -> Any:
-    """What `Prompt.make` takes, from the prompt column.
+    """The value of a prompt column, as `Prompt.make` takes it.
 
     Raises:
-        DataError: when the last message is the assistant's.
+        DataError: if the last message is the assistant's.
     """
     if isinstance(value, str):
         return [{"role": "user", "content": value}] if chat and value else value
@@ -290,7 +291,7 @@ def _content(value: Any, chat: bool) -> Any:
 
 
 def _within(row: Row, column: str) -> Any:
-    """A value of a row, also one within an object: "reward_model.ground_truth"."""
+    """A value in a row; also within an object, as in "reward_model.ground_truth"."""
     if column in row or "." not in column:
         return row.get(column)
     first, rest = column.split(".", 1)
@@ -305,10 +306,10 @@ def _text(value: Any) -> str | None:
 
 
 def _played(place: str, row: Row) -> dict[str, Any]:
-    """The environment of a row, without options that are null: a parquet file gives every row the options of all.
+    """The environment of a row without options that are null, because in parquet every row has the options of all.
 
     Raises:
-        DataError: it has no name, or the path that goes with it is not a list.
+        DataError: if it has no name, or the path that goes with it is not a list.
     """
     environment, path = row[ENVIRONMENT], row.get(PATH)
     named = isinstance(environment, Mapping) and isinstance(environment.get("name"), str)
@@ -324,7 +325,7 @@ def _played(place: str, row: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values, as checkpoints and the processes of environments take them: dates of a parquet file become text."""
+    """A value as JSON, for checkpoints and the processes of environments; dates from parquet become text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(held) for key, held in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """Tool calls in the formats that chat templates teach: Hermes and Qwen (JSON or XML in <tool_call>), Llama (bare JSON).
 
-A reply is parsed leniently about what surrounds calls and strictly about the calls: what is not one becomes a sentence
-that is fed back to the model, never a guess. Calls inside closed thinking do not count; text before, between and after
-calls is content, and the calls run all the same.
+Replies are parsed leniently around calls and strictly within them: a call that is not valid becomes a message for the
+model, never a guess. Calls inside closed thinking do not count. Text before, between and after calls is content, and
+the calls are run all the same.
 """
 
 import json
@@ -17,17 +17,17 @@ _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*)", re.DOTALL)
 _LLAMA_TAG = "<|python_tag|>"
 _CALL_START = re.compile(r'\{\s*"(name|type)"\s*:\s*"[^"]*"\s*,\s*"(parameters|arguments|function)"')
-"""A JSON answer may have a name too; only what goes on like a call is one."""
+"""A JSON answer may also have a name; only an object that continues like a call is a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call.
+    """A tool call.
 
     Attributes:
-        name: of the tool.
-        arguments: by name.
-        coerced: whether the arguments are texts that the tool's schema must give types to (XML).
+        name: name of the tool.
+        arguments: the arguments by name.
+        coerced: whether the arguments are texts that still need the types in the tool's schema (XML).
     """
 
     name: str
@@ -40,7 +40,7 @@ class BadCall:
     """Text that was meant as a call but is not valid.
 
     Attributes:
-        reason: a sentence for the model.
+        reason: what is wrong, for the model.
     """
 
     reason: str
@@ -51,8 +51,8 @@ class Reply:
     """A student's turn.
 
     Attributes:
-        content: what is not a call.
-        calls: in order.
+        content: the text outside calls.
+        calls: the calls, in order.
     """
 
     content: str
@@ -60,10 +60,10 @@ class Reply:
 
 
 def parse_reply(text: str) -> Reply:
-    """The calls in a reply.
+    """The calls in a reply, and its content.
 
     Args:
-        text: the reply, with the special tokens that mark calls where the tokenizer has such.
+        text: the reply, including special tokens that mark calls, if the tokenizer has such.
     """
     visible = _THINKING.sub("", text, count=1)
     blocks = list(_BLOCK.finditer(visible))
@@ -79,7 +79,7 @@ def parse_reply(text: str) -> Reply:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The tools in words, for students whose chat template cannot write them: Hermes' form."""
+    """A description of the tools, in the form of Hermes, for students whose chat template cannot write one."""
     listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
     return (
         f"You may call tools. Their schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write\n<tool_call>\n"
@@ -88,12 +88,12 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _block(body: str, *, closed: bool) -> Call | BadCall:
-    """One <tool_call> block."""
+    """The call in a <tool_call> block."""
     if not closed:
         return BadCall("the tool call does not end: </tool_call> is missing")
     function = _FUNCTION.fullmatch(body)
     if function is not None:
-        # Cut at the closing tags first: one expression for both tags is quadratic in openings that are not closed.
+        # Split at closing tags first: a single expression for both tags takes quadratic time if many are left open.
         found = (_PARAMETER.search(part) for part in function[2].split("</parameter>")[:-1])
         return Call(function[1], {one[1]: one[2].removesuffix("\n") for one in found if one is not None}, coerced=True)
     if "<function=" in body:
@@ -105,7 +105,7 @@ def _block(body: str, *, closed: bool) -> Call | BadCall:
 
 
 def _bare(text: str) -> list[Call | BadCall]:
-    """Llama's calls: JSON objects, separated by semicolons where there are several."""
+    """Calls in Llama's form: JSON objects, separated by semicolons."""
     decoder, rest = json.JSONDecoder(strict=False), text
     found: list[Call | BadCall] = []
     while rest:
@@ -114,7 +114,7 @@ def _bare(text: str) -> list[Call | BadCall]:
         except (ValueError, RecursionError) as error:
             return [*found, BadCall(f"the tool call is not valid JSON: {error}")]
         found.append(_call(value))
-        # Models put semicolons, spaces or lines between calls.
+        # Models separate calls by semicolons, spaces or line breaks.
         rest = rest[end:].lstrip("; \n")
     return found
 
@@ -126,7 +126,7 @@ def _call(value: Any) -> Call | BadCall:
     if not isinstance(name, str) or not name:
         return BadCall("the tool call has no name")
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # as OpenAI's interface writes them
+    if isinstance(arguments, str):  # as in OpenAI's API
         try:
             arguments = json.loads(arguments, strict=False)
         except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Long answers, of three kinds that an adaptive rollout window should tell apart.
+"""Long answers of three kinds, which an adaptive rollout window should distinguish.
 
-- `restate`: the result is worked out first and then only repeated: a prefix carries all that can be learnt.
-- `running_sum`: one skill used over and over: a prefix teaches what the rest needs.
-- `parts`: different skills one after the other: a prefix says nothing about the skills behind it.
+- `restate`: the result is worked out first and then only repeated, so a prefix contains all there is to learn.
+- `running_sum`: one skill is used over and over, so a prefix teaches what the rest needs.
+- `parts`: different skills follow one another, so a prefix says nothing about the later ones.
 """
 
 from random import Random
@@ -24,7 +24,7 @@ _OPERATIONS: dict[str, type[Arithmetic]] = {
 
 
 class _WholeAnswer:
-    """Shared by the tasks of this file: the answer is `Prompt.answer`, compared by a rule of the task."""
+    """Base class of these tasks: the answer is `Prompt.answer`, and each task has its own rule for comparing it."""
 
     domain: ClassVar[str]
 
@@ -32,7 +32,7 @@ class _WholeAnswer:
         return Prompt.make(f"{text}=", answer=answer, domain=self.domain, extra={"solution": solution})
 
     def labels(self) -> Labels:
-        """All problems carry the domain of the task and no teacher."""
+        """All problems have the domain of the task and no teacher."""
         return frozenset({(None, self.domain)})
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class _WholeAnswer:
 
 
 class RestateOptions(ArithmeticOptions):
-    """Size of the sum and length of the tail."""
+    """The size of the sum and the length of the tail."""
 
     times: int = Field(default=6, ge=1, le=64, description="How often the result is repeated after it was found.")
 
@@ -56,19 +56,19 @@ class Restate(_WholeAnswer):
         self._addition = Addition(ArithmeticOptions(digits=options.digits))
 
     def draw(self, random: Random) -> Prompt:
-        """One problem."""
+        """Draw a problem."""
         text, solution, result = self._addition.expression(random)
         return self._prompt(text, solution + f":{result}" * self.options.times, result)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """The result and all its repetitions must be right."""
+        """Correct if the result and all its repetitions are right."""
         found = completion.strip().split(":")[1:]
         wanted = [prompt.answer] * (self.options.times + 1)
         return Verdict.of(found == wanted, f"expected {len(wanted)} times {prompt.answer}")
 
 
 class RunningSumOptions(Settings):
-    """Length of the chain."""
+    """The length of the chain, and how solutions are written."""
 
     terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
     every: int = Field(
@@ -95,12 +95,12 @@ class RunningSumOptions(Settings):
 
 
 class RunningSum(_WholeAnswer):
-    """A chain of small sums: "3+8-2=" gives "11 9:9"; totals stay in 0..99 and the last one is verified.
+    """A chain of small sums: "3+8-2=" gives "11 9:9". Totals stay within 0 to 99, and the last one is verified.
 
-    With `every` 3 a solution writes each third total alone, with `silent` 5 all but the first five, and with `every` 0
-    the answer alone: the same problem in several lengths, for modes with thinking budgets. The last total is a weighted
-    sum of the numbers, which a model may learn without writing any other; `modulo` takes that way from it: "3+8+2="
-    gives "1 3:3" modulo 10.
+    With `every` 3, a solution writes only each third total; with `silent` 5, all but the first five; with `every` 0,
+    only the answer. This gives the same problem in several lengths, for modes with thinking budgets. The last total is
+    a weighted sum of the numbers, which a model may learn without writing any other total; `modulo` prevents that:
+    "3+8+2=" gives "1 3:3" modulo 10.
     """
 
     Options: ClassVar[type[Settings]] = RunningSumOptions
@@ -110,14 +110,14 @@ class RunningSum(_WholeAnswer):
         self.options = options
 
     def draw(self, random: Random) -> Prompt:
-        """One problem."""
+        """Draw a problem."""
         options = self.options
         bound, modulo = options.largest + 1, options.modulo or 100
         total = random.randrange(1, bound)
         text, totals = str(total), list[str]()
         for _ in range(options.terms - 1):
             term = random.randrange(1, bound)
-            # Up where down would go below 0, down where up would pass 99, else either.
+            # Up if down would fall below 0, down if up would exceed 99, else either.
             down = not options.modulo and (total + term > 99 or (total >= term and random.random() < 0.5))
             total = (total - term if down else total + term) % modulo
             text += f"{'-' if down else '+'}{term}"
@@ -134,7 +134,7 @@ class RunningSum(_WholeAnswer):
 
 
 class PartsOptions(ArithmeticOptions):
-    """Which skills follow each other."""
+    """Which skills follow one another."""
 
     operations: list[Literal["addition", "subtraction", "multiplication"]] = Field(
         default=["addition", "subtraction", "multiplication"],
@@ -155,12 +155,12 @@ class Parts(_WholeAnswer):
         self._tasks = [_OPERATIONS[name](single) for name in options.operations]
 
     def draw(self, random: Random) -> Prompt:
-        """One prompt with all its parts."""
+        """Draw a prompt with all its parts."""
         texts, solutions, results = zip(*(task.expression(random) for task in self._tasks), strict=True)
         return self._prompt(";".join(texts), ";".join(solutions), ";".join(results))
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """Each part's result stands after its colon; a missing or additional part counts as wrong."""
+        """Compare each part's result, after its colon; missing and additional parts count as wrong."""
         found = [part.rpartition(":")[2].strip() for part in completion.strip().split(";")]
         wanted = str(prompt.answer).split(";")
         right = sum(a == b for a, b in zip(found, wanted, strict=False))

@@ -1,10 +1,10 @@
-"""From an environment's observation to the ids that follow a student's turn: only new ids, no turn is encoded again.
+"""From an environment's observation to the ids that follow a student's turn, without encoding earlier turns again.
 
-Encoding a whole conversation anew may give other ids for text that the student sampled, and its log-probs would belong
-to tokens that it never drew.
+Encoding a whole conversation again may give other ids for text that the student sampled, and its log-probs would then
+belong to tokens that it never sampled.
 
-The ids of an episode are the prompt's, then in turn what the student sampled, verbatim, and what follows from here. For
-plain text that is the observation as it stands. For chats it is the framing of the template, taken from one dummy
+The ids of an episode are the prompt's, then alternately what the student sampled, verbatim, and what this module adds.
+For plain text, that is the observation as it is. For chats, it is the framing of the template, taken from a dummy
 conversation with a marked reply: what the template writes after the mark, up to the opening of the next assistant turn.
 """
 
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 def with_observation(
     prompt: Prompt, text: str, tokenizer: Any = None, tools: Sequence[Mapping[str, Any]] = ()
 ) -> Prompt:
-    """The prompt with the first observation after it, in a chat at the end of the last user message; same identity.
+    """The prompt followed by the first observation, in a chat at the end of the last user message; its identity stays.
 
     Args:
-        prompt: of the episode.
+        prompt: the episode's prompt.
         text: the observation.
-        tokenizer: the student's; asked only where there are tools.
-        tools: JSON schemas. The chat template writes them where it knows how to; otherwise they stand before the
+        tokenizer: the student's; only used if there are tools.
+        tools: JSON schemas of tools. The chat template writes them if it can; otherwise they are put before the
             observation, in the form of Hermes.
     """
     options = prompt.template_options
@@ -48,14 +48,14 @@ def with_observation(
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What an environment answered to a turn of the student.
+    """An environment's answer to a turn of the student.
 
     Attributes:
         text: the observation.
-        prompt: of the episode; its template options hold here too.
-        sampled: ids of the student's turn. A turn that the length limit cut gets its missing end from here.
-        results: of the tool calls in the student's turn, all of them in order, before the observation. They have the
-            template's tool role, or stand in the user's message where it has none.
+        prompt: the episode's prompt, whose template options apply here too.
+        sampled: ids of the student's turn. If the length limit cut the turn off, its missing end is added.
+        results: results of all tool calls in the student's turn, in order, to be put before the observation. They get
+            the template's tool role, or are part of the user's message if it has none.
     """
 
     text: str
@@ -65,27 +65,27 @@ class Answered:
 
 
 def encode_turns(turns: Sequence[Answered], tokenizer: Any, stops: frozenset[int]) -> list[list[int]]:
-    """The ids between student's turns and their next ones, of many episodes in one call of the tokenizer.
+    """The ids between the student's turns and the next ones, for many episodes in one call of the tokenizer.
 
     One call takes a third of the time of a call for each.
 
     Args:
-        turns: what the environments answered.
+        turns: the environments' answers.
         tokenizer: the student's.
         stops: ids that end a turn.
 
     Returns:
-        Ids of each; all of them are the environment's, none is trained on.
+        The ids for each episode. All of them are the environment's and none is trained on.
 
     Raises:
-        DataError: when the chat template refuses a conversation.
+        DataError: if the chat template refuses a conversation.
     """
     if not turns:
         return []
     texts = [_between(turn.text, turn.prompt, tokenizer, turn.results) for turn in turns]
     found = []
     for turn, ids in zip(turns, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
-        # A chat's framing begins with the end of the assistant's turn, which the student has usually sampled itself.
+        # The framing begins with the end of the assistant's turn, which the student has usually sampled itself.
         framed = turn.prompt.messages is not None and bool(turn.sampled) and turn.sampled[-1] in stops
         found.append([int(i) for i in (ids[1:] if framed and ids and ids[0] in stops else ids)])
     return found
@@ -105,9 +105,9 @@ def _between(text: str, prompt: Prompt, tokenizer: Any, results: Sequence[str]) 
 
 
 def check_append_only(prompt: Prompt, tokenizer: Any) -> bool:
-    """Whether the chat template leaves earlier turns as they were when a turn is added; warns where it does not.
+    """Whether the chat template leaves earlier turns unchanged when a turn is added; logs a warning if it does not.
 
-    A template that takes thinking out of earlier turns shows a deployed model another history than the one that the
+    A template that removes thinking from earlier turns shows a deployed model another history than the one that the
     student is trained on here, where sampled ids stay as they are.
     """
     if prompt.messages is None:
@@ -127,12 +127,12 @@ def check_append_only(prompt: Prompt, tokenizer: Any) -> bool:
 
 
 def _names(tokenizer: Any, word: str) -> bool:
-    """Whether the chat template ever reads a variable of this name."""
+    """Whether the chat template uses a variable of this name."""
     return re.search(rf"\b{word}\b", str(getattr(tokenizer, "chat_template", None) or "")) is not None
 
 
 def _has_tool_role(prompt: Prompt, tokenizer: Any) -> bool:
-    """Whether the chat template writes messages of role tool, and neither refuses nor drops them."""
+    """Whether the chat template writes messages with the role tool, instead of refusing or dropping them."""
     try:
         return RESULT in _framing([{"role": "tool", "content": RESULT}], prompt, tokenizer)
     except DataError:
@@ -145,7 +145,7 @@ def _wrapped(result: str) -> str:
 
 def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:
     dummy: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *new]
-    # Of a dummy: with the real history a template might change turns that the student has sampled already.
+    # From a dummy: with the real history, a template might change turns that the student has already sampled.
     text = _render(dummy, prompt, tokenizer, add_generation_prompt=True)
     _, found, suffix = text.partition(MARK)
     if not found:

@@ -1,4 +1,4 @@
-"""What a verifier says about an answer: correct, wrong, or that it cannot tell."""
+"""A verifier's verdict on an answer: correct, wrong, or unknown."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from opd.tasks.prompt import Prompt
 
 
 class VerdictStatus(StrEnum):
-    """How a check ended. `UNKNOWN` (no reference answer, time-out, crash) is never counted as wrong."""
+    """How a check ended. `UNKNOWN` (no reference answer, time-out, crash) never counts as wrong."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -19,12 +19,12 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of checking one completion.
+    """The result of checking a completion.
 
     Attributes:
         status: correct, wrong or unknown.
-        value: score in [0, 1]; 1 when correct, below 1 when wrong (partial credit is possible), 0 when unknown.
-        reason: one clause for people, empty when there is nothing to say.
+        value: score in [0, 1]: 1 if correct, below 1 if wrong (partial credit is possible), 0 if unknown.
+        reason: one clause for people; empty if there is nothing to say.
     """
 
     status: VerdictStatus
@@ -47,25 +47,25 @@ class Verdict:
 
     @classmethod
     def score(cls, value: float) -> "Verdict":
-        """Correct at 1, else wrong with partial credit; `value` is clipped into [0, 1]."""
+        """Correct if the value is 1, else wrong with partial credit; `value` is clipped to [0, 1]."""
         value = min(max(float(value), 0.0), 1.0)
         return cls(VerdictStatus.CORRECT if value >= 1.0 else VerdictStatus.WRONG, value)
 
     @classmethod
     def partial(cls, value: float) -> "Verdict":
-        """Wrong, with partial credit; `value` is clipped into [0, 1]."""
+        """Wrong, with partial credit; `value` is clipped to [0, 1]."""
         return cls(VerdictStatus.WRONG, min(max(float(value), 0.0), 1.0))
 
     @classmethod
     def unknown(cls, reason: str) -> "Verdict":
-        """No conclusion."""
+        """Unknown, for the given reason."""
         return cls(VerdictStatus.UNKNOWN, 0.0, reason)
 
 
 class Verifier(Protocol):
-    """Checks completions; safe to call from several threads.
+    """Checks completions; must be safe to call from several threads.
 
-    It may also have `extract`, see `extracted`.
+    It may also have a method `extract`, see `extracted`.
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
@@ -73,15 +73,15 @@ class Verifier(Protocol):
         ...
 
     def close(self) -> None:
-        """Release worker processes; the verifier can be used again afterwards."""
+        """Stop worker processes; the verifier can be used again afterwards."""
         ...
 
 
 def extracted(judge: object, prompt: Prompt, completion: str) -> str | None:
-    """The final answer in a completion, in a form that equal answers share; None where there is none.
+    """The final answer in a completion, in a form that equal answers share; None if there is none.
 
-    A verifier tells by a method `extract(prompt, completion) -> str | None`. Without one, the whole completion with its
-    white space normalised is the answer. A method that fails has found none.
+    A verifier provides it with a method `extract(prompt, completion) -> str | None`. Without one, it is the whole
+    completion with normalised white space. If the method fails, there is none.
     """
     method: Callable[[Prompt, str], str | None] | None = getattr(judge, "extract", None)
     if method is None:
@@ -93,7 +93,7 @@ def extracted(judge: object, prompt: Prompt, completion: str) -> str | None:
 
 
 def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict:
-    """Run a check; an exception, or anything but a verdict, becomes an unknown verdict.
+    """Run a check; an exception, or a result that is not a verdict, becomes an unknown verdict.
 
     A broken verifier says nothing about an answer.
     """

@@ -1,8 +1,8 @@
-"""A child process that runs checks which may hang or crash, with a time limit on each.
+"""A child process for checks that may hang or crash, with a time limit on each.
 
-Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one JSON line. Unlike
+Run as `python -m opd.tasks.worker`, it reads one JSON request per line and answers with one line of JSON. Unlike
 multiprocessing, it needs no guard in the caller's main module, works from any thread, and ends by itself when the
-caller goes away: its standard input closes, and an alarm ends a check whose caller is gone.
+caller is gone: its standard input closes, and an alarm ends a check in progress.
 """
 
 import importlib
@@ -18,27 +18,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 START_LIMIT = 120.0
-"""Seconds a child may take to import its libraries."""
+"""Seconds that a child may take to import its libraries."""
 
 ORPHAN_SECONDS = 2.0
-"""How much later than its caller a child ends a check by itself."""
+"""Seconds after the caller's time limit at which a child ends a check by itself."""
 
 Answer = Mapping[str, Any]
 
 
 class CheckFailed(Exception):
-    """A check that timed out or broke; says nothing about the answer that was checked."""
+    """A check timed out or broke, which says nothing about the answer."""
 
 
 class Worker:
-    """One child process, started on first use and again after every time-out. Safe to call from several threads.
+    """A child process, started on first use and again after every time-out. Safe to call from several threads.
 
     Args:
-        check: dotted path "module:function" of `function(request) -> answer`, both JSON objects, run in the child.
-            Where its module has a function `prepare(argument)`, a child calls that first: what is imported there takes
-            no time from a check.
+        check: dotted path "module:function" of `function(request) -> answer`, both JSON objects; run in the child. If
+            its module has a function `prepare(argument)`, the child calls that first, so that imports in it take no
+            time from a check.
         timeout: seconds per request.
-        argument: for `prepare`.
+        argument: the argument of `prepare`.
     """
 
     def __init__(self, check: str, timeout: float, argument: str = "") -> None:
@@ -50,14 +50,14 @@ class Worker:
         """Run one check.
 
         Raises:
-            CheckFailed: when it raises, takes too long, or takes the child down.
+            CheckFailed: if it raises, takes too long, or crashes the child.
         """
         with self._lock:
             child = self._running()
             try:
                 answer = self._exchange(child, json.dumps(request, default=str), self._timeout)
             except BaseException:
-                # Also on Ctrl-C: a child that is still busy would answer the next request with the result of this one.
+                # On Ctrl-C too: a child that is still busy would answer the next request with the result of this one.
                 self._stop()
                 raise
         if "error" in answer:
@@ -65,7 +65,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Stop the child, also in the middle of a check, which fails; the next request starts another."""
+        """Stop the child, even in the middle of a check, which then fails; the next request starts another."""
         child = self._child
         if child is not None:
             child.kill()  # before the lock, which a caller that waits for an answer holds
@@ -80,11 +80,11 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # What a check prints would fill a pipe that is never read, and stop it there.
+                # What a check prints would fill a pipe that is never read, and block it.
                 stderr=subprocess.DEVNULL,
-                # Ctrl-C belongs to the caller, whose checks go on while it ends its step.
+                # Ctrl-C is for the caller, whose checks continue while it finishes its step.
                 start_new_session=True,
-                # Unbuffered: the selector sees the pipe, and not what a buffer has taken out of it.
+                # Unbuffered, because the selector sees the pipe but not what a buffer has taken out of it.
                 bufsize=0,
             )
             try:
@@ -101,7 +101,7 @@ class Worker:
         return [self._check, str(self._timeout), self._argument]
 
     def _exchange(self, child: "subprocess.Popen[bytes]", line: str, limit: float) -> Answer:
-        """Send a line, if there is one, and wait for a line."""
+        """Send a line, unless it is empty, and wait for one."""
         assert child.stdin is not None and child.stdout is not None  # both are pipes
         deadline = time.monotonic() + limit
         received = b""
@@ -141,12 +141,12 @@ def _python_path() -> str:
 
 
 def serve(path: str, timeout: float, argument: str = "") -> None:
-    """The child's side: answer requests with the function at `path` until standard input closes.
+    """In the child: answer requests with the function at `path` until standard input closes.
 
-    A check that outlasts `timeout` seconds is ended by the caller; where that was killed, by the alarm, whose default
-    action needs no interpreter: a check that hangs in C would let no thread and no handler run.
+    A check that takes longer than `timeout` seconds is ended by the caller. If the caller was killed, the alarm ends
+    it, with its default action, which needs no interpreter: a check that hangs in C would let no thread or handler run.
     """
-    # The answers keep the real standard output; whatever a check prints goes to standard error.
+    # Answers use the real standard output; whatever a check prints goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -163,7 +163,7 @@ def serve(path: str, timeout: float, argument: str = "") -> None:
         return
     reply({})
     for line in sys.stdin:
-        # Later than the caller's own limit, which ends a check with a reason; this one only ends the process.
+        # Later than the caller's own limit, which ends a check with a reason; this only ends the process.
         signal.setitimer(signal.ITIMER_REAL, timeout + ORPHAN_SECONDS)
         try:
             reply(check(json.loads(line)))
