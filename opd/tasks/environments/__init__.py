@@ -1,4 +1,4 @@
-"""Environments: what a student acts in over several turns, by name."""
+"""The registry of environments, in which a student acts over several turns."""
 
 from opd.registry import Registry
 from opd.tasks.environments.base import Environment, EnvironmentTask, Observation

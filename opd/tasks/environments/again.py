@@ -1,15 +1,17 @@
-"""Another attempt: a problem whose wrong answers are met with a word, until one is right or attempts are used up.
+"""Repeated attempts at one problem: a wrong answer gets a reply, until one is right or the attempts are used up.
 
-    each    r_t = R(y_t), what the verifier gives attempt t
-    ufo     0.5^t - 0.5 (1 - E / T) at the end, t from 0; E different answers among T; without a right one 0 - ...
-    score   r_1 = R(y_1), r_2 = R(y_2) + alpha (R(y_2) - R(y_1)); both attempts are always made
-    last    R(y_T) for the last attempt and 0 for those before; all attempts are always made
+The reward of attempt t, from what the verifier gives it, R(y_t), depends on `reward`:
 
-UFO ("Let's try again", github lichengliu03/unary-feedback, read): `attempts: 5, reward: ufo`, and the word says nothing
-but that the answer is wrong. SCoRe (arXiv 2409.12917, at second hand; alpha 10): `reward: last` in its first stage,
-beside a strong reference_kl with `first_turns: 1`, and `reward: score` in the second; the word must fit a right attempt
-too. RLTF and refinement: `reward: each`, with {reason} in `word` for what the verifier says. A verdict that is unknown
-ends the episode without one.
+    each    r_t = R(y_t)
+    ufo     0.5^t - 0.5 (1 - E / T) at the end, with t from 0 and E distinct answers among T; 0.5^t only if right
+    score   r_1 = R(y_1), r_2 = R(y_2) + alpha (R(y_2) - R(y_1)); always makes both attempts
+    last    R(y_T) for the last attempt and 0 for those before; always makes all attempts
+
+UFO ("Let's try again"; the source github lichengliu03/unary-feedback was read) is `attempts: 5, reward: ufo`, with a
+`word` that says only that the answer is wrong. SCoRe (arXiv 2409.12917, known at second hand; alpha 10) uses `reward:
+last` in its first stage, with a strong reference_kl with `first_turns: 1`, and `reward: score` in its second; there
+`word` must also suit a right attempt. RLTF and refinement use `reward: each`, with {reason} in `word` for the reason
+that the verifier gives. An unknown verdict ends the episode without a reward.
 """
 
 from typing import ClassVar, Literal
@@ -46,7 +48,7 @@ class AgainOptions(Settings):
 
 
 class Again:
-    """The environment."""
+    """An environment that lets the student answer the same problem several times; see the module."""
 
     Options: ClassVar[type[Settings]] = AgainOptions
 
@@ -55,14 +57,14 @@ class Again:
         self._verifier = load_verifier(options.verifier, options.verifier_timeout)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Nothing is shown but the problem."""
+        """Begin an episode; the observation is empty, because the prompt already shows the problem."""
         self._prompt = prompt
         self._answers: list[str] = []
         self._values: list[float] = []
         return Observation("")
 
     def step(self, action: str) -> Observation:
-        """Judge an attempt."""
+        """Verify one attempt."""
         options = self.options
         verdict = self._verifier.verify(self._prompt, action)
         if not verdict.known:
@@ -71,7 +73,7 @@ class Again:
         self._answers.append(str((extract(self._prompt, action) if extract else None) or action.strip()))
         self._values.append(verdict.value)
         right = verdict.value >= 1.0
-        # Where both attempts are paid by their difference, a right one does not end the episode.
+        # With rewards score and last all attempts are made, so a right one does not end the episode.
         done = len(self._values) == options.attempts or (right and options.reward not in ("score", "last"))
         return Observation(
             "" if done else options.word.replace("{reason}", verdict.reason),
@@ -94,5 +96,5 @@ class Again:
         return values[-1] + self.options.alpha * gained
 
     def close(self) -> None:
-        """End the verifier's processes."""
+        """Stop the verifier's processes."""
         self._verifier.close()

@@ -1,14 +1,14 @@
-"""ALFWorld's text engine: household tasks, in households of our own or in the games that ALFWorld offers to download.
+"""Household tasks in ALFWorld's text engine, in households drawn here or in games that ALFWorld offers for download.
 
     prompts: {task: alfworld, options: {kinds: [pick_and_place_simple], receptacles: 6}}
     prompts: {task: alfworld, options: {games: ~/.cache/alfworld/json_2.1.1/train}}
 
-Our households are drawn like the problems of any other task, without files, as many as are asked for; a game is a file
-(*.tw-pddl) with its own rules, grammar and, mostly, a path that wins it. Nothing in either is left to chance. A
-command that makes no sense is answered with "Nothing happens."; `turns` of the episode's settings ends what is not won.
-The engine evaluates what a game's grammar says as Python: play only games whose source is trusted.
+Households are drawn like the problems of any procedural task, without files and without a limit on their number. A game
+is a file (*.tw-pddl) with its own rules, grammar and usually a path that wins it. Both are deterministic. A command
+that makes no sense is answered with "Nothing happens."; an episode that is not won ends after `turns` of the episode's
+settings. The engine evaluates parts of a game's grammar as Python, so play only games from a trusted source.
 
-The project does not install the packages: `scripts/envs.sh VENV PYTHON` makes an environment that has them.
+The project does not install the packages: `scripts/envs.sh VENV PYTHON` makes a virtual environment that has them.
 """
 
 import json
@@ -40,10 +40,10 @@ HELP = (
 )
 _BANNER = "-= Welcome to TextWorld, ALFRED! =-"
 _SPARE: list[Any] = []
-"""Engines of this process that play nothing. Each holds a library of its own, and unloading one crashes the others."""
+"""Idle engines of this process, kept because each loads its own library, and unloading one crashes the others."""
 _RULES = {"pddl_domain": "alfred.pddl", "grammar": "alfred.twl2"}
 _UNSUPPORTED = ("movable", "Sliced")
-"""Words in a game's path by which ALFWorld leaves games out: its engine cannot play them."""
+"""Words in the path of games that ALFWorld's engine cannot play, by which ALFWorld excludes them too."""
 
 
 class ALFWorldOptions(Settings):
@@ -63,16 +63,16 @@ class ALFWorldOptions(Settings):
 
 
 def command_of(reply: str) -> str:
-    """What a reply orders: what stands between the last tags <action> and </action>, or all of it without them."""
+    """The command in a reply: the text between the last <action> and </action>, or the whole reply without tags."""
     tagged = re.findall(r"<action>(.*?)</action>", reply, flags=re.DOTALL | re.IGNORECASE)
     return " ".join((tagged[-1] if tagged else reply).lower().split())
 
 
 class ALFWorld(EnvironmentTask):
-    """The households; see the module.
+    """ALFWorld's household tasks; see the module.
 
     Raises:
-        ConfigError: when a package is not installed.
+        ConfigError: if a package is not installed.
     """
 
     Options: ClassVar[type[Settings]] = ALFWorldOptions
@@ -95,23 +95,23 @@ class ALFWorld(EnvironmentTask):
         self._paths: dict[Path, list[str] | None] = {}
 
     def draw(self, random: Random) -> Prompt:
-        """A household, or one of the games, with a path that wins it."""
+        """Draw a household or one of the games, with a path that wins it if one is known."""
         if self.options.games is not None:
             return self._draw_game(random)
         kind = random.choice(self.options.kinds)
         size = {"receptacles": self.options.receptacles, "objects": self.options.objects}
         drawn = make_household(random, kind, **size, search=self.options.search)
-        # The number tells households apart: identity, groups and the held-out split go by what a prompt says.
+        # The number makes households distinct: identity, groups and the held-out split depend on the prompt's text.
         text = f"Household {random.randrange(10**9)}. {HELP}\n"
         return self.make_prompt(text, list(drawn.path), domain=kind, problem=drawn.problem, task=drawn.task)
 
     def labels(self) -> frozenset[tuple[str | None, str | None]]:
-        """The kinds of task are the domains, so that metrics tell them apart."""
+        """The domains are the kinds of task, so that metrics report each kind separately."""
         others = {(None, self.name)} if self.options.games is not None else set()
         return frozenset({(None, kind) for kind in self.options.kinds} | others)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin: what is in the room, and the task. There is no chance in it."""
+        """Begin an episode; shows the room and the task. The seed is unused, because nothing is random."""
         if self._game is None:
             wanted = self._library.EnvInfos(won=True, admissible_commands=True)
             self._game = _SPARE.pop() if _SPARE else self._engine.PddlEnv(wanted)
@@ -124,23 +124,23 @@ class ALFWorld(EnvironmentTask):
         return self._show(state.feedback.removeprefix(_BANNER), state)
 
     def step(self, action: str) -> Observation:
-        """One command; capitals and spaces do not matter."""
+        """Carry out one command, regardless of case and extra spaces."""
         state, _, _ = self._game.step(command_of(action))
         return self._show(state.feedback, state)
 
     def close(self) -> None:
-        """Leave the engine to another episode."""
+        """Keep the engine for another episode."""
         if self._game is not None:
             _SPARE.append(self._game)
             self._game = None
 
     def _draw_game(self, random: Random) -> Prompt:
         games, folder = self._games()
-        # All of them in an order of chance: a draw must not depend on what others have found unsolvable.
+        # All games, in random order, because a draw must not depend on what earlier draws found unsolvable.
         for game in random.sample(games, len(games)):
             path = self._path(game)
             if path is not None:
-                # A number in place of the name, which would say what the task is.
+                # A number instead of the name, which would give the task away.
                 number = int(sha256(str(game.relative_to(folder)).encode()).hexdigest()[:8], 16)
                 return self.make_prompt(f"Household {number}. {HELP}\n", path, domain=_kind(game), game=str(game))
         raise DataError(
@@ -149,7 +149,7 @@ class ALFWorld(EnvironmentTask):
         )
 
     def _games(self) -> tuple[list[Path], Path]:
-        """The games, and the folder that their names begin at."""
+        """The games, and the folder to which their names are relative."""
         chosen = self.options.games.expanduser()
         folder = chosen if chosen.is_dir() else chosen.parent
         if not self._found:
@@ -163,7 +163,7 @@ class ALFWorld(EnvironmentTask):
         return not any(word in name for word in _UNSUPPORTED) and (kind is None or kind in self.options.kinds)
 
     def _path(self, game: Path) -> list[str] | None:
-        """The path that wins a game, empty where it is not known; None for a game that cannot be won."""
+        """The path that wins a game, empty if it is not known; None if the game cannot be won."""
         if game not in self._paths:
             data = _read(game)
             path = [str(command) for command in data.get("walkthrough") or ()]
@@ -171,11 +171,11 @@ class ALFWorld(EnvironmentTask):
         return self._paths[game]
 
     def _data(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """What the engine is to load for a prompt."""
+        """The game that the engine loads for a prompt."""
         if "game" in extra:
             return _read(Path(extra["game"]))
         rules = self._rules or _rules()
-        if not re.fullmatch(r"[a-z ]+", extra["task"]):  # it becomes a part of the grammar, which is evaluated
+        if not re.fullmatch(r"[a-z ]+", extra["task"]):  # it becomes part of the grammar, which is evaluated
             raise DataError(f"task {extra['task']!r} of a household may have small letters and spaces alone.")
         grammar = rules["grammar"].replace("UNKNOWN GOAL", extra["task"])
         return {**rules, "grammar": grammar, "pddl_problem": extra["problem"]}
@@ -189,7 +189,7 @@ class ALFWorld(EnvironmentTask):
 
 
 def _rules() -> dict[str, str]:
-    """ALFWorld's domain and grammar, which its package holds; importing it would make a folder in the home."""
+    """ALFWorld's domain and grammar, read from its package, whose import would create a folder in the home folder."""
     package = find_spec("alfworld")
     if package is None or package.origin is None:
         raise ImportError("No module named 'alfworld'")
@@ -208,16 +208,16 @@ def _read(game: Path) -> dict[str, Any]:
 
 
 def _kind(game: Path) -> str | None:
-    """The kind of task that a folder on the way to a game names, as those of ALFWorld do."""
+    """The kind of task named by a folder in the game's path, as in ALFWorld's data; None if none names one."""
     begins = {part.partition("-")[0] for part in game.parts}
     return next((kind for kind in KINDS if kind in begins), None)
 
 
 @contextmanager
 def _translated_once(translator: Any) -> Iterator[None]:
-    """Within this the engine, which translates a problem whenever it loads or begins it, does so once.
+    """Make the engine translate a problem only once, although it does so both when it loads and when it begins it.
 
-    Its translator overwrites the arguments of the process, too, which are put back.
+    The translator also overwrites sys.argv, which is restored.
     """
     arguments, translate = sys.argv, translator.pddl2sas
     translator.pddl2sas = lru_cache(translate)

@@ -1,4 +1,4 @@
-"""What an environment is: reset, step, close. Any class of this shape is one; nothing has to be inherited.
+"""The interface of environments: reset, step, close. Any class with these methods will do; no base class is needed.
 
     class Echo:
         Options = EchoOptions                       # pydantic settings
@@ -22,7 +22,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
 ENVIRONMENT, PATH = "environment", "path"
-"""Keys of `Prompt.extra`: the environment, and a list of actions that solves it (a gold or recorded path)."""
+"""Keys of `Prompt.extra`: the environment, and a list of actions that solve the task (a gold or recorded path)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ class Observation:
     """What the student is shown after a reset or an action.
 
     Attributes:
-        text: what it reads.
-        results: of the tool calls in the action, in order; the student reads them before `text`, in the tool role of
-            its chat template.
-        tools: JSON schemas of the tools it may call; the same in a whole episode.
-        reward: of the action; None where there is none yet.
+        text: the text that the student reads.
+        results: results of the action's tool calls, in order; the student reads them before `text`, in the tool role
+            of its chat template.
+        tools: JSON schemas of the tools that the student may call; the same throughout an episode.
+        reward: reward of the action; None if it has none yet.
         done: whether the episode has ended.
-        success: whether the task was solved; None before the end, and where the environment cannot tell.
-        info: anything else, for metrics and recordings; JSON values. "state" says where the environment stands, where
-            its text does not tell (for credit among equal states), "agent" who acts next, where there are several,
-            and "measures" what was measured of the action, numbers by name.
+        success: whether the task was solved; None before the end, or if the environment cannot tell.
+        info: anything else, for metrics and recordings, as JSON values. "state" identifies the environment's state if
+            the text does not (for credit among equal states), "agent" names who acts next if there are several agents,
+            and "measures" maps names to numbers measured of the action.
     """
 
     text: str
@@ -51,7 +51,7 @@ class Observation:
     results: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The observation as JSON values."""
         return {
             "text": self.text,
             "tools": [dict(tool) for tool in self.tools],
@@ -64,16 +64,16 @@ class Observation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, longest: int) -> "Observation":
-        """What `to_dict` gave, checked.
+        """Read and check what `to_dict` returned.
 
         Raises:
-            DataError: for text that is not a string, not Unicode, or longer than `longest` characters, a reward that is
-                not finite, or tools and info that are not what they should be.
+            DataError: if the text is not a string or not valid Unicode, if text and results together are longer than
+                `longest` characters, if the reward is not finite, or if results, tools or info have the wrong type.
         """
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
             raise DataError(f"the observation is {type(text).__name__}, not text")
-        # Environments are the users' code: what they answer is checked here, whether it came from a process or not.
+        # Environments are user code, so everything they return is checked here, whether or not it came from a process.
         tools, info, results = data.get("tools") or (), data.get("info") or {}, data.get("results") or ()
         if not (isinstance(results, (list, tuple)) and all(isinstance(result, str) for result in results)):
             raise DataError("a tool's result is not text")
@@ -81,7 +81,7 @@ class Observation:
             raise DataError("its tools are not a list of JSON schemas")
         if not (isinstance(info, Mapping) and isinstance(info.get("bad_calls", 0), (int, float))):
             raise DataError("its info is not a mapping, or info.bad_calls is not a number")
-        # Half of a surrogate pair is a str in Python, but no tokenizer takes it.
+        # A lone surrogate is valid in a Python str, but no tokenizer accepts it.
         try:
             "".join([text, *results]).encode()
         except UnicodeEncodeError as error:
@@ -104,11 +104,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an episode stands, from environments that know the shortest way to their end (method `standing`).
+    """Progress of an episode, from environments that know the shortest way to their goal (method `standing`).
 
     Attributes:
-        needed: actions that perfect play still needs.
-        lost: whether the next of them only undoes a mistake.
+        needed: how many more actions perfect play needs.
+        lost: whether the next of these actions only undoes a mistake.
     """
 
     needed: int
@@ -116,7 +116,7 @@ class Standing:
 
 
 def measures_of(seen: Observation) -> dict[str, float]:
-    """The finite numbers of an observation's "measures"; anything else there is left out."""
+    """The finite numbers in an observation's "measures", by name; anything else there is ignored."""
     found = seen.info.get("measures")
     items = found.items() if isinstance(found, Mapping) else ()
     return {str(k): float(v) for k, v in items if isinstance(v, (int, float)) and math.isfinite(v)}
@@ -124,23 +124,23 @@ def measures_of(seen: Observation) -> dict[str, float]:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode at a time; `reset` begins the next one."""
+    """What an environment must provide. It plays one episode at a time; `reset` begins the next."""
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin an episode; equal prompts and seeds, as the samples of a prompt have, begin it equally."""
+        """Begin an episode. Equal prompts and seeds, as all samples of a prompt have, must begin it in the same way."""
         ...
 
     def step(self, action: str) -> Observation:
-        """Act. An action that makes no sense is answered by an observation, not by an error."""
+        """Carry out an action. An action that makes no sense must give an observation, not an error."""
         ...
 
     def close(self) -> None:
-        """Release what the environment holds."""
+        """Release the environment's resources."""
         ...
 
 
 class EnvironmentTask:
-    """Base of our own environments, which are procedural tasks too: they draw the prompts that they play."""
+    """Base class of the built-in environments that are also procedural tasks: they draw the prompts that they play."""
 
     Options: ClassVar[type[Settings]]
     name: ClassVar[str]
@@ -149,16 +149,16 @@ class EnvironmentTask:
         self.options = options
 
     def make_prompt(self, text: str, path: list[str] | None, *, domain: str | None = None, **extra: Any) -> Prompt:
-        """A prompt that names this environment and carries the path that solves it, where that is known.
+        """A prompt that names this environment and carries the path that solves it, if one is known.
 
-        Its domain is the task's name, unless another is given.
+        Its domain is the environment's name unless `domain` is given.
         """
         place = {"name": self.name, "options": self.options.model_dump(mode="json")}
         known = {} if path is None else {PATH: path}
         return Prompt.make(text, domain=domain or self.name, extra={ENVIRONMENT: place, **known, **extra})
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """Text alone cannot be judged: the episode is."""
+        """Always an unknown verdict, because the episode is judged, not the text."""
         return Verdict.unknown("an episode is judged by its environment, not by its text")
 
     def labels(self) -> frozenset[tuple[str | None, str | None]]:

@@ -1,4 +1,4 @@
-"""`opd env list` and `opd env serve NAME`: the environments there are, and one of them for other trainers."""
+"""`opd env list` and `opd env serve NAME`: list the environments, or serve one to other trainers."""
 
 import signal
 import threading
@@ -44,7 +44,7 @@ def serve(
 
     def ready(server: Any, port: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            # From a thread: shutdown waits for the loop that the signal has interrupted.
+            # From a thread, because shutdown waits for the loop that the signal has interrupted.
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         typer.echo(f"serving environment {name} at ws://{host}:{port}/ws")
 

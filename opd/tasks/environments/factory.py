@@ -1,4 +1,4 @@
-"""Classes in the shape of TRL's `environment_factory`, by dotted path and unchanged: their public methods are tools.
+"""Runs classes written for TRL's `environment_factory` unchanged, by dotted path: their public methods are the tools.
 
     class Shop:
         def reset(self, **row): ...                 # columns of the prompt; returns None or text
@@ -8,9 +8,9 @@
 
     {"prompt": "...", "environment": {"name": "factory", "options": {"factory": "mine:Shop"}}}
 
-A reply's calls are carried out in order; their results, and errors as {"error": ...}, go back in the tool role. A reply
-without a call ends the episode, as there; so does an attribute `done` that is true, which TRL does not know. Seen in
-TRL at f2cd577 (2026-07-24).
+The calls in a reply are carried out in order; their results, and errors as {"error": ...}, go back in the tool role. A
+reply without a call ends the episode, as in TRL; so does a true attribute `done`, which TRL does not have. Compared
+with TRL at f2cd577 (2026-07-24).
 """
 
 import asyncio
@@ -48,10 +48,10 @@ class Factory:
         self._start(_FACTORIES.load(options.factory)())
 
     def _start(self, world: Any) -> None:
-        """Take an object's public methods as tools.
+        """Use an object's public methods as tools.
 
         Raises:
-            ConfigError: for an object that has none, or whose method cannot be described.
+            ConfigError: if the object has none, or if no schema can be made for one of them.
         """
         self.world = world
         self._tools: dict[str, Callable[..., Any]] = {
@@ -64,7 +64,7 @@ class Factory:
         self.schemas = tuple(_schema(self._name, method) for method in self._tools.values())
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin an episode; the class is given the prompt's columns, and `seed` where it asks for it."""
+        """Begin an episode; the class's `reset` gets those of the prompt's columns and `seed` that it accepts."""
         content: Any = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
         row = {**prompt.extra, "prompt": content, "answer": prompt.answer, "seed": seed}
         accepted = inspect.signature(self.world.reset).parameters
@@ -73,7 +73,7 @@ class Factory:
         return Observation(_text(_finished(self.world.reset(**row))), tools=self.schemas)
 
     def step(self, action: str) -> Observation:
-        """Carry out the calls of a reply."""
+        """Carry out the tool calls in a reply."""
         reply = parse_reply(action)
         if not reply.calls:
             return self.answered(reply.content)
@@ -85,7 +85,7 @@ class Factory:
         )
 
     def answered(self, content: str) -> Observation:
-        """What a reply without a call comes to."""
+        """The observation after a reply without a call, which ends the episode."""
         return Observation("", reward=self._reward(), done=True)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Factory:
 
 
 def _schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
-    # Of a leaf module: transformers itself takes long to import.
+    # From a leaf module, because transformers itself is slow to import.
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
@@ -122,7 +122,7 @@ def _schema(name: str, method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _typed(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments; those that came as text from XML get the types of the schema."""
+    """The call's arguments; those that came as text from XML are converted to the schema's types."""
     if not call.coerced:
         return dict(call.arguments)
     known = schema["function"]["parameters"].get("properties", {})
@@ -136,12 +136,12 @@ def _typed(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finished(value: Any) -> Any:
-    """The result of a method that may be a coroutine."""
+    """The result of a method, which is run to its end if it is a coroutine."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def _text(value: Any) -> str:
-    """What a model reads of a result: text, or the text parts of a list."""
+    """The text that a model reads for a result: its string, or the text parts of a list."""
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):

@@ -1,4 +1,4 @@
-"""Environments in Gymnasium's shape that are played in text: by registered id, or a class by dotted path.
+"""Text environments with Gymnasium's interface, by registered id or, for a class, by dotted path.
 
     class Guess:                                              # gymnasium.Env need not be inherited
         def reset(self, *, seed=None, options=None): ...      # (observation, info)
@@ -6,9 +6,10 @@
 
     {"prompt": "...", "environment": {"name": "gymnasium", "options": {"env": "mine:Guess", "arguments": {"most": 9}}}}
 
-`options` of its reset are the prompt's columns. An action is the reply as it is or, where `action_space` is Discrete,
-the last whole number in it. Spaces that are declared must be Text, of actions also Discrete; an observation that is not
-text breaks its episode as invalid. `info["success"]` or `info["is_success"]` says whether the task was solved.
+The environment's `reset` gets the prompt's columns as `options`. The action is the whole reply or, if `action_space` is
+Discrete, the last whole number in it. A declared space must be Text; that of actions may also be Discrete. An
+observation that is not text ends its episode as invalid. At the end of an episode `info["success"]` or
+`info["is_success"]` says whether the task was solved.
 """
 
 import re
@@ -34,10 +35,11 @@ class GymnasiumOptions(Settings):
 
 
 class Gymnasium:
-    """The environment; see the module.
+    """A Gymnasium environment; see the module.
 
     Raises:
-        ConfigError: when Gymnasium is not installed and an id is named, there is no such id, or it is not in text.
+        ConfigError: if an id is given but Gymnasium is not installed or does not know it, or if a space is of another
+            kind than the module allows.
     """
 
     Options: ClassVar[type[Settings]] = GymnasiumOptions
@@ -78,7 +80,7 @@ class Gymnasium:
         return Observation(found)
 
     def step(self, action: str) -> Observation:
-        """Act; a reply without a number that can be meant is answered and changes nothing."""
+        """Act. With numbers as actions, a reply without a valid number gets a hint and changes nothing."""
         chosen: str | int = action
         if self._numbers is not None:
             numbers = re.findall(r"-?\d+", action)
@@ -91,5 +93,5 @@ class Gymnasium:
         return Observation(found, reward=float(reward), done=done, success=None if success is None else bool(success))
 
     def close(self) -> None:
-        """Close it, where it can be."""
+        """Close the environment if it has a method for that."""
         getattr(self.world, "close", lambda: None)()

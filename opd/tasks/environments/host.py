@@ -1,13 +1,13 @@
-"""The process that environments run in: it forks one child per slot, which plays episodes over a socket.
+"""The process in which environments run: it forks one child per slot, which plays episodes over a socket.
 
     python -m opd.tasks.environments.host SOCKET SPEC      # started by `opd.tasks.environments.pool`
 
 The host imports the environment once and then only forks, so that a slot costs milliseconds and little memory. A child
-that crashes, hangs or fills its memory affects no other. Host and children end when their pool closes or dies: their
-end of the socket, or standard input, reaches end of file.
+that crashes, hangs or fills its memory does not affect the others. Host and children end when their pool closes or
+dies, because standard input (host) or the socket (children) then reaches end of file.
 
-A line of JSON each way: {"call": "reset", "prompt": {...}, "seed": 0}, {"call": "step", "action": "..."}, and back
-{"observation": {...}} or {"error": "..."}.
+Requests and answers are one line of JSON each. Requests are {"call": "reset", "prompt": {...}, "seed": 0} and {"call":
+"step", "action": "..."}; answers are {"observation": {...}} or {"error": "..."}.
 """
 
 import json
@@ -33,7 +33,7 @@ def make_environment(spec: dict[str, Any]) -> Environment:
     """An environment from {"name", "options"}.
 
     Raises:
-        ConfigError: for an unknown name or wrong options.
+        ConfigError: if the name is unknown or the options are wrong.
     """
     cls = ENVIRONMENTS.load(spec["name"])
     found: Environment = cls(
@@ -43,18 +43,18 @@ def make_environment(spec: dict[str, Any]) -> Environment:
 
 
 def prompt_to_dict(prompt: Prompt) -> dict[str, Any]:
-    """What an environment is told of a prompt."""
+    """The part of a prompt that is sent to an environment, as JSON values."""
     content: Any = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
     return {"content": content, "answer": prompt.answer, "extra": dict(prompt.extra)}
 
 
 def prompt_from_dict(data: dict[str, Any]) -> Prompt:
-    """What `prompt_to_dict` gave."""
+    """The inverse of `prompt_to_dict`."""
     return Prompt.make(data["content"], answer=data["answer"], extra=data["extra"])
 
 
 def answer(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one call."""
+    """Carry out one request and return its answer."""
     if request["call"] == "reset":
         seen = environment.reset(prompt_from_dict(request["prompt"]), request["seed"])
     else:
@@ -63,10 +63,10 @@ def answer(environment: Environment, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_with(seen: object) -> dict[str, Any]:
-    """What is sent for what an environment returned.
+    """The answer to send for what an environment returned.
 
     Raises:
-        TypeError: when that is not an observation.
+        TypeError: if that is not an observation.
     """
     if not isinstance(seen, Observation):
         raise TypeError(f"it returned {type(seen).__name__} instead of an Observation")
@@ -74,13 +74,13 @@ def answer_with(seen: object) -> dict[str, Any]:
 
 
 def explain(error: BaseException) -> str:
-    """What was raised, and where: one clause."""
+    """One clause that says what was raised, and where."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
 
 
 def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
-    """A child's life: calls until the pool hangs up."""
+    """Serve calls in a child until the pool hangs up."""
     environment = make_environment(spec)
     lines = connection.makefile("rwb")
     try:
@@ -96,7 +96,7 @@ def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
 
 
 def _be_silent() -> None:
-    """Drop what this process prints: it is never read, and would fill a pipe or a disk."""
+    """Discard what this process prints, which is never read and would fill a pipe or a disk."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
@@ -109,7 +109,7 @@ def main(path: str, text: str) -> None:
     # The pool keeps the real standard output; what an environment prints when it is imported goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    make_environment(spec).close()  # imports everything before the first fork, and finds mistakes before it is needed
+    make_environment(spec).close()  # imports everything before the first fork, and reports mistakes early
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pool
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
@@ -124,11 +124,11 @@ def main(path: str, text: str) -> None:
             server.close()
             answers.close()
             _be_silent()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an environment that runs programs wants their exit codes
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # environments that run programs need exit codes
             if spec.get("memory_mib"):
                 limit = int(spec["memory_mib"]) * 2**20
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-            connection.sendall(f"{os.getpid()}\n".encode())  # for the pool, which must be able to kill it
+            connection.sendall(f"{os.getpid()}\n".encode())  # so that the pool can kill the child
             code = 1
             try:
                 _play(connection, spec)
@@ -136,7 +136,7 @@ def main(path: str, text: str) -> None:
             except (BrokenPipeError, ConnectionError):
                 code = 0
             finally:
-                os._exit(code)  # not `sys.exit`: what the host registered to run at exit is the host's
+                os._exit(code)  # not `sys.exit`, which would run the host's exit handlers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The language of ALFWorld's text engine: a household as a problem of PDDL, and the names that a player reads."""
+"""Translation for ALFWorld's text engine: a household as a PDDL problem, and the names that a player reads."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from opd.tasks.environments.household_rooms import LIGHT, OPENABLE, TREATED, TRE
 _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
 _ABLE = {"clean": "cleanable", "heat": "heatable", "cool": "coolable"}
 _NAMED = ("SinkBasinType", "MicrowaveType", "FridgeType", "KnifeType", "ButterKnifeType")
-"""Types that the domain's actions speak of, whether the household has them or not."""
+"""Types that the domain's actions mention, whether or not the household has them."""
 
 
 class Thing(NamedTuple):
@@ -28,7 +28,7 @@ LAMP = Thing("DeskLamp", 1)
 
 @dataclass(frozen=True)
 class House:
-    """A room with what is in it.
+    """A room and its contents.
 
     Attributes:
         room: its kind.
@@ -42,7 +42,7 @@ class House:
 
 
 def write_problem(house: House, kind: str, wanted: str, target: str) -> str:
-    """The household as a problem of PDDL."""
+    """Write the household and its goal as a PDDL problem."""
     things = [*house.receptacles, *house.inside]
     counts = Counter(thing.type for thing in things)
     ids = {thing: _identify(thing, counts[thing.type]) for thing in things}
@@ -75,7 +75,7 @@ def write_problem(house: House, kind: str, wanted: str, target: str) -> str:
 
 
 def _identify(thing: Thing, count: int) -> str:
-    """The identifier that is shown as `thing` where there are `count` of its type; see `shown_names`."""
+    """The identifier that is shown as `thing` if there are `count` of its type; see `shown_names`."""
     number = f"{count - thing.number + 1:02d}"
     name = thing.type.lower()
     return f"{name[:-5]}_bar_{number}_bar_{name}" if name.endswith("basin") else f"{name}_bar_{number}"
@@ -97,9 +97,9 @@ def _goal(kind: str, wanted: str, target: str) -> str:
 
 
 def shown_names(ids: Iterable[str]) -> dict[str, str]:
-    """What the player reads for the identifiers of a problem, as ALFWorld numbers them (its class `Demangler`).
+    """The name that the player reads for each identifier of a problem, numbered as by ALFWorld's class `Demangler`.
 
-    Identifiers of one name, what stands before "_bar_", are numbered backwards in alphabetical order.
+    Identifiers with the same name, which is the part before "_bar_", are numbered backwards in alphabetical order.
     """
     names = {id: _name(id) for id in sorted(ids)}
     left = Counter(name for name, numbered in names.values() if numbered)

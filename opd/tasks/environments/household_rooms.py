@@ -1,9 +1,8 @@
-"""Tables of households: what stands in each kind of room, which objects lie where, and which tasks there are.
+"""Tables for households: the receptacles in each kind of room, where each object may lie, and the kinds of task.
 
-Receptacles, objects, where they fit and what may be done with them are a part of those of ALFWorld 0.4.2
-(`gen/constants.py`), kinds of task and their sentences all of its own that its text engine plays
-(`gen/goal_library.py`); `make envs` compares them. How many of a receptacle a room has, and which objects belong to it,
-is our choice.
+Receptacles, objects, their places and what may be done with them are a subset of ALFWorld 0.4.2 (`gen/constants.py`).
+The kinds of task and their sentences are all those of ALFWorld that its text engine plays (`gen/goal_library.py`). Both
+are compared by `make envs`. How many of each receptacle a room has, and which objects belong to it, is our choice.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ class Room:
     """A kind of room.
 
     Attributes:
-        receptacles: most of each receptacle.
+        receptacles: the greatest number of each type of receptacle.
         places: the receptacles in which an object may lie, by object.
     """
 
@@ -25,7 +24,7 @@ class Room:
 
 
 def _table(text: str) -> dict[str, tuple[str, ...]]:
-    """From lines "NAME: WORD WORD ..."."""
+    """Parse lines of the form "NAME: WORD WORD ..."."""
     lines = (line.split(": ") for line in text.strip().splitlines())
     return {name: tuple(words.split()) for name, words in lines}
 
@@ -172,7 +171,7 @@ Kind = Literal[
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 ]
-"""A kind of task, by ALFWorld's name."""
+"""A kind of task, as ALFWorld names it."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LIGHT, TWO = "look_at_obj_in_light", "pick_two_obj_and_place"
 TREATMENTS: Mapping[str, str] = {
@@ -180,7 +179,7 @@ TREATMENTS: Mapping[str, str] = {
     "pick_heat_then_place_in_recep": "heat",
     "pick_cool_then_place_in_recep": "cool",
 }
-"""What is done with the object before it is put down, for the kinds that ask for something."""
+"""What must be done with the object before it is put down, for the kinds of task that require it."""
 SENTENCES: Mapping[str, tuple[str, str]] = {
     "pick_and_place_simple": ("put a {obj} in {recep}", "put some {obj} on {recep}"),
     "pick_clean_then_place_in_recep": ("put a clean {obj} in {recep}", "clean some {obj} and put it in {recep}"),
@@ -189,17 +188,17 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     TWO: ("put two {obj} in {recep}", "find two {obj} and put them in {recep}"),
     LIGHT: ("look at {obj} under the {toggle}", "examine the {obj} with the {toggle}"),
 }
-"""What the player is told."""
+"""Sentences that tell the player the task."""
 
 OPENABLE = frozenset({"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"})
 APPLIANCES: Mapping[str, str] = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
-"""What each treatment of an object is done with."""
+"""The appliance for each treatment of an object."""
 TREATED: Mapping[str, tuple[str, ...]] = _table("""
 clean: Apple Bowl ButterKnife Cloth Cup DishSponge Egg Fork Kettle Knife Ladle Lettuce Mug Pan Plate Pot \
 Potato SoapBar Spatula Spoon Tomato
 heat: Apple Bread Cup Egg Mug Plate Potato Tomato
 cool: Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato WineBottle
 """)
-"""The objects that each treatment can be given to."""
+"""The objects to which each treatment can be applied."""
 LIT, LAMP_STANDS = ("LivingRoom", "Bedroom"), ("Dresser", "SideTable")
 """Rooms with a desk lamp, and the receptacles that it may stand on."""

@@ -1,7 +1,7 @@
-"""Small households with a task, in the language of ALFWorld's text engine, and a path that does the task.
+"""Small households with a task for ALFWorld's text engine, each with a sequence of commands that completes the task.
 
-A household is one room: receptacles (a fridge, three drawers), objects in them, the player in the middle. It is drawn
-from random numbers alone; the engine is not needed for it.
+A household is one room with receptacles (a fridge, three drawers), objects in them, and the player in the middle. It is
+drawn at random, without the engine.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ from opd.tasks.environments.household_rooms import (
 
 @dataclass(frozen=True)
 class Household:
-    """A problem.
+    """A problem: a household and a task.
 
     Attributes:
-        kind: of the task, one of `KINDS`.
+        kind: kind of task, one of `KINDS`.
         task: what the player is told to do.
         problem: the household and its goal in PDDL, for ALFWorld's domain.
-        path: commands that do the task.
+        path: commands that complete the task.
     """
 
     kind: str
@@ -45,23 +45,24 @@ def make_household(random: Random, kind: str, *, receptacles: int, objects: int,
     """Draw a household.
 
     Args:
-        random: decides everything; equal states give equal households.
-        kind: of the task.
-        receptacles: how many; 4 to 20.
-        objects: how many things lie in them, a lamp aside; at least 2.
-        search: the path looks into one receptacle after the other until it has found what it needs; else it knows.
+        random: the source of all choices; equal states give equal households.
+        kind: kind of task.
+        receptacles: number of receptacles, 4 to 20.
+        objects: number of objects in them, not counting a lamp; at least 2.
+        search: whether the path looks into one receptacle after another until it finds what it needs; otherwise it
+            goes there directly.
     """
     room, wanted, target = random.choice(_possible(kind))
     house = _furnish(random, room, kind, wanted, target, receptacles)
     _fill(random, house, wanted, target, 2 if kind == TWO else 1, objects)
     words = {"obj": wanted.lower(), "recep": target.lower(), "toggle": "desklamp"}
     task = random.choice(SENTENCES[kind]).format(**words)
-    # The path is walked last, because walking moves the objects.
+    # The path is computed last, because doing so moves the objects.
     return Household(kind, task, write_problem(house, kind, wanted, target), _path(house, kind, wanted, target, search))
 
 
 def _possible(kind: str) -> list[tuple[Room, str, str]]:
-    """Every room, object and type of receptacle that a task of this kind can be about; no receptacle for `LIGHT`."""
+    """All (room, object, receptacle type) triples possible for this kind of task; the last is "" for `LIGHT`."""
     if kind == LIGHT:
         return [(ROOMS[name], thing, "") for name in LIT for thing in ROOMS[name].places]
     treatment = TREATMENTS.get(kind, "")
@@ -78,20 +79,20 @@ def _possible(kind: str) -> list[tuple[Room, str, str]]:
 
 
 def _furnish(random: Random, room: Room, kind: str, wanted: str, target: str, receptacles: int) -> House:
-    """An empty room with all that the task needs, with a lamp where it needs one."""
+    """An empty room with the receptacles that the task needs, and a lamp if it needs one."""
     stand = random.choice(LAMP_STANDS) if kind == LIGHT else ""
     begin = random.choice([place for place in room.places[wanted] if place != target])
     needed = {begin, target, stand, APPLIANCES.get(TREATMENTS.get(kind, ""), "")} - {""}
     left = Counter(room.receptacles) - Counter(needed)
     types = Counter(needed) + Counter(random.sample(sorted(left.elements()), receptacles - len(needed)))
     found = [Thing(name, number) for name, most in types.items() for number in range(1, most + 1)]
-    # In the order in which the engine names them, which is how a player who searches would go through them.
+    # In the order in which the engine lists them, because a searching player would try them in that order.
     found.sort(key=lambda place: (place.type.lower(), -place.number))
     return House(room, found, {LAMP: Thing(stand, 1)} if stand else {})
 
 
 def _fill(random: Random, house: House, wanted: str, target: str, least: int, objects: int) -> None:
-    """Lay objects into the receptacles, `least` of those that the task needs, none of these where they shall go."""
+    """Place objects in the receptacles, at least `least` of type `wanted`, none of these in a `target` receptacle."""
     places = {
         name: [place for place in house.receptacles if place.type in fits and (name != wanted or place.type != target)]
         for name, fits in house.room.places.items()
@@ -104,7 +105,7 @@ def _fill(random: Random, house: House, wanted: str, target: str, least: int, ob
 
 
 def _path(house: House, kind: str, wanted: str, target: str, search: bool) -> tuple[str, ...]:
-    """Commands that do the task; the objects are moved."""
+    """Commands that complete the task; moves the objects of `house`."""
     walk = _Walk(house, search)
     if kind == LIGHT:
         stand = house.inside[LAMP]
@@ -124,7 +125,7 @@ def _path(house: House, kind: str, wanted: str, target: str, search: bool) -> tu
 
 
 class _Walk:
-    """A player who does the task and writes down how."""
+    """A player who does the task and records the commands."""
 
     def __init__(self, house: House, search: bool) -> None:
         self.house = house
@@ -134,7 +135,7 @@ class _Walk:
         self.commands: list[str] = []
 
     def visit(self, place: Thing, *, closed: bool = False) -> None:
-        """Stand at a receptacle and, unless it may be closed, see what is in it."""
+        """Go to a receptacle and, unless it may stay closed, look inside."""
         if self.here != place:
             self.commands.append(f"go to {place}")
             self.here = place
@@ -145,7 +146,7 @@ class _Walk:
             self.commands.append(f"open {place}")
 
     def take(self, wanted: str, target: str) -> Thing:
-        """Take an object of a type that does not yet lie where it shall go."""
+        """Take an object of type `wanted` that is not in a `target` receptacle yet."""
         inside, places = self.house.inside, self.house.receptacles
         found = [thing for thing, place in inside.items() if thing.type == wanted and place.type != target]
         thing = min(found, key=lambda thing: places.index(inside[thing])) if self.search else found[0]
@@ -158,7 +159,7 @@ class _Walk:
         return thing
 
     def put(self, thing: Thing, place: Thing) -> None:
-        """Put what is carried into a receptacle."""
+        """Put the carried object into a receptacle."""
         self.visit(place)
         self.commands.append(f"move {thing} to {place}")
         self.house.inside[thing] = place

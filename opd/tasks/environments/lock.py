@@ -1,13 +1,13 @@
-"""A lock of digits: the smallest world in which one mistake leads to states that imitation never visits.
+"""A digit lock: the smallest world in which one mistake leads to states that imitation never visits.
 
-The prompt holds M program digits. The lock shows a register, one symbol; the right answer at position i is
-(register + program[i]) mod 10 (the number of symbols), which becomes the register. A wrong answer turns the register
-into a letter, and only the answer "b" leaves that state, to the same position: a turn is lost. The lock opens after M
-right answers, within a limit of turns. With `show: both` the program's next digit is shown beside the register: a turn
-is then answered from what it shows, which a small model learns in a minute. A teacher that learnt from perfect runs
-alone has never seen a letter; a teacher that learnt recoveries too has.
+The prompt holds a program of M digits. The lock shows a register, which is one symbol. The right answer at position i
+is (register + program[i]) mod 10 (the number of symbols), and becomes the new register. After a wrong answer a letter
+is shown in its place, and only the answer "b" leaves that state, back to the same position. The lock opens after M
+right answers, within a limit on turns. With `show: both` the program's next digit is shown beside the register, so that
+each turn can be answered from what it shows, which a small model learns in a minute. A teacher trained only on perfect
+runs has never seen a letter; a teacher that was also trained on recoveries has.
 
-Example, program 31, register 7: shown 7, answer 0 (7 + 3), shown 0, answer 1 (0 + 1), open.
+Example with program 31 and register 7: shown 7, answer 0 (7 + 3); shown 0, answer 1 (0 + 1); open.
 """
 
 from random import Random
@@ -20,7 +20,7 @@ from opd.tasks.environments.base import EnvironmentTask, Observation, Standing
 from opd.tasks.prompt import Prompt
 
 LETTERS = "acdefghijk"
-"""Shown in place of the register, by the wrong digit; "b" is the answer that leaves."""
+"""Letters shown in place of the register, indexed by the wrong digit; "b" is missing because it is the way out."""
 LEAVE = "b"
 
 
@@ -51,19 +51,19 @@ class LockOptions(Settings):
 
 
 class Lock(EnvironmentTask):
-    """The lock; see the module."""
+    """The digit lock; see the module."""
 
     Options: ClassVar[type[Settings]] = LockOptions
     name = "lock"
 
     def draw(self, random: Random) -> Prompt:
-        """A program and a first register."""
+        """Draw a program and an initial register."""
         symbols = self.options.symbols
         program = "".join(random.choice("0123456789"[:symbols]) for _ in range(self.options.digits))
         register = random.randrange(symbols)
         path: list[str] = []
         slips: list[int] = []
-        # A slip and the way back from it are two turns.
+        # A slip and the way back from it take two turns.
         value, spare = register, (self.options.turns - self.options.digits) // 2
         for digit in program:
             value = (value + int(digit)) % symbols
@@ -75,7 +75,7 @@ class Lock(EnvironmentTask):
         return self.make_prompt(f"{program}:", path, program=program, register=register, **more)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Show the first register."""
+        """Begin an episode; shows the initial register."""
         self._program: str = prompt.extra["program"]
         self._register: int = prompt.extra["register"]
         self._place = self._turn = 0
@@ -83,7 +83,7 @@ class Lock(EnvironmentTask):
         return self._show()
 
     def step(self, action: str) -> Observation:
-        """One answer: a digit, or "b" in a letter state."""
+        """Take one answer: a digit, or "b" while a letter is shown."""
         self._turn += 1
         answer = action.strip()
         if self._letter:
@@ -96,7 +96,7 @@ class Lock(EnvironmentTask):
         return self._show()
 
     def standing(self) -> Standing:
-        """The right answers that are left, and the way back from a wrong one."""
+        """Count the right answers still needed, plus one for the way back if a letter is shown."""
         lost = bool(self._letter)
         return Standing(len(self._program) - self._place + lost, lost)
 

@@ -1,12 +1,12 @@
-"""Environments that an OpenEnv server offers, through its WebSocket `/ws`: one connection is one session.
+"""Environments on an OpenEnv server, played over its WebSocket `/ws`: one connection is one session.
 
     {"prompt": "...", "environment": {"name": "openenv", "options": {"url": "http://127.0.0.1:8000"}}}
 
-The frames are those of OpenEnv 0.10.0, recorded from a running server; they carry no version, so an answer that is not
+The frames are those of OpenEnv 0.10.0, recorded from a running server. They carry no version, so an answer that is not
 understood ends the episode with an error that quotes it. The official package is not needed. An action is either the
-student's text in a field of its own (`action`), or, without one, tool calls to an environment that lists its tools.
-When a server refuses an action, or its environment raises, the student reads that as text; a lost connection ends the
-episode.
+student's text, sent in the field named by `action`, or, if `action` is null, tool calls to an environment that lists
+its tools. If the server refuses an action or its environment raises, the student reads the error as text; a lost
+connection ends the episode.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.tools import BadCall, Call, parse_reply
 
 _RECOVERABLE = ("VALIDATION_ERROR", "EXECUTION_ERROR")
-"""Errors after which a session goes on."""
+"""Error codes after which a session continues."""
 
 
 class OpenEnvOptions(Settings):
@@ -42,7 +42,7 @@ class OpenEnvOptions(Settings):
 
 
 class OpenEnv:
-    """A session at a server, opened by the first episode and used by all that follow."""
+    """A session on a server, opened by the first episode and reused by all later ones."""
 
     Options: ClassVar[type[Settings]] = OpenEnvOptions
 
@@ -79,7 +79,7 @@ class OpenEnv:
         return Observation(seen.text, tools=tools, reward=seen.reward, done=seen.done, success=seen.success)
 
     def step(self, action: str) -> Observation:
-        """Act."""
+        """Send the action, or carry out the tool calls in it; a reply without calls ends the episode."""
         if self._options.action is not None:
             return self._observed(self._ask("step", {self._options.action: action}))
         reply = parse_reply(action)
@@ -110,14 +110,14 @@ class OpenEnv:
         return _result(inner.get("result"), seen.text), seen
 
     def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Send a frame and read its answer; an error after which the session lives is an observation.
+        """Send a frame and read its answer; an error after which the session continues becomes an observation.
 
         Raises:
-            DataError: for an answer that is not understood, or an error that ends the session.
+            DataError: if the answer is not understood, or is an error of another kind.
         """
         from websockets.exceptions import ConnectionClosed
 
-        # A server that is full says so without being asked and hangs up: what it said can still be read.
+        # A full server says so at once and hangs up; its message can still be read.
         with contextlib.suppress(ConnectionClosed):
             self._session.send(json.dumps({"type": kind, "data": data}))
         frame = json.loads(self._session.recv())
@@ -152,7 +152,7 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(result: Any, whole: str) -> str:
-    """What a model reads of a tool's result: its data if that is text, else its text parts."""
+    """The text that a model reads for a tool's result: its data if that is text, else its text parts."""
     if not isinstance(result, dict):
         return whole if result is None else str(result)
     if isinstance(result.get("data"), str):

@@ -1,12 +1,12 @@
-"""Offers an environment as an OpenEnv server: other trainers play it over the WebSocket `/ws`.
+"""Serves an environment as an OpenEnv server, for other trainers to play over the WebSocket `/ws`.
 
-    reset  {"type": "reset", "data": {"seed": 0, "index": 5}}     problem `index` of a task, else `seed` chooses one; an
+    reset  {"type": "reset", "data": {"seed": 0, "index": 5}}     problem `index` of a task, or one drawn by `seed`; an
                                                                   environment that is not a task gets data["prompt"]
     step   {"type": "step", "data": {"message": "..."}}           the action as text
     state, close
 
 and GET /health, /metadata, /schema. Frames and error codes are those of OpenEnv 0.10.0. A connection is a session with
-an environment of its own, in a thread; errors of the environment are answered and leave the session alive.
+its own environment, in its own thread. Errors of the environment are sent as answers, and the session continues.
 """
 
 import json
@@ -28,7 +28,7 @@ _PROBLEMS = 2**31
 
 
 class FrameRefused(Exception):
-    """A frame that cannot be carried out; the session goes on."""
+    """A frame cannot be carried out; the session continues."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class Session:
         self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
 
     def answer(self, text: str) -> dict[str, Any] | None:
-        """The frame that answers a frame; None when the session is to end."""
+        """The frame that answers a frame; None if the session shall end."""
         try:
             frame = json.loads(text)
         except ValueError as error:
@@ -62,7 +62,7 @@ class Session:
             return self._carry_out(frame)
         except FrameRefused as refused:
             return _error(refused.code, str(refused))
-        except Exception as error:  # the environment's own; its client decides what to do
+        except Exception as error:  # raised by the environment; the client decides what to do
             return _error("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
 
     def _carry_out(self, frame: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Session:
         else:
             raise FrameRefused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
         self._state = {"episode_id": data.get("episode_id") or uuid.uuid4().hex, "step_count": 0}
-        self._begun = False  # where the environment refuses, there is no episode to act in
+        self._begun = False  # if the environment refuses, there is no episode to act in
         seen = self._world.reset(prompt, seed)
         self._begun = True
         start = prompt.text if prompt.messages is None else prompt.messages[-1]["content"]
@@ -121,7 +121,7 @@ class Session:
 def serve_environment(
     spec: Mapping[str, Any], host: str, port: int, sessions: int, ready: Callable[[Any, int], None]
 ) -> None:
-    """Serve until the server that `ready` was given is shut down.
+    """Serve until the server that was passed to `ready` is shut down.
 
     Args:
         spec: {"name", "options"}.
@@ -131,7 +131,7 @@ def serve_environment(
         ready: called with the server and its port before the first connection.
 
     Raises:
-        ConfigError: when the environment cannot be made.
+        ConfigError: if the environment cannot be made.
     """
     from websockets.sync.server import serve
 
@@ -139,7 +139,7 @@ def serve_environment(
     places = threading.Semaphore(sessions)
 
     def play(connection: Any) -> None:
-        # Refused rather than queued, as the protocol has it: a client that waits would run into its own time limit.
+        # Refused rather than queued, as the protocol says, because a waiting client would run into its own time limit.
         if not places.acquire(blocking=False):
             full = _error("CAPACITY_REACHED", f"all {sessions} sessions are taken")
             full["data"] |= {"active_sessions": sessions, "max_sessions": sessions}

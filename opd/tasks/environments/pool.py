@@ -1,12 +1,11 @@
-"""Many episodes at once, each in a process of its own, with a time limit for every call.
+"""Plays many episodes at once, each in its own process, with a time limit for every call.
 
     with EnvironmentPool({"name": "lock"}, PoolSettings()) as pool:
         seen = pool.reset({0: (prompt, 7), 1: (other, 8)})      # {0: Observation, 1: Observation}
         seen = pool.step({0: "4", 1: "b"})
 
-An environment that raises, hangs, dies or gives an invalid answer costs its own episode: its answer is an
-`EpisodeError`, and its slot gets a fresh process for the next episode. Nothing is retried: that is how the episode
-ended.
+An environment that raises, hangs, dies or gives an invalid answer costs only its own episode: its answer is an
+`EpisodeError`, and its slot gets a fresh process for the next episode. Nothing is retried.
 """
 
 import contextlib
@@ -52,12 +51,12 @@ class PoolSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
-    """How an episode broke.
+    """Why an episode broke.
 
     Attributes:
-        kind: raised (an exception of the environment), hung (over the time limit), died (its process ended) or invalid
-            (what it answered is not an observation), diverged (a repeated action got another answer).
-        reason: one clause for people.
+        kind: raised (the environment raised an exception), hung (over the time limit), died (its process ended),
+            invalid (its answer is not an observation) or diverged (a repeated action got a different answer).
+        reason: one clause for people to read.
     """
 
     kind: Failure
@@ -72,10 +71,10 @@ class EnvironmentPool:
         settings: the limits.
 
     Attributes:
-        failures: how many episodes broke, by kind.
+        failures: number of broken episodes, by kind.
 
     Raises:
-        ConfigError: when the environment cannot be made; its own sentence follows.
+        ConfigError: if the environment cannot be made; the message includes the reason.
     """
 
     def __init__(self, spec: Mapping[str, Any], settings: PoolSettings | None = None) -> None:
@@ -91,9 +90,9 @@ class EnvironmentPool:
             raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {reason.rstrip('.')}.")
 
     def _start_host(self) -> str:
-        """Why the host cannot serve, a clause; "" once it can."""
+        """Start the host; returns "" once it is ready, else a clause that says why it cannot serve."""
         errors = os.path.join(self._folder.name, "errors")
-        # Errors go to a file: a pipe would have to be read meanwhile, or a host that says much would stall on it.
+        # Errors go to a file: a pipe would have to be read meanwhile, or a host that writes much would block on it.
         with open(errors, "wb") as told:
             self._host = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, self._spec],
@@ -122,10 +121,11 @@ class EnvironmentPool:
         self.close()
 
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, "Observation | EpisodeError"]:
-        """Begin episodes, each named by a number of the caller's, with its prompt and seed."""
+        """Begin episodes, from the prompt and seed of each; the keys are numbers chosen by the caller."""
         broken: dict[int, Observation | EpisodeError] = {}
         if self._host.poll() is not None and not episodes.keys() <= self._slots.keys():
-            # Killed for its memory, say: no slot would get a process again. Those that have one play on without it.
+            # The host may have been killed, for example for its memory. Without it a slot cannot get a process; slots
+            # that have one keep playing.
             self._end_host()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -145,14 +145,14 @@ class EnvironmentPool:
         return {number: answers[number] for number in episodes}
 
     def step(self, actions: Mapping[int, str]) -> dict[int, "Observation | EpisodeError"]:
-        """Act in episodes that were begun and have neither ended nor broken."""
+        """Carry out an action in each of the given episodes, which must have begun and neither ended nor broken."""
         return self._ask(
             {number: {"call": "step", "action": action} for number, action in actions.items()},
             self.settings.step_seconds,
         )
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
@@ -171,15 +171,15 @@ class EnvironmentPool:
             self._host.stdout.close()
 
     def _ask(self, requests: Mapping[int, dict[str, Any]], seconds: float) -> dict[int, "Observation | EpisodeError"]:
-        """Send all requests, then wait for all answers; each has its own time limit, from when it was sent."""
+        """Send all requests, then wait for all answers; each answer has `seconds` from when its request was sent."""
         answers: dict[int, Observation | EpisodeError] = {}
         deadlines: dict[int, float] = {}
         with selectors.DefaultSelector() as selector:
-            # All are sent before one is awaited: the episodes act at the same time.
+            # All requests are sent before any answer is awaited, so that the episodes run at the same time.
             for number, request in requests.items():
                 slot = self._slots[number]
                 try:
-                    slot.connection.settimeout(seconds)  # what is longer than its buffer waits to be read
+                    slot.connection.settimeout(seconds)  # sending blocks if the request exceeds the buffer
                     slot.send(request)
                 except TimeoutError:
                     answers[number] = self._fail(number, "hung", f"it read nothing within {seconds:g} s")
@@ -197,7 +197,7 @@ class EnvironmentPool:
                         line = self._slots[number].receive()
                     except OSError:
                         line = b""
-                    # None is a part of an answer, whose end is still to come; b"" is a process that has ended.
+                    # None means that only part of an answer has come; b"" means that the process has ended.
                     if line is None:
                         continue
                     selector.unregister(key.fileobj)
@@ -234,11 +234,11 @@ class _Slot:
     """The pool's end of one child.
 
     Args:
-        path: of the host's socket.
-        seconds: that the host may take to fork the child.
+        path: path of the host's socket.
+        seconds: how long the host may take to fork the child.
 
     Raises:
-        OSError: when it does not.
+        OSError: if it has not done so by then.
     """
 
     def __init__(self, path: str, seconds: float) -> None:
@@ -262,7 +262,7 @@ class _Slot:
         self.connection.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> bytes | None:
-        """A whole line; None while it is not there yet, b"" when the child is gone."""
+        """A whole line; None if it is not complete yet, b"" if the child is gone."""
         part = self.connection.recv(1 << 16)
         self._pending += part
         if not part:

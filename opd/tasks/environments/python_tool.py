@@ -1,7 +1,7 @@
-"""A problem with a Python interpreter at hand: the student calls the tool `python`, then answers.
+"""Problems with a Python interpreter: the student may call the tool `python`, then answers.
 
-The answer is the reply without a call; a verifier judges it against the prompt's reference. Each call runs as a program
-of its own in `opd.tasks.code_sandbox`.
+The answer is the first reply without a call; a verifier judges it against the prompt's reference. Each call runs as a
+separate program in `opd.tasks.code_sandbox`.
 """
 
 from typing import Any, ClassVar
@@ -51,10 +51,10 @@ class _Interpreter:
 
 
 class PythonTool(Factory):
-    """The environment.
+    """A problem with a Python interpreter as a tool; see the module.
 
     Raises:
-        ConfigError: where the machine has no sandbox.
+        ConfigError: if the machine cannot run the sandbox.
     """
 
     Options: ClassVar[type[Settings]] = PythonOptions
@@ -71,12 +71,12 @@ class PythonTool(Factory):
         return super().reset(prompt, seed)
 
     def answered(self, content: str) -> Observation:
-        """Judge the answer; where that is not possible there is no reward."""
+        """Verify the answer; an unknown verdict ends the episode without a reward."""
         verdict = self._verifier.verify(self._prompt, content)
         if not verdict.known:
             return Observation("", done=True, info={"unknown": verdict.reason})
         return Observation("", reward=verdict.value, done=True, success=verdict.value >= 1.0)
 
     def close(self) -> None:
-        """End the verifier's processes."""
+        """Stop the verifier's processes."""
         self._verifier.close()

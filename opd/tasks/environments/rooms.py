@@ -1,15 +1,16 @@
 """Rooms, keys and locked doors: a text world with a known shortest path of any length from 1 to 30.
 
-The way to the lamp is a chain of rooms; some doors on it are locked, and their keys lie in the room before them, beside
-keys that open nothing and doors that lead to empty rooms. A key stays in the lock that it opens. Commands: go
-DIRECTION, take THING, open DIRECTION, look. A command that makes no sense changes nothing but costs a turn.
+The way to the lamp is a chain of rooms. Some doors on it are locked; the key to a locked door lies in the room before
+it, among keys that open nothing and doors that lead to empty rooms. A key stays in the lock that it opens. The commands
+are go DIRECTION, take THING, open DIRECTION and look. A command that makes no sense changes nothing but costs a turn.
 
-With `words: terse` the same houses are shown and commanded in letters, a ninth of the text, for models whose tokens are
-characters: `enR,GR,B:` is a room with an open door east and a red lock north, a green and a red key in it,
-a blue one carried; `tR`, `on`, `gn`, `t*` take the red key, open north, go north, take the lamp.
+With `words: terse` observations and commands are letters, a ninth of the text, for models whose tokens are characters.
+`enR,GR,B:` is a room with an open door east and a red lock north, a green and a red key in it, and a blue key carried;
+`tR`, `on`, `gn`, `t*` take the red key, open north, go north, and take the lamp.
 
-The shortest path knows the house. With `search: true` a problem's path looks into side rooms as one must who does not:
-where nothing tells the way from a side room it takes one door at random, and comes back where that was the wrong one.
+The shortest path needs knowledge of the house. With `search: true` a problem's path looks into side rooms, as a player
+without that knowledge must: where nothing tells a side room from the way, it picks a door at random, and returns if it
+was the wrong one.
 """
 
 from collections import Counter
@@ -31,7 +32,7 @@ HELP = "Find the lamp and take it. Commands: go DIRECTION, take THING, open DIRE
 VERBS = {"go": "g", "take": "t", "open": "o", "look": "l"}
 THINGS = {f"{colour} key": letter for colour, letter in KEYS.items()} | {"lamp": "*"}
 SHORT = THINGS | {direction: direction[0] for direction in DIRECTIONS}
-"""What commands are about, as terse words have it."""
+"""The terse letter of each thing and direction."""
 _VERB_OF, _THING_OF = ({short: word for word, short in table.items()} for table in (VERBS, SHORT))
 Room = dict[str, Any]
 
@@ -52,16 +53,16 @@ class RoomsOptions(Settings):
 
 
 class Rooms(EnvironmentTask):
-    """The house; see the module."""
+    """A house of rooms; see the module."""
 
     Options: ClassVar[type[Settings]] = RoomsOptions
     name = "rooms"
 
     def draw(self, random: Random) -> Prompt:
-        """A house whose shortest path has `depth` actions."""
+        """Draw a house whose shortest path has `depth` actions."""
         house: list[Room] = [_room()]
         path: list[str] = []
-        sides: list[tuple[int, str]] = []  # where on the path a side room looks like the way, and its door
+        sides: list[tuple[int, str]] = []  # where a side room looks like the way: index into path, door
         here = 0
         left = self.options.depth - 1  # the last action takes the lamp
         while left:
@@ -81,7 +82,7 @@ class Rooms(EnvironmentTask):
             path.append(f"go {door}")
             here, left = there, left - (3 if locked else 1)
         house[here]["things"].append("lamp")
-        # The number tells houses apart: identity, groups and the held-out split go by what a prompt says.
+        # The number makes houses distinct, because identity, groups and the held-out split depend on the prompt's text.
         number = random.randrange(1_000_000)
         path.append("take lamp")
         if self.options.search:
@@ -91,14 +92,14 @@ class Rooms(EnvironmentTask):
         return self.make_prompt(f"House {number}. {HELP}\n", path, house=house)
 
     def _searched(self, random: Random, path: list[str], sides: list[tuple[int, str]]) -> list[str]:
-        """The path with a look into half of the side rooms."""
+        """The path with looks into about half of the side rooms, as far as turns allow."""
         spare = max(0, self.options.turns - len(path)) // 2
         chosen = dict([side for side in sides if random.random() < 0.5][:spare])
         looks = {at: [f"go {door}", f"go {BACK[door]}"] for at, door in chosen.items()}
         return [step for at, command in enumerate(path) for step in (*looks.get(at, ()), command)]
 
     def _distract(self, random: Random, house: list[Room], here: int) -> str:
-        """Put things into a room that lead nowhere; the door to a side room, if it got one."""
+        """Add a side room and a useless key by chance; returns the door to the side room, or "" if there is none."""
         door = ""
         free = [d for d in DIRECTIONS if d not in house[here]["doors"]]
         if free and random.random() < self.options.distractions:
@@ -113,7 +114,7 @@ class Rooms(EnvironmentTask):
         return door
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Stand in the first room."""
+        """Begin an episode in the first room."""
         self._house: list[Room] = deepcopy(prompt.extra["house"])
         self._here = self._turn = 0
         self._carried: list[str] = []
@@ -121,13 +122,13 @@ class Rooms(EnvironmentTask):
         return self._show("")
 
     def step(self, action: str) -> Observation:
-        """One command."""
+        """Carry out one command."""
         self._turn += 1
         verb, rest = self._understand(action)
         room = self._house[self._here]
         door = room["doors"].get(rest)
         said = "Nothing happens."
-        # Whatever matches nothing below falls through: nothing happens, and the turn is spent.
+        # A command that matches none of these falls through: nothing happens, and the turn is spent.
         if verb == "go" and door is not None:
             if door[1]:
                 said = f"The {door[1]} door is locked."
@@ -135,7 +136,7 @@ class Rooms(EnvironmentTask):
                 self._here, said = door[0], ""
         elif verb == "open" and door is not None and door[1] and f"{door[1]} key" in self._carried:
             said = f"You open the {door[1]} door."
-            self._carried.remove(f"{door[1]} key")  # else one key could spare the next one of its colour, and two turns
+            self._carried.remove(f"{door[1]} key")  # else it could open the next door of its colour too
             door[1] = ""
         elif verb == "take" and rest in room["things"]:
             room["things"].remove(rest)
@@ -147,7 +148,7 @@ class Rooms(EnvironmentTask):
         return self._show(said)
 
     def standing(self) -> Standing:
-        """Doors to walk through, to unlock and to find keys for, and the lamp; lost in a side room."""
+        """Count doors to walk through and to unlock, keys to take, and the lamp; a player in a side room is lost."""
         if self._won:
             return Standing(0, False)
         way = self._way(self._here)
@@ -157,7 +158,7 @@ class Rooms(EnvironmentTask):
         return Standing(len(way) + locks.total() + (locks - keys).total() + 1, self._here not in on_the_way)
 
     def _way(self, start: int) -> list[tuple[int, str]]:
-        """Rooms from one room to the lamp's with the locks of the doors into them; a house has no circles."""
+        """Rooms after `start` on the way to the lamp, with the lock of the door into each; houses have no cycles."""
         ways: dict[int, list[tuple[int, str]]] = {start: []}
         for here in (queue := [start]):
             if "lamp" in self._house[here]["things"]:
@@ -169,7 +170,7 @@ class Rooms(EnvironmentTask):
         raise AssertionError("a house has a lamp")
 
     def _understand(self, action: str) -> tuple[str, str]:
-        """Verb and object of a command."""
+        """The verb and object of a command."""
         if self.options.words == "terse":
             action = action.strip()
             return _VERB_OF.get(action[:1], ""), _THING_OF.get(action[1:], "")
@@ -187,7 +188,7 @@ class Rooms(EnvironmentTask):
         )
 
     def _sketch(self) -> str:
-        """The room in letters: doors with their locks, what lies here, what is carried."""
+        """The room in letters: doors with their locks, things in the room, things carried."""
         room = self._house[self._here]
         doors = "".join(d[0] + KEYS.get(c, "") for d, (_, c) in sorted(room["doors"].items()))
         return f"{doors},{''.join(THINGS[t] for t in room['things'])},{''.join(THINGS[t] for t in self._carried)}:"
@@ -201,7 +202,7 @@ class Rooms(EnvironmentTask):
 
 
 def _short(command: str) -> str:
-    """A command in letters."""
+    """A command in terse letters."""
     verb, _, rest = command.partition(" ")
     return VERBS[verb] + SHORT[rest]
 

@@ -1,16 +1,16 @@
-"""ScienceWorld (arXiv 2203.07540): 30 kinds of experiments of an elementary school, in text, in some 7000 variations.
+"""ScienceWorld (arXiv 2203.07540): 30 kinds of elementary-school experiments in text, in some 7000 variations.
 
     prompts: {task: scienceworld, options: {tasks: [boil, find-plant], simplifications: [easy]}}
 
-A problem is a task with one of its variations, and leaves nothing to chance: what is drawn, its path and its episode
-follow from the seed, because Java is told to (see `opd.tasks.environments.java`). Each episode begins a Java unless
-`fresh` is false, so that nothing which the game may keep of those before is there. Training draws from
-the benchmark's own variations for training, evaluations from those of `heldout`. The reward of a turn is what the score
-has risen by, so that the rewards of an episode add up to its score: 1 once the task is solved, -1 after a fatal
-mistake, which ends it.
+A problem is a task with one of its variations, and is deterministic: the draw, its path and its episode follow from the
+seed, because Java is started with options for that (see `opd.tasks.environments.java`). Each episode starts a new Java
+machine unless `fresh` is false, so that the game cannot keep anything from earlier episodes. Training draws from the
+benchmark's own training variations, evaluation from those of `heldout`. The reward of a turn is the increase of the
+score, so that the rewards of an episode add up to its score: 1 once the task is solved, -1 after a fatal mistake, which
+ends the episode.
 
-The project installs neither the game nor the Java that it runs in: `scripts/envs.sh VENV PYTHON` makes an environment
-that has both.
+The project installs neither the game nor the Java that it runs in: `scripts/envs.sh VENV PYTHON` makes a virtual
+environment that has both.
 """
 
 from importlib import import_module
@@ -29,12 +29,12 @@ from opd.tasks.source import Labels, Split
 HELP = "Reply with one command."
 _MARK = "Action:"
 _LONGEST = 300
-"""Characters of a command that the game is given."""
+"""Longest command in characters; the rest of a longer one is cut off."""
 _PATIENCE = 20
-"""Problems drawn in place of those whose known path does not solve them."""
+"""How many problems are drawn before giving up, if the known paths do not solve them."""
 _NO_ELECTRICITY = "noElectricalAction"
 _ELECTRICAL = ("power-component", "conductivity")
-"""Parts of the names of tasks that cannot be solved without electricity."""
+"""Substrings of the names of tasks that cannot be solved without electricity."""
 
 Simplification = Literal[
     "easy", "teleportAction", "openDoors", "openContainers", "selfWateringFlowerPots", "noElectricalAction"
@@ -70,10 +70,10 @@ class ScienceWorldOptions(Settings):
 
 
 class ScienceWorld(EnvironmentTask):
-    """The experiments; see the module.
+    """ScienceWorld's experiments; see the module.
 
     Raises:
-        ConfigError: when ScienceWorld or Java is not installed, or it has no such task.
+        ConfigError: if ScienceWorld or Java is not installed, or if ScienceWorld has no such task.
     """
 
     Options: ClassVar[type[Settings]] = ScienceWorldOptions
@@ -101,14 +101,14 @@ class ScienceWorld(EnvironmentTask):
         self._variations: dict[tuple[str, Split], list[int]] = {}
 
     def draw(self, random: Random) -> Prompt:
-        """A problem for training."""
+        """Draw a problem for training."""
         return self.draw_from(random, "train")
 
     def draw_from(self, random: Random, split: Split) -> Prompt:
         """A problem of the benchmark's own split, for training with a path that solves it; any game under way is over.
 
         Raises:
-            DataError: when many known paths in a row solve nothing.
+            DataError: if the known paths of many problems in a row do not solve them.
         """
         for _ in range(_PATIENCE):
             task = random.choice(self._tasks)
@@ -120,14 +120,14 @@ class ScienceWorld(EnvironmentTask):
         raise DataError(f"ScienceWorld's paths solved none of {_PATIENCE} problems; set paths: false.")
 
     def labels(self) -> Labels:
-        """The tasks are the domains, so that metrics tell them apart."""
+        """The domains are the tasks, so that metrics report each task separately."""
         return frozenset((None, task) for task in self._tasks)
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin the problem: its task, the forms of commands, and where the player stands.
+        """Begin the problem; shows its task, the forms of commands, and where the player is.
 
         Raises:
-            DataError: when the prompt does not say which problem, or there is no such problem.
+            DataError: if the prompt does not say which problem, or if there is no such problem.
         """
         if not {"task", "variation"} <= prompt.extra.keys():
             raise DataError("the prompt has no task and variation; its row needs both columns")
@@ -142,7 +142,7 @@ class ScienceWorld(EnvironmentTask):
         return Observation("\n\n".join(parts) + "\n", info={"score": 0.0})
 
     def step(self, action: str) -> Observation:
-        """One command: the line after the last "Action:" of a reply, or a reply without one, whole."""
+        """Carry out one command: the rest of the line after the last "Action:" in a reply, or else the whole reply."""
         _, mark, named = action.rpartition(_MARK)
         command = " ".join((named.strip().partition("\n")[0] if mark else action).split())[:_LONGEST]
         said, score, done = _plain(self._game.step(command)), self._game.getScore(), self._game.getCompleted()
@@ -153,7 +153,7 @@ class ScienceWorld(EnvironmentTask):
         )
 
     def close(self) -> None:
-        """End the game's process; the next problem begins another."""
+        """Stop the game's process; the next problem starts another."""
         if self._java is not None:
             self._java.close()
             self._java = self._game = None
@@ -172,15 +172,15 @@ class ScienceWorld(EnvironmentTask):
 
     def _variations_of(self, task: str, split: Split) -> list[int]:
         if (task, split) not in self._variations:
-            game = self._load(task, 0)  # which variations there are is asked of the task that is loaded
+            game = self._load(task, 0)  # the game lists the variations of the loaded task
             held = game.getVariationsDev if self.options.heldout == "dev" else game.getVariationsTest
             self._variations[task, "train"] = list(game.getVariationsTrain())
             self._variations[task, "heldout"] = list(held())
         return self._variations[task, split]
 
     def _path(self, task: str, variation: int) -> list[str]:
-        """The game's own path, played up to where it has solved the problem; empty where it does not."""
-        self.close()  # a path is a function of the problem alone, also where the game keeps something of those before
+        """The game's own path, played and cut where the problem is solved; empty if it does not solve it."""
+        self.close()  # so that the path depends on the problem alone, even if the game keeps state of earlier ones
         game = self._load(task, variation, path=True)
         path = [str(command) for command in game.getGoldActionSequence()]
         for number, command in enumerate(path):
@@ -201,5 +201,5 @@ class ScienceWorld(EnvironmentTask):
 
 
 def _plain(said: str) -> str:
-    """What the game says, without the white space at the ends of its lines."""
+    """The game's text without trailing white space in its lines."""
     return "\n".join(line.rstrip() for line in said.strip().splitlines())

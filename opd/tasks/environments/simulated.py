@@ -1,18 +1,18 @@
-"""A simulated world: a chat model is task writer, user, tools and judge of an assistant that calls tools.
+"""A simulated world: a chat model plays task writer, user, tools and judge for an assistant that calls tools.
 
-    reset    a task is written, or taken from the prompt where method `trustee` wrote one for the whole group;
-             shown are instructions and the user's first message, and the tools are named
-    step     calls go to the simulated tools; a reply without a call goes to the simulated user, and after the last of
-             the user's turns, or a satisfied user, to the judge: reward -1, 0 or 1, solved at 1
+    reset    writes a task, or takes it from the prompt if method `trustee` wrote one for the whole group; shows the
+             instructions and the user's first message, and offers the tools
+    step     calls go to the simulated tools; a reply without a call goes to the simulated user or, after the user's
+             last turn or once the user is satisfied, to the judge: reward -1, 0 or 1, solved at 1
 
     {"task": "simulated", "options": {"simulator": {"endpoint": "http://host:8000/v1", "model": "m"},
      "tools": {"weather": [{"name": "forecast", "description": "...", "parameters": {"city": "string"}}]}}}
 
-A part that is not reached in time, or answers with anything but the JSON it was asked for, aborts the episode: it ends
-as broken, is not trained on and enters no mean. A judge that does so leaves the episode unjudged. Calls that do not
-parse, unknown tools and missing arguments are the student's mistakes and are answered by {"error": ...}. Answers are
-kept by what was asked, see `opd.tasks.chat`: with `cache` a run that is resumed hears what it heard before. Source:
-TRUSTEE, arXiv 2604.17739 (text); prompts are ours.
+If a role does not answer in time, or not with the JSON that it was asked for, the episode is aborted: it ends as
+broken, is not trained on and enters no mean. If that role is the judge, the episode stays unjudged instead. Calls that
+do not parse, unknown tools and missing arguments are the student's mistakes and are answered with {"error": ...}.
+Answers are stored by their question, see `opd.tasks.chat`; with `cache` a resumed run gets the same answers as before.
+Source: TRUSTEE, arXiv 2604.17739 (from its text; the prompts are ours).
 """
 
 import json
@@ -44,7 +44,7 @@ class ToolSpec(Settings):
     )
 
     def schema_of(self) -> dict[str, Any]:
-        """Its JSON schema, as chat templates write it."""
+        """The tool's JSON schema, in the form that chat templates use."""
         parameters = {
             "type": "object",
             "properties": {name: {"type": kind} for name, kind in self.parameters.items()},
@@ -77,7 +77,7 @@ class SimulatedOptions(Settings):
 
 
 class Simulated(EnvironmentTask):
-    """The world; see the module."""
+    """A simulated world; see the module."""
 
     Options: ClassVar[type[Settings]] = SimulatedOptions
     name = "simulated"
@@ -88,12 +88,12 @@ class Simulated(EnvironmentTask):
         self._judge = ChatClient(options.judge) if options.judge is not None else self._simulator
 
     def draw(self, random: Random) -> Prompt:
-        """A case: a category and the order in which its tools are offered."""
+        """Draw a case: a category, and the order in which its tools are offered."""
         category = random.choice(sorted(self.options.tools))
         pool = list(self.options.tools[category])
         random.shuffle(pool)
         case = str(random.randrange(10**9))
-        # The number tells cases apart: identity, groups and the held-out split go by what a prompt says.
+        # The number makes cases distinct, because identity, groups and the held-out split depend on the prompt's text.
         text = f"Case {case}, {category}.\n"
         place = {"name": self.name, "options": self.options.model_dump(mode="json")}
         extra = {ENVIRONMENT: place, CASE: case, POOL: [tool.schema_of() for tool in pool]}
@@ -104,7 +104,7 @@ class Simulated(EnvironmentTask):
         """Show the task.
 
         Raises:
-            SimulatorFailed: when there is none.
+            SimulatorFailed: if there is none.
         """
         extra = prompt.extra
         self._levels: Mapping[str, int] = extra.get(LEVELS) or {a: bound(a, self.options.difficulty) for a in ASPECTS}
@@ -119,10 +119,10 @@ class Simulated(EnvironmentTask):
         return self._shown(f"{self._task['instructions']}\nUser: {self._task['query']}\n", tools=tuple(self._tools))
 
     def step(self, action: str) -> Observation:
-        """Calls to the tools, or words to the user.
+        """Carry out the tool calls in a reply; a reply without calls goes to the user, or ends the episode.
 
         Raises:
-            SimulatorFailed: when a simulated part fails; the judge's failure leaves the episode unjudged instead.
+            SimulatorFailed: if a simulated role fails; a failure of the judge leaves the episode unjudged instead.
         """
         reply = parse_reply(action)
         if reply.calls:
@@ -159,7 +159,7 @@ class Simulated(EnvironmentTask):
         return result
 
     def _shown(self, text: str, *, info: Mapping[str, Any] | None = None, **more: Any) -> Observation:
-        """An observation that tells how often the simulator was asked since the last one, and had answered before."""
+        """An observation that also counts the model calls since the last one, and the answers that needed no call."""
         clients = {id(client): client for client in (self._simulator, self._judge)}.values()
         now = (sum(client.calls for client in clients), sum(client.kept for client in clients))
         measures = {"simulator_calls": now[0] - self._before[0], "simulator_kept": now[1] - self._before[1]}
@@ -168,6 +168,6 @@ class Simulated(EnvironmentTask):
 
 
 def offered(extra: Mapping[str, Any], levels: Mapping[str, int]) -> list[Mapping[str, Any]]:
-    """The tools of a prompt at its levels: the first of those that were drawn."""
+    """The tools of a prompt at its levels: the first `levels["tools"]` of those drawn."""
     pool: Sequence[Mapping[str, Any]] = extra[POOL]
     return list(pool[: levels["tools"]])

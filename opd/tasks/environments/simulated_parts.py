@@ -1,4 +1,4 @@
-"""The parts of a simulated world that a chat model plays while an episode goes on: user, tools and judge."""
+"""The roles in a simulated world that a chat model plays during an episode: user, tools and judge."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ _STRICT = (
     "No call was repeated or superfluous.",
     "There was no shorter way.",
 )
-"""What the judge asks for; a level adds its line to those before it."""
+"""The judge's criteria; each level of strictness adds a line to those before it."""
 
 
 def user_says(client: ChatClient, task: Mapping[str, Any], told: Sequence[str]) -> tuple[str, bool]:
-    """What the simulated user says next, and whether it is satisfied and says nothing more.
+    """The simulated user's next message, and whether it is satisfied and says nothing more.
 
     Raises:
-        SimulatorFailed: when it does not answer, or nonsense.
+        SimulatorFailed: if there is no answer or not a usable one.
     """
     system = (
         f"You play a user: {task['persona']}. You want: {task['intent']}. You talk to an assistant. Say what the user "
@@ -39,7 +39,7 @@ def tool_returns(
     """What a simulated tool returns, as JSON text.
 
     Raises:
-        SimulatorFailed: when it does not answer, or nonsense.
+        SimulatorFailed: if there is no answer or not a usable one.
     """
     system = (
         f"You play a tool: {json.dumps(dict(tool), sort_keys=True)}. The case: {task['intent']}. Return what the tool "
@@ -54,10 +54,10 @@ def tool_returns(
 
 
 def judged(client: ChatClient, task: Mapping[str, Any], strictness: int, told: Sequence[str]) -> int:
-    """What the judge gives an episode: 1, 0 or -1.
+    """The judge's score of an episode: 1, 0 or -1.
 
     Raises:
-        SimulatorFailed: when it does not answer, or with anything else.
+        SimulatorFailed: if there is no answer, or another one than these.
     """
     criteria = "\n".join(f"- {line}" for line in _STRICT[: strictness + 1])
     system = (

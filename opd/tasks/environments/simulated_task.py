@@ -1,20 +1,20 @@
-"""Tasks of simulated worlds: a chat model invents one from tools of a category and seven levels of difficulty.
+"""Tasks of simulated worlds: a chat model invents one from the tools of a category and seven levels of difficulty.
 
     bound of an aspect = low + round((D - 1) / 99 (high - low)),   D in 1 .. 100
     level = the bound, or with probability `softness` uniform in low .. bound
 
-    aspect        low .. high   what the level is
-    tools         1 .. 10       tools to choose from
-    calls         1 .. 3        calls that solve the task
-    turns         1 .. 2        what the user says before the episode is judged
-    instructions  0 .. 2        how little the student is told of its duties
+    aspect        low .. high   meaning of the level
+    tools         1 .. 10       number of tools to choose from
+    calls         1 .. 3        number of calls that solve the task
+    turns         1 .. 2        number of user messages before the episode is judged
+    instructions  0 .. 2        how little the student is told about its duties
     persona       0 .. 2        expert, beginner, novice
     ambiguity     0 .. 2        how much the user leaves open
-    strictness    0 .. 4        what the judge asks for: intent, right tools, nothing invented, nothing twice, no detour
+    strictness    0 .. 4        what the judge demands: intent, right tools, nothing invented, nothing twice, no detour
 
 A task is {"instructions", "persona", "intent", "query", "calls"}; "calls" are those that the model expects. Source:
-TRUSTEE, arXiv 2604.17739 (text: aspects, ranges and the soft draw; that bounds rise linearly with D, and every wording,
-are ours).
+TRUSTEE, arXiv 2604.17739 (from its text: aspects, ranges and the soft draw; the linear growth of the bounds with D and
+all wording are ours).
 """
 
 import json
@@ -33,7 +33,7 @@ ASPECTS: dict[str, tuple[int, int]] = {
     "ambiguity": (0, 2),
     "strictness": (0, 4),
 }
-"""Least and greatest level of each aspect."""
+"""Lowest and highest level of each aspect."""
 EASIEST, HARDEST = 1, 100
 
 _PERSONAS = ("an expert who uses the right terms", "a beginner", "a novice who does not know what tools exist")
@@ -53,17 +53,17 @@ Answer with one JSON object and nothing else:
 
 
 class SimulatorFailed(Exception):
-    """A simulated part gave no usable answer: the episode is aborted, not failed."""
+    """A simulated role gave no usable answer: the episode is aborted, not failed."""
 
 
 def bound(aspect: str, difficulty: float) -> int:
-    """The greatest level of an aspect at a difficulty in 1 .. 100."""
+    """The highest level of an aspect at a difficulty in 1 .. 100."""
     low, high = ASPECTS[aspect]
     return low + int((difficulty - EASIEST) / (HARDEST - EASIEST) * (high - low) + 0.5)
 
 
 def draw_levels(difficulty: float, softness: float, uniform: Callable[[], float]) -> dict[str, int]:
-    """The levels of a task.
+    """Draw the level of each aspect of a task.
 
     Args:
         difficulty: D.
@@ -78,7 +78,7 @@ def draw_levels(difficulty: float, softness: float, uniform: Callable[[], float]
 
 
 def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]], **wanted: type) -> dict[str, Any]:
-    """A simulated part's answer.
+    """Ask a simulated role, and parse its answer.
 
     Args:
         client: who is asked.
@@ -87,13 +87,13 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
         wanted: fields that the answer must have, and their types.
 
     Raises:
-        SimulatorFailed: when there is no answer, or not the wanted one.
+        SimulatorFailed: if there is no answer, or not of the wanted form.
     """
     try:
         text = client.ask(messages)
     except ChatFailed as error:
         raise SimulatorFailed(f"the simulated {role} was not reached: {error}") from error
-    # Models break lines within strings, which is no reason to lose an episode.
+    # Models put line breaks into strings, which should not cost an episode.
     answer = find_json(text, opening="{", strict=False)
     if answer is None:
         raise SimulatorFailed(f"the answer of the simulated {role} is not a JSON object: {text[:80]!r}")
@@ -109,7 +109,7 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
 def make_task(
     client: ChatClient, case: str, tools: Sequence[Mapping[str, Any]], levels: Mapping[str, int]
 ) -> dict[str, Any]:
-    """A task for `tools` at `levels`.
+    """Invent a task for `tools` at `levels`.
 
     Args:
         client: who invents it.
@@ -118,7 +118,7 @@ def make_task(
         levels: of every aspect.
 
     Raises:
-        SimulatorFailed: when it cannot be had.
+        SimulatorFailed: if the chat model does not give a usable task.
     """
     values = {
         "case": case,

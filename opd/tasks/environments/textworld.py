@@ -1,12 +1,13 @@
-"""Games of TextWorld: text adventures that `tw-make` makes offline, with a known path that wins each of them.
+"""TextWorld games: text adventures that `tw-make` makes offline, each with a known path that wins it.
 
     tw-make custom --world-size 3 --nb-objects 5 --quest-length 4 --seed 1 --output games/1.z8
     prompts: {task: textworld, options: {games: games}}
 
-A game is two files, NAME.z8, which is played, and NAME.json beside it, which knows the path. Nothing in it is left to
-chance. An unknown command is answered by the game and changes nothing; `turns` of the episode's settings ends games
-that are neither won nor lost. Commands to the interpreter (save, quit, script ...) are kept from it: they write files,
-and ask back. The project does not install the package: `scripts/envs.sh VENV PYTHON` makes an environment that has it.
+A game is two files: NAME.z8, which is played, and NAME.json beside it, which holds the path. Games are deterministic.
+The game answers an unknown command without changing anything; a game that is neither won nor lost ends after `turns`
+of the episode's settings. Commands to the interpreter (save, quit, script ...) are not passed on, because they write
+files and ask questions. The project does not install the package: `scripts/envs.sh VENV PYTHON` makes a virtual
+environment that has it.
 """
 
 import json
@@ -25,11 +26,11 @@ from opd.tasks.prompt import Prompt
 
 HELP = "Reply with one command."
 _LONGEST = 190
-"""Characters of a command that the game is given."""
+"""Longest command in characters; the rest of a longer one is cut off."""
 _MENU = frozenset(
     """die noscript q quit record recording replay restart restore save script transcript undo unscript""".split()  # noqa: SIM905
 )
-"""Words by which a player speaks to the interpreter and not to the game; a game's things have none of these names."""
+"""Commands to the interpreter instead of the game; none of these words is the name of a thing in a game."""
 
 
 class TextWorldOptions(Settings):
@@ -40,10 +41,10 @@ class TextWorldOptions(Settings):
 
 
 class TextWorld(EnvironmentTask):
-    """The games; see the module.
+    """TextWorld games; see the module.
 
     Raises:
-        ConfigError: when TextWorld is not installed.
+        ConfigError: if TextWorld is not installed.
     """
 
     Options: ClassVar[type[Settings]] = TextWorldOptions
@@ -62,12 +63,12 @@ class TextWorld(EnvironmentTask):
         self._paths: dict[Path, list[str]] = {}
 
     def draw(self, random: Random) -> Prompt:
-        """One of the games, with the path that wins it."""
+        """Draw one of the games, with the path that wins it."""
         game = random.choice(self._games())
         return self.make_prompt(f"Game {game.stem}. {HELP}\n", self._path(game), game=str(game))
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """Begin the game: its objective, and where the player stands. Games have no chance in them."""
+        """Begin the game; shows its objective and where the player is. The seed is unused."""
         self.close()
         wanted = self._library.EnvInfos(
             objective=True, description=True, won=True, lost=True, admissible_commands=self.options.commands
@@ -78,9 +79,9 @@ class TextWorld(EnvironmentTask):
         return self._show(f"{state.objective}\n\n{state.description}", state, 0, done=False)
 
     def step(self, action: str) -> Observation:
-        """One command. Of its characters only those of plain English reach the game.
+        """Carry out one command, of which only letters, digits, spaces and common punctuation reach the game.
 
-        The interpreter does not come back from a NUL, and takes a backslash as the beginning of an order to itself.
+        The interpreter hangs on a NUL, and takes a backslash as the start of a command to itself.
         """
         command = " ".join(re.sub(r"[^A-Za-z0-9 .,;:!?'\"-]", " ", action).split())[:_LONGEST]
         if not _MENU.isdisjoint(re.findall(r"[a-z]+", command.lower())):
@@ -89,7 +90,7 @@ class TextWorld(EnvironmentTask):
         return self._show(state.feedback, state, score, done=done)
 
     def close(self) -> None:
-        """End the game's interpreter."""
+        """Stop the game's interpreter."""
         if self._game is not None:
             self._game.close()
             self._game = None

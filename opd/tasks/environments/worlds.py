@@ -1,4 +1,4 @@
-"""Episodes of one environment, in processes (`pool`) or in this one."""
+"""The interface to episodes of one environment, and its implementation in this process; `pool` uses other processes."""
 
 import json
 import logging
@@ -18,32 +18,32 @@ log = logging.getLogger(__name__)
 
 
 class Worlds(Protocol):
-    """Episodes of one environment, each named by a number."""
+    """Episodes of one environment, each identified by a number that the caller chooses."""
 
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, Seen]:
-        """Begin episodes, each with its prompt and seed."""
+        """Begin episodes, from the prompt and seed of each."""
 
     def step(self, actions: Mapping[int, str]) -> dict[int, Seen]:
-        """Act."""
+        """Carry out an action in each of the given episodes."""
 
     def close(self) -> None:
-        """Release what they hold."""
+        """Release all resources."""
 
 
 class InProcess:
-    """`Worlds` in this process: an error, or an invalid answer, costs its own episode as in a pool.
+    """`Worlds` in this process. As in a pool, an error or an invalid answer costs only its own episode.
 
-    Nothing here bounds time or memory, or survives a crash of the interpreter: that takes processes.
+    Time and memory are not bounded, and a crash of the interpreter is not survived; these need `EnvironmentPool`.
 
     Args:
         spec: {"name": registered name or dotted path, "options": its settings}.
-        settings: limits, of which those on text hold here.
+        settings: the limits, of which only the one on text is applied here.
 
     Attributes:
-        failures: how many episodes broke, by kind.
+        failures: number of broken episodes, by kind.
 
     Raises:
-        ConfigError: when the environment cannot be made; its own sentence follows.
+        ConfigError: if the environment cannot be made; the message includes the reason.
     """
 
     def __init__(self, spec: Mapping[str, Any], settings: PoolSettings | None = None) -> None:
@@ -86,7 +86,7 @@ class InProcess:
 
     def _ask(self, number: int, call: Callable[[Environment], object]) -> Seen:
         try:
-            # By way of text, as from a process: what cannot be written as JSON fails here too.
+            # Through JSON text, as from a process, so that whatever JSON cannot represent fails here too.
             reply = json.loads(json.dumps(answer_with(call(self._world(number)))))
         except CancelledError:
             raise  # a signal came while the environment ran
