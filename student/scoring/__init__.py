@@ -1,1 +1,1 @@
-"""From rows to signals: routes, requests to teachers, and the checks before the first step."""
+"""From rows to signals: routing, requests to teachers, models in this process, verification, and early checks."""

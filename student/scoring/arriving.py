@@ -1,4 +1,4 @@
-"""Answers under way: what models were asked about rows, waited for row by row."""
+"""Requests to models about rows, and waiting for their answers row by row."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +18,11 @@ _POLL_SECONDS = 0.5
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What is asked of one model about a row, under the context of `reads`; the row keeps the answer under `key`.
+    """One request to a model about a row.
 
-    The response of `item` begins at position `first` of the row's: a row of several windows is asked about in as many
-    calls. `future` holds the answer of a call to the fleet once it was sent, `here` that of a model in process.
+    The model reads the row under the context named `reads`, and the row keeps the answer under `key`. The response of
+    `item` starts at position `first` of the row's response; a row of several windows needs one call per window.
+    `future` holds the answer of a call to the fleet once it was sent, `here` the answer of a model in this process.
     """
 
     key: SignalKey
@@ -37,7 +38,7 @@ class Call:
 
     @property
     def answer(self) -> Scores:
-        """The answer, which has been waited for."""
+        """The answer; blocks if it has not arrived."""
         if self.here is not None:
             return self.here
         assert self.future is not None, "the call was neither sent nor read here"
@@ -45,7 +46,7 @@ class Call:
 
     @property
     def there(self) -> bool:
-        """Whether the answer need not be waited for."""
+        """Whether the answer has arrived, or comes from this process."""
         return self.future is None or self.future.done()
 
     def reads_here(self, model: str) -> bool:
@@ -54,14 +55,14 @@ class Call:
 
 
 class Arriving:
-    """Answers about rows, which get them when they are waited for.
+    """The outstanding answers about rows; `wait` puts them into the rows.
 
     Args:
-        rows: the rows, with what was asked about each and sent.
+        rows: the rows, each with its calls.
         keep: puts the answers to a row's calls into `row.signals`.
-        fleet: answers; None where this process answers all.
+        fleet: the client that the calls were sent to; None if this process answers all of them.
         settings: the recipe's `teachers` group.
-        hooks: what to call, in the waiting thread, while a teacher is away.
+        hooks: called in the waiting thread during an outage of a teacher.
 
     Attributes:
         waited: seconds spent in `wait`.
@@ -76,15 +77,15 @@ class Arriving:
         hooks: OutageHooks,
     ) -> None:
         self._left: dict[int, list[Call]] = {}
-        for row, calls in rows:  # a row that is given twice was asked about once
+        for row, calls in rows:  # a row that occurs twice has calls only once
             self._left.setdefault(id(row), []).extend(calls)
-        self._rows = [row for row, _ in rows]  # kept, so that no other row gets the id of one
+        self._rows = [row for row, _ in rows]  # kept alive, so that no other row gets the same id()
         self._keep, self._fleet = keep, fleet
         self._watch = None if fleet is None or settings is None else OutageWatch(settings.fleet.outage, hooks)
         self.waited = 0.0
 
     def late(self, rows: Sequence[Row]) -> int:
-        """How many of `rows` have answers that are not there yet."""
+        """How many of `rows` still lack an answer."""
         return sum(not all(call.there for call in self._left.get(id(row), [])) for row in rows)
 
     def wait_all(self, poll: Callable[[], None] = lambda: None) -> None:
@@ -93,29 +94,29 @@ class Arriving:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Whether all rows have been waited for."""
         return not any(self._left.values())
 
     def wait(self, rows: Sequence[Row], poll: Callable[[], None] = lambda: None) -> None:
-        """Until all answers about `rows` are there; they are then in the rows.
+        """Wait for all answers about `rows`, and put them into the rows.
 
         Args:
-            rows: some of the rows, those that were waited for before keep what they have; for others, such as copies
-                that a method made, all are waited for.
+            rows: some of the rows; rows that were waited for before keep their answers. If one is not among them, such
+                as a copy that a method made, all rows are waited for.
             poll: called about twice a second; may raise to give up.
 
         Raises:
-            OpdError: what a call failed with.
+            OpdError: if a call failed.
         """
         begin = time.monotonic()
         if any(id(row) not in self._left for row in rows):
-            rows = self._rows  # copies share the signals of rows that were asked about
+            rows = self._rows  # copies share the signals of the original rows
         calls = {id(row): self._left[id(row)] for row in rows}
         futures = {call.future for mine in calls.values() for call in mine if call.future is not None}
         while futures:
             done, futures = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
             for future in done:
-                future.result()  # raises at once what a failed call holds, without waiting for the rest
+                future.result()  # raises the error of a failed call at once, without waiting for the rest
             if futures:
                 poll()
                 if self._watch is not None and self._fleet is not None:
@@ -123,12 +124,12 @@ class Arriving:
         for row in rows:
             self._keep(row, calls[id(row)])
         self._left |= {key: [] for key in calls}
-        if self._watch is not None and self.done:  # before, a teacher may still be away for the rows that are left
+        if self._watch is not None and self.done:  # until then, the remaining rows may still wait for a lost teacher
             self._watch.see([])
         self.waited += time.monotonic() - begin
 
     def close(self) -> None:
-        """Give up what nothing has waited for, which should not load the fleet any more."""
+        """Cancel all calls that nothing has waited for, so that they do not load the fleet."""
         for call in (call for calls in self._left.values() for call in calls):
             if call.future is not None:
                 call.future.cancel()

@@ -1,20 +1,20 @@
-"""Prompts that the scoring models read instead of the student's: hints, solutions, system prompts of their own.
+"""Contexts: prompts that scoring models read in place of the student's, with hints, solutions or system prompts.
 
 A context is a template over the columns of a prompt, and over the outcome of the row and of its group:
 
     row.response        the response itself, as text
-    row.reward          its reward; none where it is unknown
-    row.correct         whether the verifier found it right; none where it could not tell
-    row.feedback        what the verifier or the environment said of it
+    row.reward          its reward; none if unknown
+    row.correct         whether the verifier judged it correct; none if it could not tell
+    row.feedback        what the verifier or the environment said about it
     row.truncated       whether the length limit cut it
-    group.best          the best other answer to the prompt, of those with at least the reward `success`
-    group.worst         the worst other answer, of those with less
-    group.mean_reward   mean reward of the group; none where none is known
+    group.best          the best other answer to the prompt, among those with a reward of at least `success`
+    group.worst         the worst other answer, among those with a lower reward
+    group.mean_reward   mean reward of the group; none if no reward is known
 
-Texts that do not exist are empty, so that a template can ask {% if group.best %}. A context that reads any of these is
-made when the row has been judged, with its whole group, and the model is asked then; with a context that reads the
-columns alone it is asked when the row ends. Contexts change what a model reads before the response and nothing of the
-response, so that signals stay aligned with the student's tokens; their ids never enter the student's input.
+Missing texts are empty, so that a template can test {% if group.best %}. A context that reads any of these is rendered
+once the row has been judged together with its whole group, and only then is the model asked; if it reads only columns,
+the model is asked as soon as the row ends. Contexts change what a model reads before the response but not the response
+itself, so signals stay aligned with the student's tokens. Their ids never enter the student's input.
 """
 
 import copy
@@ -79,14 +79,14 @@ class ContextSettings(Settings):
 
 
 class Context:
-    """One template.
+    """The template of one context.
 
     Args:
         role: the role or model that reads it, for messages.
         settings: the template.
 
     Raises:
-        ConfigError: for a text that is not a valid template.
+        ConfigError: if a text is not a valid template.
     """
 
     def __init__(self, role: str, settings: ContextSettings) -> None:
@@ -98,14 +98,14 @@ class Context:
 
     @property
     def reads_outcomes(self) -> bool:
-        """Whether it can only be made once the row has been judged."""
+        """Whether it can only be rendered once the row has been judged."""
         return bool(self._read & {"row", "group"})
 
     def render(self, prompt: Prompt, facts: Mapping[str, Any] | None = None) -> Prompt:
-        """The prompt that the role reads for `prompt`; `facts` are those of `facts_of`.
+        """The prompt that the role reads in place of `prompt`; `facts` come from `facts_of`.
 
         Raises:
-            DataError: when a template names a column that the prompt lacks, or a system message meets a plain text.
+            DataError: if a template names a column that the prompt lacks, or sets a system message for a plain text.
         """
         columns = {**_columns(prompt), **(facts or {})}
         text = None if self._prompt is None else self._filled(self._prompt, columns, prompt)
@@ -121,7 +121,7 @@ class Context:
         if text is not None:
             messages[_last_user(messages)]["content"] = text
         if system is not None:
-            # Chat templates know one system message, the first one.
+            # Chat templates allow one system message, as the first message.
             messages = [m for i, m in enumerate(messages) if i or m["role"] != "system"]
             messages.insert(0, {"role": "system", "content": system})
         options = prompt.template_options if self._options is None else self._options
@@ -140,7 +140,7 @@ class Context:
 
 
 def reads_outcomes(role: str, settings: ContextSettings) -> bool:
-    """Whether the context of `role` can only be made once a row has been judged.
+    """Whether the context of `role` can only be rendered once a row has been judged.
 
     Raises:
         ConfigError: for a text that is not a valid template.
@@ -149,7 +149,7 @@ def reads_outcomes(role: str, settings: ContextSettings) -> bool:
 
 
 def facts_of(row: "Row", group: Sequence["Row"], success: float) -> dict[str, dict[str, Any]]:
-    """What templates may read of a judged row, under `row`, and of all judged answers to its prompt, under `group`."""
+    """The facts that templates may read about a judged row (`row`) and all judged answers to its prompt (`group`)."""
     verdict = row.verdict if row.verdict is not None and row.verdict.known else None
     rewards = [(reward, other) for other in group if (reward := reward_of(other)) is not None]
     others = [(reward, other) for reward, other in rewards if other.key.rollout != row.key.rollout]
@@ -177,27 +177,27 @@ _EXAMPLE = {
     "row": {"response": "...", "reward": 0.0, "correct": False, "feedback": "...", "truncated": False},
     "group": {"best": "...", "worst": "...", "mean_reward": 0.5},
 }
-"""Stands for outcomes before there are any."""
+"""Placeholder for outcomes before there are any."""
 
 
 class Contexts:
     """The contexts of a recipe as token ids.
 
     Args:
-        settings: by role or model.
-        tokenizer: the student's, which is the teachers' too.
-        limit: longest context in tokens where its settings say nothing.
+        settings: settings by role or model.
+        tokenizer: the student's tokenizer, which the teachers share.
+        limit: maximum tokens of a context whose settings have no limit.
 
     Attributes:
-        late: roles whose contexts are made from outcomes.
+        late: roles whose contexts are rendered from outcomes.
     """
 
     def __init__(self, settings: Mapping[str, ContextSettings], tokenizer: Any, limit: int) -> None:
         self._settings = settings
         self._contexts = {role: (Context(role, one), one.max_tokens or limit) for role, one in settings.items()}
         self.late = frozenset(role for role, (context, _) in self._contexts.items() if context.reads_outcomes)
-        # Rows that are sampled ahead get theirs in another thread, and a fast tokenizer may not be used by two at once:
-        # one of its own, and one user at a time.
+        # Rows that are sampled ahead get their contexts in another thread, and a fast tokenizer must not be used by two
+        # threads at once. So this has a tokenizer of its own, used under a lock.
         self._tokenizer = copy.deepcopy(tokenizer) if settings else tokenizer
         self._lock = threading.Lock()
         self._encoded: dict[str, NDArray[np.uint32]] = {}  # rows of a group share their prompt
@@ -206,23 +206,23 @@ class Contexts:
         return bool(self._contexts)
 
     def fill(self, row: "Row") -> None:
-        """Give a row the ids that each role reads instead of its prompt, where no outcome is needed to know them.
+        """Give a row the ids that each role reads in place of its prompt, for contexts that need no outcome.
 
         Raises:
-            DataError: when a context cannot be rendered or is too long.
+            DataError: if a context cannot be rendered or is too long.
         """
         for role in self._contexts.keys() - self.late:
             row.contexts[role] = self.encode(role, row.prompt)
 
     def fill_late(self, rows: Sequence["Row"], group: Callable[["Row"], Sequence["Row"]]) -> None:
-        """Give judged rows the contexts that are made from outcomes; none to those that have nothing to tell.
+        """Give judged rows the contexts that need outcomes; a row for which a context would be empty gets none.
 
         Args:
             rows: judged rows.
-            group: all judged rows of the group of a row.
+            group: returns all judged rows of a row's group.
 
         Raises:
-            DataError: when a context cannot be rendered.
+            DataError: if a context cannot be rendered.
         """
         for row in rows:
             for role in sorted(self.late):
@@ -230,7 +230,7 @@ class Contexts:
                 settings = self._settings[role]
                 facts = facts_of(row, group(row), settings.success)
                 told = [facts[kind][name] for kind, _, name in (part.partition(".") for part in settings.skip_without)]
-                # A row that is scored again has the context of the first time, made from other outcomes.
+                # A row that is scored again still has its first context, made from other outcomes.
                 row.contexts.pop(role, None)
                 if told and not any(told):
                     continue
@@ -239,10 +239,10 @@ class Contexts:
                     row.contexts[role] = ids
 
     def encode(self, role: str, prompt: Prompt) -> NDArray[np.uint32]:
-        """[P'] uint32: the context of `role` for `prompt`, with an example in place of outcomes.
+        """[P'] uint32, the context of `role` for `prompt`, with an example in place of outcomes.
 
         Raises:
-            DataError: when it cannot be rendered or is too long.
+            DataError: if it cannot be rendered or is too long.
         """
         context, limit = self._contexts[role]
         rendered = context.render(prompt, _EXAMPLE if role in self.late else None)

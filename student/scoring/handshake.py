@@ -1,6 +1,6 @@
-"""The handshake: before the first step, student and every served model must fit, or the run is refused.
+"""The handshake: before the first step, checks that every served model fits the student, or refuses the run.
 
-Checks tokenizer, vocabulary, payloads, temperature and limits, and scores one test row twice per served model.
+It checks tokenizer, vocabulary, payloads, temperature and limits, and has each served model score a test row twice.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +37,7 @@ class Scoring:
 
     Attributes:
         infos: served models by name, as they describe themselves, for the run folder.
-        local: models that are answered in process.
+        local: names of the models that run in this process.
     """
 
     infos: dict[str, pb.TeacherInfo]
@@ -45,20 +45,20 @@ class Scoring:
 
 
 def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
-    """Roles of every model that the recipe names for teacher or reference, by name.
+    """The roles of every model that the recipe names as a teacher or reference, by name.
 
     Raises:
-        TeacherNotFoundError: when the recipe names a model that is neither served nor answered in process.
-        ConfigError: when an objective needs a reference and the recipe names none, or teachers are mixed under a
-            payload whose mixture is not determined.
+        TeacherNotFoundError: if the recipe names a model that is neither served nor in this process.
+        ConfigError: if an objective needs a reference but the recipe names none, or if teachers are mixed with a
+            payload that does not determine the mixture.
     """
     roles: dict[str, set[str]] = {}
     wanted = {need.role for need in needs.signals}
     if TEACHER in wanted:
         targets = [target for target in (settings.default, *settings.routes.values()) if target is not None]
         kinds = {need.spec.kind for need in needs.signals if need.role == TEACHER}
-        # Lists of the most likely ids differ by teacher, and hidden states come before the softmax: of neither can the
-        # mixture's log-probs be made.
+        # Top-k ids differ between teachers, and hidden states come before the softmax, so the log-probs of the mixture
+        # cannot be computed from either.
         if settings.several and settings.combine == "probability" and kinds - _MIXABLE:
             raise ConfigError(
                 f"several teachers on one row can be mixed with payload sampled or gather, not {', '.join(kinds)}; "
@@ -88,8 +88,8 @@ def shake_hands(
     """Route the prompts and check every served model that the run will use.
 
     Raises:
-        IncompatibleTeacherError: with both sides named.
-        ConfigError: for a prompt without a teacher, or a context of a model that is not asked.
+        IncompatibleTeacherError: if a served model does not fit; the message names both sides.
+        ConfigError: for a prompt without a teacher, or a context of a model that is not used.
     """
     settings = recipe.teachers
     local = set(needs.local)
@@ -103,7 +103,7 @@ def shake_hands(
         if needs.teacher:
             for name in routed_teachers(settings, served, source, recipe.eval.prompts):
                 named.setdefault(name, set()).add(TEACHER)
-        local |= named.keys() - set(served)  # a served model goes before one in process of the same name
+        local |= named.keys() - set(served)  # a served model takes precedence over a local one of the same name
         _check_served_average(recipe, named.keys() & set(served))
         for name in sorted(named.keys() & set(served)):
             infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
@@ -121,12 +121,12 @@ def _checked(
     name: str,
     roles: set[str],
 ) -> pb.TeacherInfo:
-    """Describe a served model that fits."""
+    """Check a served model, and return its description."""
     assert fleet is not None and recipe.teachers is not None  # it serves `name`
     info = fleet.describe(name)
     _check_tokenizer(info, tokenizer, tokenizer_fingerprint(tokenizer))
     _check_needs(info, recipe, needs, roles)
-    # A record answers with what it holds, and computes nothing that could disagree with itself.
+    # Recorded scores are not computed, so they cannot disagree with themselves.
     if not fleet.recorded:
         _check_self_agreement(fleet, info, recipe.teachers.fleet.health.agreement_nats)
     return info
@@ -148,10 +148,10 @@ def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
 
 
 def _check_served_average(recipe: Recipe, asked: set[str]) -> None:
-    """Refuse a served average that is never read, or that a step could mix with the one before.
+    """Refuse a served average that is never used, or that a step could mix with the previous one.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError: naming what to change.
     """
     ema = recipe.teachers.ema if recipe.teachers is not None else None
     if ema is None or ema.served is None:
@@ -169,11 +169,11 @@ def _check_served_average(recipe: Recipe, asked: set[str]) -> None:
 
 
 def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: PromptSource, heldout: int) -> list[str]:
-    """Teachers that the prompts go to: an unmapped prompt stops the run before its first step.
+    """The teachers that prompts are routed to; a prompt without a route stops the run before its first step.
 
-    Every pair (teacher, domain) that a prompt can carry is routed. Where the source cannot tell its pairs, the first
-    training prompts and the `heldout` ones of evaluations are; a later prompt without a teacher, or with a teacher
-    that none of these goes to, stops the run with the state saved.
+    Every pair (teacher, domain) that a prompt can have is routed. If the source does not know its pairs, the first
+    training prompts and the `heldout` prompts of evaluations are routed instead. A later prompt without a teacher, or
+    with a teacher that none of these uses, then stops the run with its state saved.
 
     Raises:
         ConfigError: naming the pair or the prompt.
@@ -204,17 +204,17 @@ def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, f
 
 
 def longest_prompt(recipe: Recipe, model: str, roles: Collection[str]) -> tuple[int, str]:
-    """Most tokens that a model reads before a response, and the setting that says so.
+    """The maximum number of tokens that a model reads before a response, and the setting that determines it.
 
     Args:
         recipe: gives the limits of prompts and contexts.
         model: name of the model.
-        roles: what it answers for; each may read another prompt.
+        roles: the model's roles, each of which may read a different prompt.
     """
     usual = (recipe.rollout.max_prompt_tokens, "rollout.max_prompt_tokens")
     found = []
     for role in sorted(roles):
-        # A teacher's own context stands before that of all teachers; what has no context reads the student's prompt.
+        # A teacher's own context takes precedence over that of role teacher; without either it reads the prompt.
         key = model if role == TEACHER and model in recipe.contexts else role
         own = recipe.contexts[key].max_tokens if key in recipe.contexts else None
         found.append(usual if own is None else (own, f"contexts.{key}.max_tokens"))
@@ -263,7 +263,7 @@ def _check_self_agreement(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: f
     if first is None or second is None:
         raise IncompatibleTeacherError(f"teacher {info.name!r} answered the test row without log-probs.")
     gap = float(np.abs(first - second).max())
-    if not gap <= tolerance:  # NaN fails too
+    if not gap <= tolerance:  # written so that NaN fails
         raise IncompatibleTeacherError(
             f"teacher {info.name!r} scored one test row {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
             "look for mixed weights or precision among its replicas."

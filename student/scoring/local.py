@@ -1,13 +1,13 @@
-"""The student as a served model: weights of this process answer score requests, as a teacher server would.
+"""Models in this process that answer score requests as a teacher server would, with weights of the student.
 
-student   the weights now: the old policy before an update, or a teacher that reads a context of its own
+student   the current weights: the old policy before an update, or a teacher that reads a context of its own
 initial   the weights of step 0: a reference without a server
 ema       e <- decay e + (1 - decay) w after a step, kept in float32: a teacher that follows slowly
 
-Payloads sampled, topk, gather and hidden, always in float32: the signal of a self-teacher is often smaller than the
-rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each; under `model.lora`
-those are the adapters, and `initial` is the model with its adapters off, for nothing (`ema` averages the factors, not
-their products).
+Payloads are sampled, topk, gather and hidden, always in float32, because the signal of a self-teacher is often smaller
+than the rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each. With
+`model.lora` these are the adapters, and `initial` is the model with its adapters off and costs nothing. `ema` averages
+the factors, not their products.
 """
 
 from collections import Counter
@@ -45,16 +45,16 @@ class LocalModels:
 
     Args:
         student: the model; its weights are those of model "student".
-        ranks: whose forward passes must come in step where the student is sharded.
+        ranks: all ranks; if the student is sharded, they must make forward passes in step.
         settings: the recipe's `train` group, for the sizes of micro-batches and tiles.
-        ema: how the average follows.
-        device: where inputs go.
-        valid_vocab: ids the tokenizer can produce; further rows of the head get no probability.
-        temperature: of rollouts, which divides logits where a caller names no other.
+        ema: settings of the moving average.
+        device: the device of the inputs.
+        valid_vocab: number of ids that the tokenizer can produce; further rows of the head get no probability.
+        temperature: the temperature of rollouts, which divides logits unless a caller gives another.
 
     Attributes:
-        models: those that may be asked, see `start`.
-        moves: how often each kept copy was moved.
+        models: names of the models that may be asked; see `start`.
+        moves: how often each kept copy was updated.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class LocalModels:
         self._heads: dict[str, OutputHead] = {}
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        # A sharded root stays gathered after its forward: its parameters would be those of that moment, not the shards.
+        # After a forward pass, parameters of a sharded root are still gathered tensors instead of the shards.
         reshard(self._student)
         return ((name, p) for name, p in self._student.lm.named_parameters() if p.requires_grad)
 
     @torch.no_grad()
     def start(self, models: Iterable[str], *, fresh: bool = True) -> None:
-        """Make `models` ready to be asked; a fresh run copies its first weights, a resumed one has loaded them.
+        """Prepare `models`; a fresh run copies its initial weights, a resumed run has loaded them already.
 
         Raises:
-            ConfigError: for a model that is not answered in process.
-            CheckpointError: when a resumed run needs weights that its checkpoint did not hold.
+            ConfigError: for a model that is not one of this process.
+            CheckpointError: if a resumed run needs weights that its checkpoint does not have.
         """
         wanted = set(models)
         for model in sorted(wanted):
@@ -107,7 +107,7 @@ class LocalModels:
             self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
 
     def _is_base(self, model: str) -> bool:
-        """Whether `model` is the student with its adapters off, which takes no copy."""
+        """Whether `model` is the student with its adapters off, which needs no copy."""
         return model == INITIAL and self._student.starts_at_base and model not in self._copies
 
     @torch.no_grad()
@@ -121,18 +121,18 @@ class LocalModels:
         temperature: float | None = None,
         poll: Callable[[], None] = lambda: None,
     ) -> list[Scores]:
-        """What `model` says about each response; with sharded weights every rank must call this at the same time.
+        """Score each response with `model`; if the student is sharded, every rank must call this at the same time.
 
         Args:
             model: "student", "initial" or "ema".
-            items: requests; of a row, its response under the context it has for `model`, or else its prompt.
-            spec: the payload, `sampled` by default; its element type is ignored.
-            rows: of which the items are parts, for hooks on the model.
-            temperature: divides the logits; None for that of the rollouts.
+            items: requests, or rows; a row's response is scored under its context for `model`, or else its prompt.
+            spec: the payload, `sampled` by default; its dtype is ignored.
+            rows: the rows that the items are parts of, for hooks on the model.
+            temperature: divides the logits; None for the temperature of rollouts.
             poll: called before each micro-batch; may raise to give up.
 
         Raises:
-            ConfigError: for a model that was not made ready, or payload full.
+            ConfigError: for a model that was not prepared, or payload full.
         """
         if model not in self.models:
             raise ConfigError(
@@ -173,16 +173,16 @@ class LocalModels:
             return []
         found: dict[int, Scores] = {}
         was_training = self._student.training
-        self._student.eval()  # dropout would make the answer random
+        self._student.eval()  # dropout would make the scores random
         try:
             with self._weights(model):
                 head = self._student.head()
                 if spec.kind is PayloadKind.HIDDEN:
-                    # The student's head is copied, because the update will move it before the signal is used up.
+                    # The student's head is copied, because the update changes it while the signal is still in use.
                     self._heads[model] = _detached(head, copied=model == STUDENT)
                 for part in parts:
                     poll()
-                    # A rank of a sharded student that has run out still takes part in gathering the weights.
+                    # A rank without micro-batches left still takes part in gathering a sharded student's weights.
                     chosen = [requests[i] for i in part] or [_FILLER]
                     rows_read = [owners[i] for i in part] or [None]
                     with self._student.around(partial(_reading, model, rows_read, chosen)):
@@ -193,8 +193,12 @@ class LocalModels:
         return [found[i] for i in range(len(requests))]
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
-        """Indices of each micro-batch, longest first; empty ones where other ranks of a sharded student have more."""
-        # Longest first: the first of a part is its width, and rows of like length are padded little.
+        """Indices of the items of each micro-batch, longest first.
+
+        If the student is sharded, empty micro-batches are added until all ranks have equally many, because every
+        forward pass gathers weights from all ranks.
+        """
+        # Longest first: the first item gives a micro-batch its width, and similar lengths need little padding.
         lengths = [len(item.token_ids) for item in items]
         order = sorted(range(len(items)), key=lambda i: (-lengths[i], i))
         parts = packed(order, lengths, self._micro_batch_tokens, turn=self._student.turn)
@@ -210,7 +214,7 @@ class LocalModels:
             ids[b, : len(item.token_ids)] = item.token_ids
             attention[b, : len(item.token_ids)] = 1
         lengths = [item.scored_length for item in items]
-        # The state before a token predicts it, so the first of a response stands at the last token of its prompt.
+        # The hidden state before a token predicts it; that of the first response token is at the prompt's last token.
         source = np.concatenate([item.prompt_length - 1 + item.pick(np.arange(item.response_length)) for item in items])
         row = np.repeat(np.arange(len(items)), lengths)
         hidden = self._student(*(torch.from_numpy(a).to(self._device) for a in (ids, attention, row, source)))
@@ -234,7 +238,7 @@ class LocalModels:
             ids = maths.linear_topk(hidden, head, min(spec.k, self._valid_vocab), **tiles)
         elif spec.kind is PayloadKind.GATHER:
             ids = self._tensor(np.concatenate([_gathered(item) for item in items]))
-        # The response's own tokens too: payloads topk and gather carry them on the wire as well.
+        # Also at the response's own tokens, as payloads topk and gather carry these on the wire as well.
         sampled = self._tensor(np.concatenate([item.scored_ids for item in items]))
         scores = maths.linear_token_scores(
             hidden, head, candidate_ids=ids, sampled_ids=sampled, temperature=level, **tiles
@@ -254,12 +258,12 @@ class LocalModels:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
 
     def head(self, model: str) -> OutputHead:
-        """The head that `model` had when it last answered with hidden states, float32 on the device."""
+        """The head that `model` had when it last returned hidden states, float32 on the device."""
         return self._heads[model]
 
     @contextmanager
     def _weights(self, model: str) -> Iterator[None]:
-        """The student with the weights of `model` in place of its own."""
+        """Within the block, the student has the weights of `model`."""
         if model == STUDENT:
             yield
             return
@@ -271,17 +275,17 @@ class LocalModels:
             yield
 
     def average(self) -> AbstractContextManager[None]:
-        """The student with its moving average in place of what is trained."""
+        """Within the block, the student's trained tensors are those of its moving average."""
         return self.holding(self._copies[EMA])
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """The student with `tensors`, by name, in place of those that are trained."""
+        """Within the block, the student's trained tensors are `tensors`, given by name."""
         own: dict[str, Tensor] = {}
         try:
-            # Inside the try: an error half-way (out of memory) puts back what was exchanged so far.
+            # Inside the try, so that an error half-way (out of memory) restores what was replaced so far.
             for name, p in self._trained():
-                # Storage is exchanged without a copy, except under shards, whose gathers know the storage they have.
+                # Storage is swapped without a copy, except for shards, whose all-gathers are bound to their storage.
                 own[name] = p.detach().clone() if isinstance(p, DTensor) else p.data
                 _put(p, tensors[name])
             yield
@@ -292,10 +296,10 @@ class LocalModels:
 
     @torch.no_grad()
     def refresh(self, model: str, decay: float) -> None:
-        """Move a kept copy towards the student: e <- decay e + (1 - decay) w; 0 makes it the student's weights.
+        """Update a kept copy: e <- decay e + (1 - decay) w with the student's weights w; decay 0 copies them.
 
         Raises:
-            ConfigError: for weights that were not kept.
+            ConfigError: for a model of which no copy is kept.
         """
         if self._is_base(model) and model in self.models:
             if decay:
@@ -313,7 +317,7 @@ class LocalModels:
         self.moves[model] += 1
 
     def after_step(self, step: int) -> dict[str, float]:
-        """Follow the update of `step`, as the recipe's `teachers.ema` says; returns metrics."""
+        """Update the average after `step` as `teachers.ema` says; returns metrics."""
         if EMA not in self._copies:
             return {}
         copied, moved = (bool(n) and (step + 1) % n == 0 for n in (self._ema.copy_every, self._ema.every))
@@ -328,14 +332,14 @@ class LocalModels:
         return float(torch.stack([full(gap) for gap in gaps]).norm())
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept weights, by model and parameter."""
+        """The kept weights, by model and name of the parameter."""
         return dict(self._copies)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
         Raises:
-            CheckpointError: when it is from another model.
+            CheckpointError: if it is from another model.
         """
         for model, tensors in state.items():
             here = dict(self._trained())
@@ -344,7 +348,7 @@ class LocalModels:
             self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
 
 
-@torch.no_grad()  # whatever the caller does: a shard is written in place
+@torch.no_grad()  # independent of the caller, because a shard is written in place
 def _put(parameter: Tensor, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         parameter.copy_(placed(value, parameter))
@@ -353,7 +357,7 @@ def _put(parameter: Tensor, value: Tensor) -> None:
 
 
 def _kept(parameter: Tensor, model: str) -> Tensor:
-    """A copy; an average is kept in float32, because in bfloat16 a decay of 0.999 would move nothing."""
+    """A copy to keep; an average is float32, because in bfloat16 a decay of 0.999 would change nothing."""
     copy = parameter.detach().clone()
     return copy.float() if model != INITIAL else copy
 
@@ -371,13 +375,13 @@ def _width(items: Sequence[ScoreItem]) -> int:
 
 
 def _reading(model: str, rows: Sequence[Row | None], items: Sequence[ScoreItem]) -> Reading:
-    """What a forward over `items`, parts of `rows`, reads."""
+    """The description, for hooks, of a forward pass over `items`, which are parts of `rows`."""
     kind: Pass = "student" if model == STUDENT else "kept"
     return Reading(kind, tuple(map(_whole, rows, items)), _width(items))
 
 
 def _whole(row: Row | None, item: ScoreItem) -> Row | None:
-    """`row` where `item` is the whole of it under its own prompt."""
+    """`row` if `item` is the whole row under its own prompt; otherwise None."""
     if row is None or row.windows:
         return None
     return row if np.array_equal(item.token_ids, np.concatenate([row.prompt_ids, row.response_ids])) else None

@@ -1,4 +1,4 @@
-"""What the active terms need: the loop derives rollouts, teacher requests and student statistics from it."""
+"""Declarations of what terms and other plug-ins need, from which the loop derives rollouts, requests and statistics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ STUDENT = "student"
 INITIAL = "initial"
 EMA = "ema"
 LOCAL_MODELS = (STUDENT, INITIAL, EMA)
-"""Models answered in process: the student's weights now, those of step 0, and their moving average."""
+"""Models in this process: the student's current weights, those of step 0, and their moving average."""
 ROLES = (TEACHER, REFERENCE, *LOCAL_MODELS)
 
 _STRENGTHS = ("", "any", "verdict")
@@ -33,12 +33,12 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True, slots=True)
 class SignalNeed:
-    """A payload wanted from a role.
+    """A payload that is needed from a role.
 
     Attributes:
-        role: "teacher" (routed per prompt), "reference" (one model for all rows), or a model answered in process:
-            "student" (weights when the rows are scored: the old policy), "initial" or "ema".
-        spec: the payload; gather asks at the student's candidates.
+        role: "teacher" (routed per prompt), "reference" (one model for all rows), or a model in this process: "student"
+            (its weights at the time of scoring: the old policy), "initial" or "ema".
+        spec: the payload; gather is at the student's candidates.
         temperature: divides the model's logits; None for that of the rollouts, which is the student's in the loss.
     """
 
@@ -48,7 +48,7 @@ class SignalNeed:
 
     @property
     def level(self) -> float:
-        """The temperature to ask for; 1 where `merge` was not told that of the rollouts."""
+        """The temperature to ask for; 1 if `merge` was not given the temperature of the rollouts."""
         return 1.0 if self.temperature is None else self.temperature
 
 
@@ -57,12 +57,12 @@ class Needs:
     """What a term needs to compute its loss.
 
     Attributes:
-        signals: payloads from served models.
-        candidates: K, the student's K most likely ids per position, kept at rollout; 0 for none.
-        reward: "verdict" when each row must be verified, "any" when it needs a reward from any source, else "".
-        student: what of the student's distribution, of {"scores", "scores_at_teacher", "hidden"}.
-        models: of {"student", "initial", "ema"}, kept for plug-ins that read them through the services.
-        experts: the experts of a mixture that each token passed in the rollout, as `Row.experts`.
+        signals: payloads of models, served or in this process.
+        candidates: K, the number of the student's most likely ids per position to keep at rollout; 0 for none.
+        reward: "verdict" if each row must be verified, "any" if it needs a reward from any source, else "".
+        student: views of the student's distribution, a subset of {"scores", "scores_at_teacher", "hidden"}.
+        models: a subset of {"student", "initial", "ema"}, kept for plug-ins that read them through the services.
+        experts: whether the rollout must record the experts that each token is routed to (`Row.experts`).
     """
 
     signals: tuple[SignalNeed, ...] = ()
@@ -79,7 +79,7 @@ class Needs:
 
     @property
     def local(self) -> frozenset[str]:
-        """Models in process that are asked by their own names."""
+        """Models in this process that are used by their own names."""
         return self.models | {need.role for need in self.signals if need.role in LOCAL_MODELS}
 
     @property
@@ -88,7 +88,7 @@ class Needs:
         return any(need.role == TEACHER for need in self.signals)
 
     def describe(self) -> str:
-        """The payloads with their sources, and rewards, in words."""
+        """The payloads with their sources, and the rewards, in words."""
         wanted = [
             f"{need.spec.kind}" + (f"({need.spec.k})" if need.spec.k else "") + f" from the {need.role}"
             for need in self.signals
@@ -100,7 +100,7 @@ def needs_of(part: Any) -> Needs:
     """What a plug-in needs.
 
     Raises:
-        PluginError: when it says so by anything but `Needs`.
+        PluginError: if its `needs` returns anything but `Needs`.
     """
     found = part.needs()
     if not isinstance(found, Needs):
@@ -109,17 +109,16 @@ def needs_of(part: Any) -> Needs:
 
 
 def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
-    """The least that satisfies all of `needs`.
+    """The smallest needs that satisfy all of `needs`.
 
-    Per role the widest k of a kind wins, and `sampled` is dropped where top-k or gather already carry it.
+    For each role and payload kind the largest k is taken; `sampled` is dropped if top-k or gather already carry it.
 
     Args:
-        needs: of terms and controllers.
-        temperature: of the rollouts, for signals that name none.
+        needs: the needs of terms, controllers and other plug-ins.
+        temperature: the temperature of the rollouts, for signals without one.
 
     Raises:
-        ConfigError: for a role that does not exist, when two terms want different temperatures from one role, or top-k
-            lists from two.
+        ConfigError: for a role that does not exist, for two temperatures from one role, or for top-k from two roles.
     """
     every = list(needs)
     for role in (signal.role for need in every for signal in need.signals):
@@ -151,7 +150,7 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
             f"payload topk is asked of {' and '.join(lists)}, but the student is compared at the ids of one model; use "
             "payload gather or hidden for one of them."
         )
-    # A row has one set of candidates, at which all roles are asked: as many as the largest need.
+    # A row has one set of candidates for all roles, as large as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
     candidates = max([need.candidates for need in every] + gathered, default=0)
     signals = tuple(

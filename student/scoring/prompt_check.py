@@ -1,4 +1,4 @@
-"""What must be true of the prompts before a run begins."""
+"""Checks of the prompts before a run begins."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def check_contexts(recipe: Recipe, contexts: Contexts, source: PromptSource, tok
     """Fill the contexts of the first training prompts.
 
     Raises:
-        DataError: when one cannot be filled or is too long, or a context never differs from the prompt.
+        DataError: if one cannot be rendered or is too long, or a context never differs from the prompt.
     """
     if not recipe.contexts:
         return

@@ -1,9 +1,8 @@
-"""Which teacher scores which prompt: by a column, by rules, by a declared default; an unmapped prompt is an error.
+"""Which teacher scores which prompt: by a column, by rules, or by a declared default; an unmapped prompt is an error.
 
-A destination is one teacher, or several with weights. How several are combined is data, not code, for the objective
-to carry out: `probability` mixes the distributions, p = sum w_i p_i, exactly, with the tail (`mix_scores`);
-`divergence` sums the divergences with the weights. A reference model (G-OPD) is a teacher like any other, and a
-teacher never inherits the student's sampling settings: its temperature is the one written here.
+A destination is one teacher, or several with weights. Several teachers are combined in one of two ways: `probability`
+mixes their distributions, p = sum_i w_i p_i, exactly and including the tail (`mix_scores`); `divergence` sums the
+divergences with the weights, which the objective does.
 """
 
 import difflib
@@ -53,7 +52,7 @@ class Destination:
 
     Attributes:
         parts: (teacher, weight), by name; weights are positive and sum to 1.
-        combine: how several become one signal.
+        combine: how several teachers are combined, "probability" or "divergence".
     """
 
     parts: tuple[tuple[str, float], ...]
@@ -61,7 +60,7 @@ class Destination:
 
     @property
     def single(self) -> str | None:
-        """The teacher when there is only one."""
+        """The teacher if there is only one; otherwise None."""
         return self.parts[0][0] if len(self.parts) == 1 else None
 
 
@@ -87,15 +86,15 @@ class Router:
         ]
 
     def route(self, row: Mapping[str, Any]) -> Destination:
-        """Where a row goes: its own column, else the first rule that matches, else the default.
+        """The destination of a row: its own column, else the first rule that matches, else the default.
 
         Args:
             row: the columns of the prompt.
 
         Raises:
-            ConfigError: nothing maps the row, or its column names a teacher that is not served.
+            ConfigError: if nothing maps the row, or its column names a teacher that is not served.
         """
-        # The prompt's own word goes before all rules: it may name another teacher than the rest of its domain has.
+        # The prompt's own column takes precedence, because it may name another teacher than the rest of its domain.
         own = row.get(self._settings.column)
         if own is not None and own != "":
             return self._destination(own, f"column {self._settings.column!r} of a prompt")
@@ -142,21 +141,21 @@ def _matches(value: Any, wanted: str | list[str]) -> bool:
 def mix_scores(parts: Sequence[tuple[Scores, float]]) -> Scores:
     """The scores of the mixture p = sum_i w_i p_i, exactly, from the teachers' scores of one row at the same ids.
 
-    Every log-prob of the mixture, the tail's too, is a log-sum-exp of the parts': mass is linear in p.
+    Every log-prob of the mixture, including that of the tail, is a log-sum-exp over the parts, as mass is linear in p.
 
     Args:
         parts: (scores, weight); payloads sampled or gather (the same ids in all), weights sum to 1.
 
     Returns:
-        [T] and [T, K] float32 log-probs, nats; `weights_hash` joins the parts', `wire_bytes` sums
-        them, and `unasked` is the most of them.
+        [T] and [T, K] float32 log-probs, nats; `weights_hash` joins those of the parts, `wire_bytes` is their sum, and
+        `unasked` their maximum.
 
     Raises:
-        ValueError: ids that differ, or a payload whose mixture is not determined (topk, hidden).
+        ValueError: if ids differ, or for a payload that does not determine the mixture (topk, hidden).
     """
     if not parts:
         raise ValueError("parts: at least one teacher is needed, but there is none")
-    # Any other sum would shift all log-probs by a constant, which nothing after this would notice.
+    # Weights with another sum would shift all log-probs by a constant, which nothing later would notice.
     total = sum(weight for _, weight in parts)
     if not np.isclose(total, 1.0):
         raise ValueError(f"parts: weights must sum to 1, but sum to {total}")
@@ -185,7 +184,7 @@ def _mix(parts: Sequence[tuple[NDArray[Any] | None, float]]) -> NDArray[np.float
         return None
     stacked = np.stack(arrays)
     peak = stacked.max(0)
-    # Where no teacher leaves any mass (a tail of exactly 0), -inf - -inf would be NaN.
+    # If no teacher has any mass here (a tail of exactly 0), -inf - -inf would be NaN.
     safe = np.where(np.isneginf(peak), 0.0, peak)
     with np.errstate(divide="ignore"):
         return np.asarray(safe + np.log(np.exp(stacked - safe).sum(0)), dtype=np.float32)

@@ -1,8 +1,7 @@
-"""Score rows: route each to its teacher, send the requests that the objective needs, verify, wait.
+"""Scores rows: routes each to its teacher, sends the requests that the objective needs, verifies, and waits.
 
-A row is submitted the moment its rollout finishes, so the fleet works while the student still samples; short rows
-wait for each other and travel together. What models in process answer is read when the rows are collected, in batches,
-while the fleet works on.
+A row is submitted as soon as its rollout finishes, so the fleet works while the student still samples; short rows are
+sent together. Models in this process score rows in batches when the rows are collected, while the fleet continues.
 """
 
 import threading
@@ -33,24 +32,24 @@ if TYPE_CHECKING:
     from student.rl.rewards.rounds import StepRewards
 
 _SENT_TOKENS = 512
-"""Tokens that are sent to the fleet at once: a call costs both sides milliseconds, whatever it carries, and rows of a
-dozen tokens that each leave alone keep a server busy with calls. Longer rows are sent as they end."""
+"""Tokens to collect before a call to the fleet. A call costs both sides milliseconds whatever it carries, so rows of a
+dozen tokens sent one by one would keep a server busy with calls. Longer rows are sent as they end."""
 
 
 class Scorer:
     """Collects the signals of rows.
 
     Args:
-        fleet: the served models; None when no term needs any.
+        fleet: the client of the served models; None if no term needs any.
         settings: the recipe's `teachers` group.
         needs: what the terms need.
-        verification: judges answers where verdicts are needed.
-        device: where heads of hidden payloads go.
+        verification: judges answers if verdicts are needed.
+        device: the device for heads of hidden payloads.
         known: served models that the handshake has checked; None for all.
-        local: the models in process; None when no term needs any.
-        contexts: what models read instead of a row's prompt; None where all read the prompt.
-        stops: maps the stop tokens of served models onto the student's; None where they stay as they are.
-        rewards: makes what rewards the rows of a batch that comes in one piece; None where there are no rewards.
+        local: the models in this process; None if no term needs any.
+        contexts: prompts that models read in place of a row's prompt; None if all read the prompt.
+        stops: maps the stop tokens of served models onto the student's; None to leave them as they are.
+        rewards: makes the rewards of a batch that comes in one piece; None without rewards.
 
     Attributes:
         hooks: what to call, in the waiting thread, while a teacher is away.
@@ -81,19 +80,19 @@ class Scorer:
         self._stops = stops or StopMap((), {})
         self._targets = Targets(settings, needs, fleet.teachers() if fleet is not None else (), known)
         self._heads: dict[str, OutputHead] = {}
-        # By id(), because replayed rows may share a key; a row that is collected leaves.
+        # By id(), because replayed rows may share a key; entries are removed when a row is collected.
         self._pending: dict[int, list[Call]] = {}
-        self._held: list[Call] = []  # not sent yet
-        self._holding = threading.Lock()  # rows that are sampled ahead come from a thread of their own
+        self._held: list[Call] = []  # calls that are not sent yet
+        self._holding = threading.Lock()  # rows that are sampled ahead are submitted by another thread
         self.hooks = OutageHooks()
 
     @property
     def reads_locally(self) -> bool:
-        """Whether signals may come from models in process."""
+        """Whether signals may come from models in this process."""
         return self._local is not None and bool(self._local.models)
 
     def teachers(self, labels: Labels) -> set[str]:
-        """Every `row.teacher` of prompts with these pairs of (teacher, domain)."""
+        """Every value of `row.teacher` for prompts with these pairs of (teacher, domain)."""
         return self._targets.names(labels)
 
     def submit(self, row: Row) -> None:
@@ -107,7 +106,7 @@ class Scorer:
             self._verification.submit(row)
 
     def ask(self, row: Row) -> None:
-        """Start scoring a row; returns at once. Contexts that are made from outcomes wait until it is judged."""
+        """Start scoring a row; returns at once. Requests with contexts made from outcomes wait until it is judged."""
         if self._contexts is not None:
             self._contexts.fill(row)
         self._send_all(row, late=False)
@@ -120,7 +119,7 @@ class Scorer:
         for row in rows:
             self._send_all(row, late=True)
             # A role without a context for this row reads the student's prompt, because every row of a micro-batch needs
-            # numbers of every role; its terms pass the row over.
+            # values of every role; the terms of that role skip the row.
             asked = self._pending[id(row)]
             row.unread = frozenset(call.need.role for call in asked if call.reads not in row.contexts)
 
@@ -131,7 +130,7 @@ class Scorer:
         self._hold([call for call in calls if not call.target.local])
 
     def _hold(self, calls: Sequence[Call]) -> None:
-        """Send calls to the fleet, together with those that wait, once they are worth it."""
+        """Send calls to the fleet together with waiting ones, once there are enough tokens."""
         if not calls:
             return
         if self._fleet is None:
@@ -142,12 +141,12 @@ class Scorer:
                 self._send_held()
 
     def flush(self) -> None:
-        """Send all that waits for more: no further rows are coming soon."""
+        """Send all waiting calls, because no further rows are coming soon."""
         with self._holding:
             self._send_held()
 
     def _send_held(self) -> None:
-        """Send all that waits, in one piece for each model and payload. Under the lock: a call is held or sent."""
+        """Send all waiting calls, one batch per model and payload; the caller holds the lock."""
         held, self._held = self._held, []
         alike: dict[tuple[str, PayloadSpec, float], list[Call]] = {}
         for call in held:
@@ -162,26 +161,26 @@ class Scorer:
     def _calls(self, row: Row) -> Iterator[Call]:
         """Everything that is asked about a row."""
         for need, target, reads in self._readers(row):
-            # Whole where it is read in process: neither bytes nor a second projection are saved there.
+            # Models in this process score all positions, because skipping some saves neither bytes nor a projection.
             gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
             for item, first in row.asked(gather=gather, role=reads, own=own):
                 spec, asked = self._stops.ask(target.model, need.spec, item)
                 yield Call((target.role, need.spec.kind), target, need, reads, spec, asked, first, row)
 
     def _readers(self, row: Row) -> Iterator[tuple[SignalNeed, Target, str]]:
-        """Who reads a row for what: (need, model, name of the context that it reads)."""
+        """Which model reads a row for which need, and the name of the context that it reads."""
         parts = self._targets.route(row)
         for need in self.needs.signals:
             for target in self._targets.of(need.role, row, parts):
-                # A teacher may have a context of its own, which is kept under its name; else it reads that of all
-                # teachers, which is kept under the role.
+                # A teacher may have its own context, kept under its name; otherwise it reads that of all teachers, kept
+                # under the role.
                 own = target.model in row.contexts or target.model in self._late
                 yield need, target, target.model if need.role == TEACHER and own else need.role
 
     def positions(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Prompt and response positions in the calls for `rows`, by role; each teacher of a row gets its own.
+        """Prompt and response positions in the calls for `rows`, by role; each teacher of a row counts separately.
 
-        What models in process read counts as role "local", whatever it was read for.
+        Positions read by models in this process count as role "local".
         """
         found: dict[str, int] = {}
         for row in rows:
@@ -193,11 +192,11 @@ class Scorer:
     def judge(
         self, rows: Sequence[Row], rewards: "StepRewards | None" = None, *, poll: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until every row has its verdict, where one is needed; then reward the rows.
+        """Wait until every row has its verdict, if verdicts are needed; then reward the rows.
 
         Args:
-            rows: rows that were submitted, or given to `verify`.
-            rewards: of the step, where rows come in rounds.
+            rows: rows that were given to `submit` or `verify`.
+            rewards: the rewards of the step, if rows come in rounds.
             poll: see `collect`.
         """
         if self.needs.reward == "verdict":
@@ -214,21 +213,21 @@ class Scorer:
         judged: bool = False,
         poll: Callable[[], None] = lambda: None,
     ) -> float:
-        """Wait until every row has its signals and, unless they were `judged` before, is judged.
+        """Wait until every row has its signals and, unless `judged`, its verdict and reward.
 
         Args:
-            rows: rows that were submitted, or given to `ask`.
-            rewards: of the step, where rows come in rounds.
-            judged: whether the rows have their verdicts and rewards.
-            poll: called about twice a second while waiting, and before each batch that is read in process; may raise
-                to give up (then all calls are cancelled).
+            rows: rows that were given to `submit` or `ask`.
+            rewards: the rewards of the step, if rows come in rounds.
+            judged: whether the rows already have their verdicts and rewards.
+            poll: called about twice a second while waiting, and before each batch that is scored in this process; may
+                raise to give up, which cancels all calls.
 
         Returns:
             Seconds spent waiting for the fleet.
         """
         rewards = self._begun(rewards)
         waited = self._answer(rows, poll)
-        # Judged after the models have answered: a reward may read their signals.
+        # Judged after the models have answered, because a reward may read their signals.
         if not judged:
             self.judge(rows, rewards, poll=poll)
         if self._late:
@@ -240,7 +239,7 @@ class Scorer:
         return self._rewards() if rewards is None and self._rewards is not None else rewards
 
     def _answer(self, rows: Sequence[Row], poll: Callable[[], None]) -> float:
-        """Wait for what has been asked about `rows`; returns seconds spent waiting for the fleet."""
+        """Wait for all answers about `rows`; returns the seconds spent waiting for the fleet."""
         arriving = self.begin(rows, poll=poll)
         try:
             arriving.wait(rows, poll)
@@ -249,17 +248,17 @@ class Scorer:
         return arriving.waited
 
     def begin(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> Arriving:
-        """What has been asked about `rows`, on its way: for a caller that waits for some rows before others.
+        """The outstanding answers about `rows`, for a caller that waits for some rows before others.
 
         Args:
-            rows: rows that were submitted, or given to `ask`.
-            poll: see `collect`; called before each batch that is read in process, all of which are read here.
+            rows: rows that were given to `submit` or `ask`.
+            poll: see `collect`. All batches of models in this process are scored within this call.
         """
         calls = [(row, self._pending.pop(id(row), [])) for row in rows]
         arriving = Arriving(calls, self._keep, self._fleet, self._settings, self.hooks)
         try:
             self.flush()
-            # First what this process computes, while the fleet works on what it was sent during the rollout.
+            # First score in this process, while the fleet works on what it was sent during the rollout.
             self._read([call for _, mine in calls for call in mine], poll)
         except BaseException:
             arriving.close()
@@ -279,7 +278,7 @@ class Scorer:
         """Answer the calls to models in process."""
         if self._local is None:
             return
-        # By need and not by what was submitted: with sharded weights every rank reads as often as the others.
+        # Iterate over needs and not over calls, because ranks of a sharded student must read equally often.
         for need in self.needs.signals:
             for model in self._local.models:
                 mine = [call for call in calls if call.need == need and call.reads_here(model)]
@@ -296,7 +295,7 @@ class Scorer:
                     call.here = scores
 
     def _keep(self, row: Row, calls: Sequence[Call]) -> None:
-        """Put the answers into `row.signals`, those of weighted teachers mixed."""
+        """Put the answers into `row.signals`, mixing those of weighted teachers."""
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
         for call in calls:
             scores = self._stops.apply(call.target.model, call.need.spec, call.item, call.answer)
@@ -309,7 +308,7 @@ class Scorer:
             row.signals[key] = parts[0][0] if len(parts) == 1 else mix_scores(parts)
 
     def fetch_heads(self, rows: Sequence[Row]) -> None:
-        """Fetch the heads that the hidden states of scored rows are used with."""
+        """Fetch the output heads for the hidden states of scored rows."""
         hidden = {(role, row.teacher): row for row in rows for role, kind in row.signals if kind is PayloadKind.HIDDEN}
         for (role, _), row in hidden.items():  # once each: the fleet is asked, though it fetches no head twice
             self.head_of(role, row)
@@ -327,8 +326,8 @@ class Scorer:
         found = self._heads.get(key)
         if found is None:
             found = OutputHead.received(head, self._device)
-            # Replaced, not changed in place: a probe looks heads up from its own thread. Older heads of the same model
-            # are dropped, because its weights were updated.
+            # The dict is replaced rather than changed, because a probe reads it in its own thread. Older heads of the
+            # same model are dropped, because its weights were updated.
             others = {k: v for k, v in self._heads.items() if not k.startswith(f"{name}/")}
             self._heads = {**others, key: found}
         return found

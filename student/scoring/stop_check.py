@@ -1,4 +1,4 @@
-"""Before the first step: how likely do teachers find the tokens with which the student ends its answers?"""
+"""Checks before the first step how likely teachers find the tokens with which the student ends its answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -25,9 +25,9 @@ class StopCheck:
 
     Args:
         recipe: gives limits, temperature and the teachers' settings.
-        sampler: writes the answers.
+        sampler: samples the answers.
         source: the training prompts.
-        infos: the served models; without any there is nothing to check.
+        infos: the served models.
         stops: ids that end the student's responses.
         scorer_of: makes a scorer for needs and a map of stop tokens.
     """
@@ -45,7 +45,7 @@ class StopCheck:
         self._mapped = recipe.teachers is not None and recipe.teachers.map_stops
         temperature = recipe.rollout.temperature
         if not all(info.supports_temperature for info in infos.values()):
-            # Where a server knows no other: a rough ratio is enough to tell foreign stop tokens from shared ones.
+            # For a server without temperatures: a rough ratio is enough to tell foreign stop tokens from shared ones.
             temperature = 1.0
         needs = Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled(), temperature),))
         self._plain = scorer_of(needs, StopMap((), {}))
@@ -54,7 +54,7 @@ class StopCheck:
         self._event = scorer_of(needs, events) if events.ids and asks else None
 
     def lines(self, poll: Callable[[], None]) -> Iterator[str]:
-        """What was found, for people: a line for each teacher that scored an answer that ended by itself.
+        """The findings in words, with a line for each teacher that scored an answer that ended by itself.
 
         Args:
             poll: called while waiting for the fleet.

@@ -1,12 +1,12 @@
-"""Do student and teacher end a response with the same token? Mapping one's stop tokens onto the other's.
+"""Maps the stop tokens of teachers onto the student's, if the two end a response with different tokens.
 
-A base student stops with another token than an instruct teacher (<|endoftext|> and <|im_end|> in Qwen3): the teacher
-gives the student's stop token a log-ratio of about -25 where the student ends, and distillation teaches it never to
-stop. Compared as events, the probability to stop now, the two may well agree: log-ratio -1.
+A base student stops with another token than an instruct teacher (<|endoftext|> and <|im_end|> in Qwen3). The teacher
+then gives the student's stop token a log-ratio of about -25, and distillation teaches the student never to stop. As
+events, that is by the probability of stopping at this point, the two may well agree: log-ratio -1.
 
-`StopMap` moves the teacher's probability of those of its stop tokens that do not end the student's responses onto the
-student's own ones, in equal shares, at every position: T'(s) = T(s) + (1 - e^-10) sum_v T(v) / |S|, T'(v) = e^-10 T(v).
-The result is a distribution again, so that every divergence and estimator keeps its meaning, with T' for T.
+At every position, `StopMap` moves the teacher's probability of stop tokens v that do not end the student's responses
+onto the student's stop tokens s in S, in equal shares: T'(s) = T(s) + (1 - e^-10) sum_v T(v) / |S|, T'(v) = e^-10 T(v).
+T' is a distribution again, so every divergence and estimator keeps its meaning, with T' in place of T.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from student.recipe import Recipe
 from student.scoring.needs import TEACHER, Needs
 
 _LEFT = 10.0
-"""Nats by which a token loses probability when it is moved away; not all of it, so that log-probs stay finite."""
+"""Nats by which the log-prob of a moved stop token falls; a little is left, so that log-probs stay finite."""
 
 _ROWS = 256
-"""Last positions projected to logits together."""
+"""Number of last positions that are projected to logits together."""
 
 
 def teacher_stops(info: pb.TeacherInfo) -> frozenset[int]:
-    """Ids that end a response of a served model; its tokenizer's end of sequence where the server tells no more."""
+    """Ids that end a response of a served model; only its tokenizer's end of sequence if the server lists none."""
     known = frozenset(info.stop_token_ids)
     return known or frozenset({info.tokenizer.eos_id} - {-1})
 
@@ -55,13 +55,13 @@ class StopMap:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids at which teachers must be asked where the student's candidates are: all that mass moves from or to."""
+        """Ids that must be among the candidates at which teachers are asked: all between which mass is moved."""
         if not self._foreign:
             return ()
         return tuple(sorted({*self._student.tolist(), *(int(i) for ids in self._foreign.values() for i in ids)}))
 
     def ask(self, model: str, spec: PayloadSpec, item: ScoreItem) -> tuple[PayloadSpec, ScoreItem]:
-        """What to request instead of `spec`: sampled log-probs need those of its foreign stop tokens too."""
+        """What to request in place of `spec`; for sampled log-probs, those of foreign stop tokens are needed too."""
         foreign = self._foreign.get(model)
         if foreign is None or spec.kind is not PayloadKind.SAMPLED:
             return spec, item
@@ -69,7 +69,7 @@ class StopMap:
         return PayloadSpec.gather(len(foreign), "f32"), replace(item, gather_ids=ids)
 
     def apply(self, model: str, spec: PayloadSpec, item: ScoreItem, scores: Scores) -> Scores:
-        """The answer to `ask(model, spec, item)` as the mapped model would have answered `spec`."""
+        """Convert the answer to `ask(model, spec, item)` into what the mapped model would have answered to `spec`."""
         foreign = self._foreign.get(model)
         if foreign is None:
             return scores
@@ -100,7 +100,7 @@ class StopMap:
     def _make_room(
         self, ids: NDArray[np.uint32], values: NDArray[np.float64], theirs: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-        """Where a top-k names a foreign stop token and none of the student's, the student's first takes its place."""
+        """If a top-k has a foreign stop token but none of the student's, put the student's first in its place."""
         ids = ids.copy()
         for position in np.flatnonzero(theirs.any(-1) & ~np.isin(ids, self._student).any(-1)):
             ids[position, int(theirs[position].argmax())] = self._student[0]
@@ -123,13 +123,13 @@ class StopMap:
 
 
 def map_of(recipe: Recipe, student: Iterable[int], infos: Mapping[str, pb.TeacherInfo], needs: Needs) -> StopMap:
-    """The map that a recipe asks for, which changes nothing where it asks for none.
+    """The map that a recipe asks for; it changes nothing if the recipe asks for none.
 
     Args:
         recipe: says whether stop tokens are mapped.
         student: ids that end the student's responses.
         infos: the served models.
-        needs: what the terms ask them for.
+        needs: what the terms need from them.
 
     Raises:
         ConfigError: for hidden states, or too few candidates.
@@ -180,13 +180,13 @@ def _check(needs: Needs, infos: Mapping[str, pb.TeacherInfo], stops: StopMap) ->
 def stop_log_ratios(
     rows: Iterable[Row], head_of: Callable[[str, Row], OutputHead], valid_vocab: int, temperature: float
 ) -> list[float]:
-    """Log T - log S of the stop token, in nats, for each sampled row that ended with one and has its teacher's answer.
+    """Log T - log S of the stop token, nats, for each sampled row that ended with one and has been scored.
 
     Args:
         rows: scored rows.
-        head_of: heads of teachers, for hidden states.
-        valid_vocab: ids the tokenizer can produce.
-        temperature: of the rollout; divides the logits of hidden states.
+        head_of: looks up the heads of teachers, for hidden states.
+        valid_vocab: number of ids that the tokenizer can produce.
+        temperature: the temperature of the rollout; divides logits computed from hidden states.
     """
     found: list[float] = []
     unprojected: dict[int, tuple[OutputHead, list[tuple[Row, Any]]]] = {}

@@ -1,4 +1,4 @@
-"""Which models answer what a term calls its teacher, its reference or the student: served ones, or ones in process."""
+"""Resolves the roles of terms (teacher, reference, student ...) to models, served or in this process."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from student.scoring.routing import Destination, Router, RouteRule, RoutingSetti
 
 
 def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:
-    """The routes of a recipe: a prompt's own teacher, else its domain's, else the default or the only one served.
+    """The routes of a recipe: a prompt's own teacher, else its domain's, else the default or the only served model.
 
     Raises:
-        ConfigError: when a route names a model that is neither served nor answered in process.
+        ConfigError: if a route names a model that is neither served nor in this process.
     """
-    others = [name for name in served if name != settings.reference]  # the other of two is then the teacher
+    others = [name for name in served if name != settings.reference]  # of two models, the one left is the teacher
     default = settings.default if settings.default is not None or len(others) != 1 else others[0]
     rules = [RouteRule(when={"domain": domain}, teacher=teacher) for domain, teacher in settings.routes.items()]
     routing = RoutingSettings(rules=rules, default=default, combine=settings.combine)
@@ -29,7 +29,7 @@ def destination(router: Router, prompt: Prompt) -> Destination:
     """Where answers to `prompt` are scored.
 
     Raises:
-        ConfigError: when nothing names a teacher for it.
+        ConfigError: if nothing names a teacher for it.
     """
     return router.route({"uid": prompt.uid, "teacher": prompt.teacher, "domain": prompt.domain})
 
@@ -39,10 +39,10 @@ class Target:
     """A model that answers for a role.
 
     Attributes:
-        role: under which the row keeps the signal.
+        role: the role under which the row keeps the signal.
         model: name of the model.
-        weight: of this model in the signal.
-        local: whether it is answered in process.
+        weight: weight of this model in the signal.
+        local: whether the model is in this process.
     """
 
     role: str
@@ -52,13 +52,13 @@ class Target:
 
 
 class Targets:
-    """From the roles of a recipe to models.
+    """Maps the roles of a recipe to models.
 
     Args:
         settings: the recipe's `teachers` group.
         needs: what the terms need.
-        served: models of the fleet.
-        known: those that the handshake has checked; None for all.
+        served: names of the models of the fleet.
+        known: models that the handshake has checked; None for all.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Targets:
         self._router = build_router(settings, self._served) if settings is not None and needs.teacher else None
 
     def route(self, row: Row) -> Sequence[tuple[str, float]]:
-        """Give a row its teachers, with weights; none where no term needs any.
+        """Give a row its teachers, with weights; none if no term needs any.
 
         Raises:
-            ConfigError: when no teacher is mapped, or a teacher that the handshake has not seen.
+            ConfigError: if no teacher is mapped, or the handshake has not checked the mapped one.
         """
         if self._router is None:
             return ()
@@ -94,14 +94,14 @@ class Targets:
         return parts
 
     def names(self, labels: Labels) -> set[str]:
-        """Every `row.teacher` that prompts with these pairs of (teacher, domain) get."""
+        """Every value of `row.teacher` for prompts with these pairs of (teacher, domain)."""
         if self._router is None:
             return set()
         found = [self._router.route({"teacher": teacher, "domain": domain}) for teacher, domain in labels]
         return {_named(target.parts) for target in found}
 
     def of(self, role: str, row: Row, parts: Sequence[tuple[str, float]]) -> list[Target]:
-        """The models for what a term calls `role`; `parts` are those of the row's route.
+        """The models for `role`; `parts` are those of the row's route.
 
         Raises:
             ConfigError: for a role that does not exist, or a reference that the recipe does not name.

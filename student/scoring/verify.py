@@ -1,6 +1,6 @@
-"""Verification during the rollout: each answer is judged from the moment its row is finished, several at once.
+"""Verification during the rollout: answers are judged in parallel, each as soon as its row is finished.
 
-An answer whose check hangs holds up its own row, for as long as the verifier's time limit; the others go on.
+An answer whose check hangs delays only its own row, for at most the verifier's time limit.
 """
 
 import logging
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 class Verification:
-    """Judges rows in threads; verifiers do their long computations in processes of their own (`WorkerPool`).
+    """Judges rows in threads; verifiers run long computations in separate processes (`WorkerPool`).
 
     Args:
-        source: judges; safe to call from several threads.
-        workers: answers judged at the same time.
+        source: judges answers; safe to call from several threads.
+        workers: number of answers judged at the same time.
     """
 
     def __init__(self, source: PromptSource, workers: int) -> None:
@@ -32,23 +32,23 @@ class Verification:
         self._told: set[str] = set()
 
     def submit(self, row: Row) -> None:
-        """Begin to judge a row; returns at once. A row that has its environment's verdict keeps it."""
+        """Start judging a row; returns at once. A row with a verdict from its environment keeps it."""
         if row.verdict is not None:
             return
         self._pending[id(row)] = self._threads.submit(self._source.verify, row.prompt, row.text)
 
     def collect(self, rows: Sequence[Row], *, poll: Callable[[], None] = lambda: None) -> None:
-        """Give each row its verdict, judging those that were not submitted too.
+        """Give each row its verdict, including rows that were not submitted.
 
         Args:
             rows: the rows.
-            poll: called about twice a second while waiting; may raise to give up, which cancels what has not begun.
+            poll: called about twice a second while waiting; may raise to give up, which cancels work not yet started.
         """
         rows = [row for row in rows if row.verdict is None]
         for row in rows:
             if id(row) not in self._pending:
                 self.submit(row)
-        # By id(): rows that share a key, as replayed ones may, are judged apart, and `rows` keeps them alive.
+        # By id(), because replayed rows may share a key and are judged separately; `rows` keeps them alive.
         futures = {id(row): self._pending.pop(id(row)) for row in rows}
         waiting = set(futures.values())
         try:
@@ -64,7 +64,7 @@ class Verification:
             self._tell(row)
 
     def _tell(self, row: Row) -> None:
-        """Say why a verdict is unknown, each reason once: else a judge that is down is only a number in the metrics."""
+        """Log why a verdict is unknown, once per reason; otherwise a failed judge would only show as a metric."""
         reason = "" if row.verdict is None or row.verdict.known else row.verdict.reason
         if reason and reason not in self._told and len(self._told) < _MOST_REASONS:
             self._told.add(reason)
@@ -75,7 +75,7 @@ class Verification:
             )
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """The final answer of each row, in a form that equal answers share; None where there is none."""
+        """The final answer of each row, in a form in which equal answers compare equal; None if there is none."""
         return list(self._threads.map(lambda row: self._source.extract(row.prompt, row.text), rows))
 
     def close(self) -> None:
