@@ -1,1 +1,1 @@
-"""What flows through the loop: plans, rows, batches and the random streams that make them."""
+"""The data that flows through the loop: plans, rows, outcomes and micro-batches, and the rows' random streams."""

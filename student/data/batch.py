@@ -1,4 +1,4 @@
-"""Cut rows into micro-batches and lay them out as tensors: right-padded rows, flattened trained positions."""
+"""Splits rows into micro-batches and lays them out as tensors: right-padded sequences, flat response positions."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ HeadLookup = Callable[[str, Row], OutputHead]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows as the model reads them; B sequences, L padded length, N response positions.
+    """Rows as the model reads them, with B sequences, padded length L and N response positions.
 
-    A row is one sequence, but an episode of several windows has one for each; its positions lie in the row's order.
+    A row is one sequence, except that an episode of several windows has one for each. Positions are in the row's order.
 
     Attributes:
         input_ids: [B, L] int64, right-padded with 0.
@@ -48,7 +48,7 @@ class MicroBatch:
     indices: tuple[int, ...]
 
     def reading(self, update: int) -> Reading:
-        """What the forward of it reads in optimizer update number `update`."""
+        """The description, for hooks, of its forward pass in optimizer update number `update`."""
         every = [(row, place, window) for row in self.rows for place, window in enumerate(row.sequences)]
         return Reading(
             "update",
@@ -70,9 +70,9 @@ def split(
 ) -> list[list[int]]:
     """Indices of the rows of each micro-batch: rows of similar length together, padded size within `max_tokens`.
 
-    Order is by length, longest first, then by index: the largest micro-batch comes first, so that running out of
-    memory shows at once. With `shortest_first` it is the order in which rows tend to be sampled and scored. A single
-    row over the budget gets a micro-batch of its own.
+    Rows are ordered by length, longest first, and then by index. The largest micro-batch comes first, so that a lack of
+    memory shows at once. `shortest_first` gives the order in which rows tend to be sampled and scored. A single row
+    over the budget gets a micro-batch of its own.
 
     Args:
         rows: the step's rows.
@@ -91,7 +91,7 @@ def split(
     order = sorted(range(len(rows)), key=lambda i: (apart[i], sign * lengths[i], i))
     added = [len(row.sequences) for row in rows]
     parts = packed(order, lengths, max_tokens, turn=turn, apart=apart, added=added)
-    # Rows of several teachers may be kept apart: a slow one holds up no rows of the others.
+    # If rows of several teachers are kept apart, order across teachers, so that a slow one does not delay the others.
     return sorted(parts, key=lambda part: lengths[part[-1]]) if shortest_first else parts
 
 
@@ -107,12 +107,12 @@ def packed(
     """Indices of the rows of each forward pass, in order of length, padded size within `max_tokens`.
 
     Args:
-        order: the rows, upwards or downwards by length among those that may stand together.
-        lengths: tokens of each row.
+        order: the rows, in ascending or descending order of length among those that may share a pass.
+        lengths: number of tokens of each row.
         max_tokens: see `split`.
         turn: see `split`.
-        apart: rows where it differs are kept apart; None where all may stand together.
-        added: sequences of each row; None for one each.
+        apart: rows with different values are kept apart; None if all may share a pass.
+        added: number of sequences of each row; None for one each.
     """
     parts: list[list[int]] = []
     kind: object = None
@@ -120,7 +120,7 @@ def packed(
     for index in order:
         length, more = lengths[index], 1 if added is None else added[index]
         mine = (turn is not None and length > turn, None if apart is None else apart[index])
-        # All are padded to the longest, which is the first or the last.
+        # All sequences are padded to the longest, which is the first or the last.
         if parts and mine == kind and max(lengths[parts[-1][0]], length) * (count + more) <= max_tokens:
             parts[-1].append(index)
             count += more
@@ -148,7 +148,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
     for row, first, begin in zip(chosen, firsts.tolist(), (ends - lengths).tolist(), strict=True):
         prompt = len(row.prompt_ids)
         if row.windows:
-            # Positions outside of all windows are the environment's: nothing is learnt there, and any state will do.
+            # Positions outside of all windows belong to the environment and are not trained on, so any state will do.
             source[begin : begin + row.length] = 0
         for b, (since, start, end) in enumerate(row.sequences, first):
             total = prompt + end - since
@@ -158,7 +158,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
             if row.windows:
                 sequence[begin + start : begin + end] = b
                 source[begin + start : begin + end] = prompt - 1 + np.arange(start - since, end - since)
-    candidates = None  # [N, K] has no gaps: one row without candidates leaves none for the micro-batch
+    candidates = None  # [N, K] cannot have gaps: if one row lacks candidates, the micro-batch has none
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
     return MicroBatch(
@@ -190,7 +190,7 @@ def signal_tokens(
         device: where the tensors go.
     """
     scores: list[Scores] = [row.signals[role, kind] for row in rows]
-    # `split` keeps rows of other heads apart.
+    # `split` keeps rows with different heads apart.
     head = head_of(role, rows[0]) if kind is PayloadKind.HIDDEN else None
 
     def joined(name: str) -> Tensor | None:
@@ -223,5 +223,5 @@ def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     host = torch.from_numpy(np.ascontiguousarray(array))
-    # From pinned memory the copy is asynchronous: the host goes on at once.
+    # The copy from pinned memory is asynchronous, so the host continues at once.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -1,21 +1,21 @@
-"""Where a run is in its stream of training prompts: one number, which moves when work on the prompts is complete."""
+"""The position of a run in its stream of training prompts; it advances once work on the prompts is complete."""
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 
 
 class PromptCursor:
-    """Gives the next training prompts, each once.
+    """Gives out the training prompts in order, each once.
 
-    What is taken counts only after `commit`: work that was interrupted begins again with the same prompts. Every rank
-    takes equally many, so all stand at the same place.
+    Prompts that were taken count only after `commit`, so interrupted work starts again with the same prompts. Every
+    rank takes the same number, so all ranks have the same position.
 
     Args:
-        source: the stream.
+        source: the stream of prompts.
 
     Attributes:
-        position: prompts taken for good; saved with the run.
-        taken: prompts taken since the last `commit`.
+        position: number of prompts taken and committed; saved with the run.
+        taken: number of prompts taken since the last `commit`.
     """
 
     def __init__(self, source: PromptSource) -> None:
@@ -30,9 +30,9 @@ class PromptCursor:
         return prompts
 
     def begin(self) -> None:
-        """Start over from the last `commit`: what was taken since then is given out again."""
+        """Return to the last `commit`, so that prompts taken since then are given out again."""
         self.taken = 0
 
     def commit(self) -> None:
-        """Count what was taken as used."""
+        """Count the prompts that were taken as used."""
         self.position, self.taken = self.position + self.taken, 0

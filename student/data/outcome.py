@@ -1,7 +1,7 @@
-"""The outcome of each row of a step in a few numbers: small enough to send to every rank and to keep in checkpoints.
+"""The outcome of a row in a few numbers, small enough to send to every rank and to keep in checkpoints.
 
-Whatever chooses from rows or averages over them (advantages, samplers, windows, curricula) reads outcomes, so that it
-gets the same result on every rank, however the rows are spread.
+Everything that chooses between rows or averages over them (advantages, samplers, windows, curricula) reads outcomes of
+all ranks, so that its result is the same on every rank and independent of how rows are spread over ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from student.learning.ranks import Ranks
 
 KEYS = ("step", "uid", "sample", "turn", "agent", "rollout")
-"""Parts of a group key that every outcome has; other parts are names of tags."""
+"""Parts of a group key that every outcome has; any other part is the name of a tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Outcome:
 
     Attributes:
         step, uid, sample, turn, agent: the row's key.
-        tags: its labels.
-        domain: of its prompt, "" for none.
-        teacher: that the route gave it, "" for none.
+        tags: the row's labels.
+        domain: domain of its prompt, "" for none.
+        teacher: the teacher that the route gave it, "" for none.
         origin: who wrote the response.
-        on_policy: whether the present policy sampled it under the prompt that it is trained under.
-        trained: whether it is trained on; other rows count in statistics only.
-        reward: None while it is unknown, which is never a reward of 0.
+        on_policy: whether the student sampled it in this step, under the prompt that it is trained under.
+        trained: whether it is trained on; other rows only count in statistics.
+        reward: the reward; None if it is unknown, which is never treated as 0.
         turn_rewards, turn_states, turn_agents: by turn, see `student.data.row`; the last turn's reward includes the
             named parts of the row's, such as a penalty for length.
         spans: (start, end) of each turn in the response, tokens; empty for single turns.
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def sort_key(self) -> tuple[int, str, int, int, str]:
-        """What outcomes are sorted by: the row's key."""
+        """The key by which outcomes are sorted: that of the row."""
         return self.step, self.uid, self.sample, self.turn, self.agent
 
     @property
@@ -115,10 +115,10 @@ class Outcome:
 
 
 def reward_of(row: Row) -> float | None:
-    """The reward that a plug-in gave, else the verdict's value, plus all named parts; None while it is unknown.
+    """The reward of a plug-in, else the verdict's value, plus all named parts; None if it is unknown.
 
     Raises:
-        DataError: when it is not finite.
+        DataError: if it is not finite.
     """
     reward = row.reward
     if reward is None:
@@ -141,7 +141,7 @@ def outcome_of(row: Row) -> Outcome:
         DataError: when its reward is not finite.
     """
     mask = row.loss_mask
-    # Only where every trained token has a log-prob: a sum over some of them would pass for that of the response.
+    # Only if every trained token has a log-prob, because a sum over some of them would be taken for the response's.
     behaviour = _sum(row.behaviour_logp, mask)
     sums = {"behaviour": behaviour} if math.isfinite(behaviour) else {}
     for (role, _), scores in row.signals.items():
@@ -174,7 +174,7 @@ def outcome_of(row: Row) -> Outcome:
 
 
 def _by_turn(row: Row) -> tuple[float, ...]:
-    """Rewards by turn; named parts judge the whole episode, and count where it ends, as its own reward would."""
+    """Rewards by turn; named parts, which judge the whole episode, are added to the last turn."""
     rewards = [float(value) for value in row.turn_rewards]
     if rewards:
         rewards[-1] += sum(row.reward_parts.values())
@@ -188,12 +188,12 @@ def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[li
 
     Args:
         rows: this rank's rows.
-        ranks: every rank must call this; None for rows that are judged alone.
+        ranks: all ranks, each of which must call this; None for the rows of this rank alone.
 
     Raises:
-        DataError: when a reward is not finite; the other ranks are cancelled.
+        DataError: if a reward is not finite; the other ranks are cancelled.
     """
-    # A reward that is not finite must fail on all ranks: the others would wait in the exchange.
+    # A reward that is not finite must fail on all ranks, because the others would wait in the exchange.
     parts = [[outcome_of(row) for row in rows]] if ranks is None else _told(rows, ranks)
     mine = 0 if ranks is None else ranks.index
     labelled = [(rank, place, outcome) for rank, part in enumerate(parts) for place, outcome in enumerate(part)]
@@ -207,5 +207,5 @@ def _told(rows: Sequence[Row], ranks: Ranks) -> list[list[Outcome]]:
 
 
 def _sum(values: NDArray[np.float32], mask: NDArray[np.bool_]) -> float:
-    """In float64, of the trained tokens alone: the others may hold NaN."""
+    """The sum over trained tokens, in float64; other tokens may hold NaN."""
     return float(np.where(mask, values, 0.0).sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The plan of a step: which prompts, how many samples, how long; methods rewrite it before the rollout."""
+"""The plan of a step: which prompts, how many samples and how long; methods rewrite it before the rollout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +9,11 @@ from student.data.row import Row, RowKey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """The beginning of another episode of the step, which an episode begins with; never part of a saved plan.
+    """The beginning of another episode of the step, with which an episode starts; never part of a saved plan.
 
     Attributes:
         row: the other episode.
-        turns: how many of its turns; ids and log-probs are taken as they are, and learnt from like the rest.
+        turns: number of its turns to take over, with ids and log-probs; they are learnt from like the rest.
     """
 
     row: Row
@@ -25,11 +25,11 @@ class EpisodePlan:
     """How an episode is played.
 
     Attributes:
-        turns: most turns of the student; 0 for the run's limit.
-        replay: actions that are played first, as given: they are in the history, and nothing is learnt from them.
-        given: whether `replay` is the whole episode and is learnt from instead: a row of origin expert.
-        passed_over: places in `replay` of actions that are not learnt from all the same, mistakes for example.
-        branch: the episode that it begins with; None to begin at the start.
+        turns: maximum number of turns of the student; 0 for the run's limit.
+        replay: given actions that are played first; they are part of the history but not learnt from.
+        given: whether `replay` is the whole episode and is learnt from: a row of origin expert.
+        passed_over: with `given`, indices in `replay` of actions that are not learnt from, such as mistakes.
+        branch: the beginning of another episode to start with; None to start at the beginning.
     """
 
     turns: int = 0
@@ -44,18 +44,18 @@ class PlannedRow:
     """One response to sample.
 
     Attributes:
-        key: identity of the row to be.
+        key: key of the resulting row.
         prompt: the prompt.
-        max_new_tokens: longest response, tokens.
+        max_new_tokens: maximum length of the response, tokens.
         temperature: sampling temperature.
         answer: the response as text when it is given instead of sampled; such rows have origin expert.
-        prefix_ids: ids that the response begins with and the student continues; they are not trained on, and count
-            neither as sampled nor in `max_new_tokens`. Ids and no text: encoded again, a text may have others.
-        behaviour_prompt: the prompt to sample under when that is another than `prompt` (a hint); the row is trained
-            under `prompt` and has origin hinted.
-        stop_ids: ids that end this response besides those of the run.
+        prefix_ids: ids with which the response begins and which the student continues. They are not trained on, and
+            count neither as sampled nor in `max_new_tokens`. They are ids because re-encoding text may change them.
+        behaviour_prompt: the prompt to sample under if it differs from `prompt` (a hint); the row is trained under
+            `prompt` and has origin hinted.
+        stop_ids: ids that end this response, besides those of the run.
         tags: labels that the row carries, for groups, metrics and verifiers.
-        episode: how it is played where the prompt names an environment; None for the run's settings.
+        episode: how to play it if the prompt names an environment; None for the run's settings.
     """
 
     key: RowKey
@@ -87,10 +87,10 @@ class StepPlan:
 def plan_step(
     step: int, prompts: Sequence[Prompt], *, samples: int, max_new_tokens: int, temperature: float
 ) -> StepPlan:
-    """`samples` responses for each of `prompts`, group after group.
+    """Plan `samples` responses for each of `prompts`, group after group.
 
-    A prompt that occurs twice in a step gets distinct sample indices, so that no two rows share a random stream. A
-    prompt's own length limit holds where it is shorter.
+    If a prompt occurs twice in a step, its rows get distinct sample indices, so that no two rows share a random stream.
+    A prompt's own length limit applies if it is shorter.
     """
     seen: dict[str, int] = {}
     rows = []

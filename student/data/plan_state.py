@@ -60,7 +60,7 @@ def plan_from_state(state: dict[str, Any]) -> StepPlan:
 
 
 def _episode_to_state(episode: EpisodePlan) -> dict[str, Any]:
-    # A branch is made within a step and gone with it.
+    # A branch exists only within a step.
     return asdict(replace(episode, branch=None))
 
 

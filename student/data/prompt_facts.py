@@ -1,4 +1,4 @@
-"""What a recipe says of its prompts before any is read: which columns they keep, and whether they come again."""
+"""Facts about prompts that follow from the recipe alone: which columns they keep, and whether prompts repeat."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 def sources(recipe: Recipe) -> list[Any]:
-    """The sources of prompts, those of a mix one by one."""
+    """The sources of prompts; a mixture is listed source by source."""
     return list(getattr(recipe.prompts, "mix", None) or [recipe.prompts])
 
 
 def check_kept(recipe: Recipe, column: str, who: str) -> None:
-    """Refuse a column that no source of prompts keeps; what a procedural task gives is known once it is asked.
+    """Refuse a column that no source of prompts keeps; columns of procedural tasks are not known in advance.
 
     Args:
         recipe: the recipe.
         column: the column.
-        who: reads it, for the message.
+        who: what reads the column, for the message.
 
     Raises:
         ConfigError: naming the setting that keeps it.
@@ -34,5 +34,5 @@ def check_kept(recipe: Recipe, column: str, who: str) -> None:
 
 
 def never_again(recipe: Recipe) -> bool:
-    """Whether all prompts come from procedural tasks, which hardly ever give one twice."""
+    """Whether all prompts come from procedural tasks, which hardly ever repeat a prompt."""
     return all(hasattr(one, "task") for one in sources(recipe))

@@ -1,4 +1,4 @@
-"""Prompts as the student reads them: what is checked before a run, and one of them shown in full."""
+"""Prompts as the student reads them: checks before a run, and a preview of one prompt."""
 
 import logging
 import re
@@ -18,16 +18,17 @@ from student.recipe import Recipe
 
 _SHOWN_IDS = 48
 _PIECE = 1024
-"""Prompts that are encoded at once."""
+"""Number of prompts that are encoded at once."""
 _TOKENS_OF_A_BYTE, _SPECIAL = 12, 16
-"""NFKC, which some tokenizers apply, writes a character of 3 bytes as 33; and what may stand around a text."""
+"""Bounds on the tokens per byte (NFKC, which some tokenizers apply, expands a character of 3 bytes to 33 bytes) and on
+the special tokens around a text."""
 log = logging.getLogger(__name__)
 
 
 def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
-    """Apply the length limit to all prompts, and see that the chat template knows the options it is given.
+    """Apply the length limit to all prompts, and check that the chat template knows the given options.
 
-    How many prompts are left out is logged as a warning.
+    The number of prompts that are left out is logged as a warning.
 
     Raises:
         DataError: for a long prompt with its file and line, or an option that the template never reads.
@@ -57,14 +58,14 @@ def _lengths(prompts: Iterable[Prompt], tokenizer: Any, limit: int) -> Iterator[
 
 
 def _bound(prompt: Prompt) -> int:
-    """Tokens that no tokenizer exceeds; templates of chats add what they like, and blanks may make no token at all."""
+    """An upper bound on a prompt's tokens for any tokenizer."""
     if prompt.messages is not None or not (prompt.text or "").strip():
         return sys.maxsize
     return _TOKENS_OF_A_BYTE * len(str(prompt.text).encode()) + _SPECIAL
 
 
 def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:
-    """Refuse options that the chat template never names: it would silently ignore a misspelt one.
+    """Refuse options that the chat template does not use, because it would silently ignore a misspelt one.
 
     Raises:
         DataError: naming the option.

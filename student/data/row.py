@@ -25,11 +25,11 @@ class RowKey:
     """Identity of a row within a run, and the parts of its group key.
 
     Attributes:
-        step: optimizer step that asked for the row.
+        step: the step that planned the row.
         uid: the prompt's uid; rows of one prompt and step form a group.
         sample: index within the group.
         turn, agent: position in a multi-turn or multi-agent episode; 0 and "" for single turns.
-        parent: sample index of the row this one branched from, or -1.
+        parent: sample index of the row that this one branched from, or -1.
     """
 
     step: int
@@ -46,7 +46,7 @@ class RowKey:
 
     @property
     def rollout(self) -> str:
-        """Key of the episode, shared by its rows where an episode has several."""
+        """Key of the episode, shared by its rows if an episode has several."""
         return f"{self.step}/{self.uid}/{self.sample}"
 
 
@@ -58,44 +58,44 @@ class Row:
         key: identity.
         prompt: the prompt it answers.
         prompt_ids: [P] uint32, the prompt the student is trained under.
-        response_ids: [T] uint32, sampled ids, the end-of-sequence id included when it was sampled.
-        behaviour_logp: [T] float32 nats, log-probs under the sampler at the rollout temperature; NaN where the student
-            did not sample the token.
-        policy_version: [T] int32, steps of the run that the sampling weights had seen.
+        response_ids: [T] uint32, sampled ids, including the end-of-sequence id if it was sampled.
+        behaviour_logp: [T] float32, log-probs under the sampler at the rollout temperature, nats; NaN for tokens that
+            the student did not sample.
+        policy_version: [T] int32, number of steps that the sampling weights had been trained for.
         loss_mask: [T] bool, True where the token is trained on.
         truncated: True when the length limit, not the end-of-sequence id, ended the response.
-        text: what the student sampled, decoded without special tokens; without a prefix that was given.
-        candidates: [T, K] uint32, the student's K most likely ids, descending; None unless asked for.
+        text: what the student sampled, decoded without special tokens and without a given prefix.
+        candidates: [T, K] uint32, the student's K most likely ids in descending order; None unless needed.
         origin: who wrote the response.
-        behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under when that is another (a hint), else None.
-        tool_mask: [T] bool, True where the environment wrote the token, else None.
+        behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under if that is another (a hint), else None.
+        tool_mask: [T] bool, True where the environment wrote the token; None if it wrote none.
         turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
-        windows: (since, start, end) where the student did not see the whole history of an episode: what stands at
-            positions start to end it wrote after the prompt and the response from `since` on. They hold every trained
-            position; empty where it saw everything.
-        summaries: places in `turns` of those that the environment did not see: the student's summaries of the episode.
+        windows: (since, start, end) if the student did not read the whole history of an episode: it wrote positions
+            start to end after the prompt and the response from `since` on. Windows cover every trained position; empty
+            if it read everything.
+        summaries: indices in `turns` of the student's summaries, which the environment did not see.
         teacher: name of the teacher that the route gave, or the weighted names of several.
-        teachers: (teacher, weight) where divergences to several teachers are summed, weights summing to 1; else empty.
-        contexts: [P'] uint32 by role: the prompt that this role's model reads instead (a hint, a system prompt of its
-            own); the student's input never holds it.
-        unread: roles whose context for this row is missing or too long; the terms that learn from them pass it over.
+        teachers: (teacher, weight) if divergences to several teachers are summed; weights sum to 1. Otherwise empty.
+        contexts: [P'] uint32 by role, the prompt that the role's model reads in place of the student's (a hint, a
+            system prompt); never part of the student's input.
+        unread: roles whose context for this row is missing or too long; terms that learn from them skip the row.
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
-        verdict: the verifier's; None when it was not asked.
-        reward_parts: named parts of the reward; a part that is unknown is absent, never 0.
-        reward: the reward that a plug-in gave in place of the verdict, in any range; None where it is unknown.
-        rewarded: whether a plug-in's reward stands in for the verdict, so that None in `reward` means unknown.
-        token_rewards: [T] float32, rewards by token; None when only the whole is rewarded.
-        turn_rewards: rewards by turn of `turns`, in the order of the turns; empty when only the whole is rewarded.
-        turn_states: of each turn, a hash of what the environment stood at; equal states of one prompt are comparable.
-        turn_agents: of each turn, who acted; empty where nothing tells several apart.
+        verdict: the verifier's verdict; None if it was not asked.
+        reward_parts: named parts of the reward; an unknown part is absent, never 0.
+        reward: a plug-in's reward in place of the verdict, in any range; None if unknown.
+        rewarded: whether a plug-in's reward replaces the verdict, so that None in `reward` means unknown.
+        token_rewards: [T] float32, rewards by token; None if only the whole is rewarded.
+        turn_rewards: the reward of each turn; empty if only the whole is rewarded.
+        turn_states: for each turn, a hash of the environment's state; equal states of one prompt are comparable.
+        turn_agents: for each turn, the agent that acted; empty if agents are not told apart.
         values: [T] float32, a critic's value of the state before each token; None without a critic.
         critic_credit: [T] float32, the advantage of each token by a critic of turns, by the critic's class.
         weight: multiplies the row's loss.
-        trained: False for rows that count in the statistics of their group and are not learnt from.
+        trained: False for rows that count in the statistics of their group but are not learnt from.
         tags: labels such as mode, template or role, for groups, metrics and verifiers.
-        experts: [P + T or one less, layers, k] int16, the experts of a mixture that each token of prompt and response
-            passed, in the rollout or in the old policy's pass; None unless asked for.
-        notes: numbers that a method tells all ranks about the row, by name; they come back in the step's report.
+        experts: [P + T or one less, layers, k] int16, the experts that each token of prompt and response was routed to,
+            in the rollout or in the old policy's pass; None unless needed.
+        notes: numbers by name that a method shares with all ranks about the row; the step's report contains them.
     """
 
     key: RowKey
@@ -142,7 +142,7 @@ class Row:
 
     @property
     def actions(self) -> list[tuple[int, int]]:
-        """(start, end) of each turn that the environment saw: all of `turns` but summaries."""
+        """(start, end) of each turn that the environment saw: all of `turns` except summaries."""
         return [span for turn, span in enumerate(self.turns) if turn not in self.summaries]
 
     @property
@@ -157,19 +157,19 @@ class Row:
 
     @property
     def sequences(self) -> tuple[Window, ...]:
-        """What a model reads for the row, as windows: (since, start, end)."""
+        """The sequences that a model reads for the row, as windows (since, start, end)."""
         return self.windows or ((0, 0, len(self.response_ids)),)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest of its sequences."""
-        if not self.windows:  # nearly every row, and asked several times a step
+        if not self.windows:  # a fast path, because this is nearly every row and is read several times a step
             return len(self.prompt_ids) + len(self.response_ids)
         return len(self.prompt_ids) + max(end - since for since, _, end in self.windows)
 
     @property
     def positions(self) -> int:
-        """Tokens that a model reads for the row: of all its sequences."""
+        """Number of tokens that a model reads for the row, over all its sequences."""
         if not self.windows:
             return len(self.prompt_ids) + len(self.response_ids)
         return sum(len(self.prompt_ids) + end - since for since, _, end in self.windows)
@@ -180,24 +180,24 @@ class Row:
         return np.concatenate([self.prompt_ids, self.response_ids[since:position]])
 
     def log_probs(self, role: str) -> NDArray[np.float32] | None:
-        """[T] log-probs of the response tokens under a role, from the payload that holds them; None where none does."""
+        """[T] log-probs of the response tokens under a role, from any payload that has them; None if none does."""
         found = (scores.sampled for (owner, _), scores in self.signals.items() if owner == role)
         return next((values for values in found if values is not None), None)
 
     def asked_positions(self, *, role: str = "", own: bool = False) -> int:
-        """Tokens of all requests that `asked` makes."""
+        """Number of tokens of all requests that `asked` returns."""
         if not self.windows:  # one request, of everything
             return len(self.contexts.get(role, self.prompt_ids)) + len(self.response_ids)
         return sum(len(item.token_ids) for item, _ in self.asked(gather=False, role=role, own=own))
 
     def asked(self, *, gather: bool, role: str = "", own: bool = False) -> list[tuple[ScoreItem, int]]:
-        """The row as requests to a model, one for each window: (request, the position at which its response begins).
+        """The row as requests to a model, one per window: (request, position at which its response begins).
 
         Args:
-            gather: at its candidates.
-            role: under the prompt that this role reads.
-            own: at the positions alone that are trained on or were sampled in a turn, and not at what an environment
-                wrote or what was given.
+            gather: whether to ask at the row's candidates.
+            role: use the prompt that this role reads; "" for the student's prompt.
+            own: ask only at positions that are trained on or were sampled in a turn, not at what an environment wrote
+                or what was given.
         """
         prompt = self.contexts.get(role, self.prompt_ids)
         wanted = np.ones(self.length, np.bool_)
@@ -209,7 +209,7 @@ class Row:
             if start > since:
                 mask = mask & (np.arange(since, end) >= start)
             if not mask.any() and (found or end < self.sequences[-1][2]):
-                continue  # nothing to ask; a row asks for one position at least
+                continue  # nothing to ask in this window; a row asks for at least one position
             ids = np.concatenate([prompt, self.response_ids[since:end]])
             item = ScoreItem(ids, len(prompt), spans=spans_of(mask))
             if gather and self.candidates is not None:
@@ -219,5 +219,5 @@ class Row:
 
 
 def are_rows(found: Any) -> bool:
-    """Whether what a plug-in gave is a list of rows."""
+    """Whether the result of a plug-in is a list of rows."""
     return isinstance(found, list | tuple) and all(isinstance(row, Row) for row in found)

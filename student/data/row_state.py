@@ -1,4 +1,4 @@
-"""Rows to and from checkpoints: what was sampled, its reward and its labels; signals of models are not kept."""
+"""Converts rows to and from checkpoints: what was sampled, its reward and its labels, but no signals of models."""
 
 from dataclasses import asdict, fields
 from typing import Any

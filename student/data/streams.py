@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class _Key(ISeedSequence):
-    """A Philox key, given as what a seed comes to: beside `key`, numpy would draw an unused seed from the system."""
+    """A Philox key as a seed sequence; with argument `key`, numpy would also draw an unused seed from the system."""
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self._key = key
@@ -31,8 +31,8 @@ def stream(seed: int, *names: object) -> np.random.Generator:
         seed: the run's seed.
         names: what the stream is for, for example ("rollout", step, prompt uid, sample index).
     """
-    # A separator that names do not contain: ("a", "bc") and ("ab", "c") are different streams. The built-in hash() is
-    # salted per process and would not do.
+    # The separator does not occur in names, so ("a", "bc") and ("ab", "c") are different streams. The built-in hash()
+    # is salted per process and cannot be used.
     text = "\x1f".join([str(seed), *map(str, names)])
     key = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # numpy takes any ISeedSequence
@@ -40,5 +40,5 @@ def stream(seed: int, *names: object) -> np.random.Generator:
 
 def uniforms(generator: np.random.Generator, count: int) -> NDArray[np.float64]:
     """[count] float64 in (0, 1), one per token to sample; never exactly 0 or 1."""
-    # The midpoints of 2**52 equal cells: exact in float64, and a logarithm of them is finite.
+    # The midpoints of 2**52 equal cells are exact in float64, and their logarithms are finite.
     return (generator.integers(0, 2**52, size=count, dtype=np.uint64).astype(np.float64) + 0.5) / 2.0**52

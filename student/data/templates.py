@@ -1,4 +1,4 @@
-"""A prompt in another wording: its identity (uid), answer and labels stay."""
+"""A prompt in another wording; its identity (uid), answer and labels stay the same."""
 
 import re
 from collections.abc import Mapping
