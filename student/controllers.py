@@ -1,7 +1,8 @@
 """Controllers: methods that steer the loop around the update (windows, curricula, weight jumps).
 
-A controller rewrites the plan before the rollout, may filter rows, and acts after the update. It sees the plan,
-the rows, the report of the step and a few narrow services; the trainer only where it asks for a `Workbench`.
+A controller may rewrite the plan before the rollout, filter rows, order the updates, and act on the weights after them.
+It sees the plan, the rows, the report of the step and a few narrow services; parts of the trainer only if it asks for a
+`Workbench`.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ class EvalReport:
     """An evaluation on prompts with a verifier.
 
     Attributes:
-        accuracy: mean verdict over prompts whose verdict is known, 0 to 1.
-        per_prompt: mean verdict of each prompt; None where unknown.
-        mean_length: tokens per response.
+        accuracy: mean verdict over prompts with a known verdict, 0 to 1.
+        per_prompt: mean verdict of each prompt; None if unknown.
+        mean_length: mean tokens per response.
         truncated: fraction of responses that hit the length limit.
-        reverse_kl: KL(student || teacher), nats per token, or None when it was not asked for.
+        reverse_kl: KL(student || teacher), nats per token; None if it was not measured.
         tokens: response tokens sampled.
         by_domain: accuracy and number of judged prompts of each domain that prompts name.
         accuracy_half_width: half the 95 % interval of `accuracy` over prompts; None below two judged prompts.
         pass_at: k -> (pass@k, half its interval), over prompts with at least k judged answers; values in between do
             not count as correct. Empty for single answers.
-        reverse_kl_estimator: how `reverse_kl` was measured, "" where it was not.
+        reverse_kl_estimator: how `reverse_kl` was measured; "" if it was not.
         repetition: share of 4-grams that occur earlier in their response, mean over responses.
         modes: figures of modes by name, see `student.orbit.figures`; empty for a run without modes.
-        samples: answers to the first prompts as `student.run.samples.sample_of` gives them, where they were asked for.
+        samples: answers to the first prompts, from `student.run.samples.sample_of`, if they were asked for.
     """
 
     accuracy: float
@@ -82,9 +83,9 @@ class StepReport:
     """What a step did: its metrics by name, and the outcomes of its rows.
 
     Attributes:
-        step: index of the optimizer step.
-        metrics: reduced over micro-batches and ranks.
-        outcomes: of the rows of the batch on all ranks; the same when the run was stopped and resumed after the update.
+        step: index of the step, counted from 0.
+        metrics: metrics by name, reduced over micro-batches and ranks.
+        outcomes: outcomes of the batch's rows on all ranks; the same if the run was resumed after the update.
     """
 
     step: int
@@ -97,11 +98,11 @@ class Workbench:
     """Parts of the loop, for a controller that makes passes of its own besides training.
 
     Attributes:
-        learner: weights, objective and optimizer; what is trained must be left as it was found.
+        learner: weights, objective and optimizer; trained weights must be left as they were found.
         sampler: samples from the weights.
-        scorer: made for this bench, so that a thread of its own may use it.
+        scorer: a scorer for this bench alone, so that another thread may use it.
         poll: to be called while waiting; may raise to give up.
-        closing: takes what is to be called when the run ends, before the parts are closed.
+        closing: registers a callback for the end of the run, before the parts are closed.
     """
 
     learner: Learner
@@ -120,13 +121,13 @@ class Services(Protocol):
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """Outcomes of the rows of the step on all ranks; those of the last step while the next one is planned."""
+        """Outcomes of the step's rows on all ranks; while a step is planned, those of the previous step."""
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and trained tensors of the student, on its device; writable under no_grad."""
 
     def rollout(self, plan: StepPlan) -> list[Row]:
-        """Sample the rows of `plan` with the current weights; no loss is taken on them."""
+        """Sample the rows of `plan` with the current weights; they are not trained on."""
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """Score rows with the payloads that the objective needs; blocks."""
@@ -139,29 +140,29 @@ class Services(Protocol):
         model: str = "student",
         temperature: float | None = None,
     ) -> list[Scores]:
-        """What the student now, or a copy of it, says about any responses, in process; counted among the costs.
+        """Score any responses with the current student or a kept copy, in this process; counted in the costs.
 
         Args:
-            items: rows, or any ids with a prompt's length.
-            spec: the payload; log-probs of the response tokens when None.
-            model: "student", or "initial" or "ema" where `needs` names them in `models`.
-            temperature: divides the logits; None for that of the rollouts.
+            items: rows, or ids with the length of their prompt.
+            spec: the payload; None for log-probs of the response tokens.
+            model: "student", or "initial" or "ema" if `needs` names them in `models`.
+            temperature: divides the logits; None for the temperature of rollouts.
         """
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """The final answer of each row, in a form that equal answers share; None where there is none."""
 
     def refresh(self, model: str, decay: float) -> None:
-        """Move the kept copy "initial" or "ema" towards the student: e <- decay e + (1 - decay) w; 0 copies."""
+        """Update the kept copy "initial" or "ema": e <- decay e + (1 - decay) w, w the student's; decay 0 copies."""
 
     def workbench(self) -> Workbench:
-        """Parts of the loop with a scorer of their own, made on each call; ADWIN's probes run on one."""
+        """Make a workbench with a scorer of its own; ADWIN's probes run on one."""
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank; every rank must call it equally often."""
+        """The values of all ranks, in the order of ranks; every rank must call it equally often."""
 
     def add_costs(self, counts: Mapping[str, float]) -> None:
-        """Count what a probe spent among the costs of the step."""
+        """Add what a probe spent to the costs of the step."""
 
     def evaluate(
         self,
@@ -172,16 +173,17 @@ class Services(Protocol):
         reverse_kl: bool = False,
         temperature: float | None = None,
     ) -> EvalReport:
-        """Sample, verify and optionally score `prompts` with the current weights; None for the rollouts' temperature.
+        """Sample, verify and optionally score `prompts` with the current weights.
 
-        Equal `seed_names` draw equal random numbers: common random numbers for paired comparisons.
+        Calls with equal `seed_names` draw equal random numbers, for paired comparisons. Temperature None is that of the
+        rollouts.
         """
 
     def prompts(self, count: int) -> list[Prompt]:
-        """The next `count` prompts of the run, which then come up nowhere else; every rank must ask for as many.
+        """Take the next `count` prompts of the run, which are then used nowhere else; every rank must ask for as many.
 
-        Asked within `plan` or `updates` they are the step's, within `after_update` that call's: when it is interrupted
-        and made again, it gets the same ones.
+        Within `plan` or `updates` they belong to the step, within `after_update` to that call: if the step or call is
+        interrupted and repeated, it gets the same prompts.
         """
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
@@ -192,16 +194,16 @@ class Services(Protocol):
 
 
 class Controller:
-    """Base of controllers; every hook has a default that does nothing."""
+    """Base class of controllers; every hook has a default that does nothing."""
 
     settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
     why_not_stale: ClassVar[str] = "it does not say that it can plan a step before those before it are observed"
-    """Why it cannot work with `train.max_staleness`, a clause; "" where it can: it remembers nothing between `plan` and
-    the other hooks of a step but what `state_dict` saves, because further steps are planned in between."""
+    """A clause saying why it cannot work with `train.max_staleness`; "" if it can. As further steps are planned between
+    `plan` and the other hooks of a step, it must remember nothing in between except what `state_dict` saves."""
     gives_answers: ClassVar[bool] = False
-    """Whether its plans hold rows whose answer is given (`PlannedRow.answer`), which the student itself reads."""
+    """Whether its plans contain rows with given answers (`PlannedRow.answer`), which the student itself reads."""
     gives_log_probs: ClassVar[bool] = False
-    """Whether the rows that it gives come with log-probs under a policy, for the ratio to it."""
+    """Whether the rows that it adds have log-probs under a policy, for the ratio to that policy."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -209,24 +211,24 @@ class Controller:
 
     @property
     def services(self) -> Services:
-        """What `begin` is given, for the hooks that are given no services themselves."""
+        """The services passed to `begin`, for hooks that are not passed services themselves."""
         if self._services is None:
             raise RuntimeError(f"{type(self).__name__} asks for services before it was started.")
         return self._services
 
     def needs(self) -> Needs:
-        """What the controller needs beyond the objective."""
+        """What the controller needs besides the needs of the objective."""
         return Needs()
 
     def hooks(self) -> Sequence[ModelHook]:
-        """What acts on the student's forward; see `student.learning.hooks`."""
+        """Hooks on the student's forward pass; see `student.learning.hooks`."""
         return ()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Look at the whole recipe before anything is loaded, also in a dry run.
+        """Check the whole recipe before anything is loaded, in dry runs too.
 
         Raises:
-            ConfigError: when the method cannot work in it.
+            ConfigError: if the method cannot work with it.
         """
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -237,63 +239,63 @@ class Controller:
         """
 
     def against_summaries(self) -> str:
-        """Why it cannot work where students summarise episodes (history: summary), a clause; "" where it can."""
+        """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
         return ""
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """What a person should know of it in the recipe although it works, one clause each."""
+        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
         return []
 
     def begin(self, services: Services) -> None:
-        """Keep the services and start; the loop calls it."""
+        """Keep the services and call `start`; called by the loop."""
         self._services = services
         self.start(services)
 
     def start(self, services: Services) -> None:
-        """Called once before the first step, also after a resume; `begin` has kept the services."""
+        """Prepare, once, before the first step or after a resume."""
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Rewrite the plan of a step.
 
-        Must not change what `state_dict` saves: a step that was interrupted is planned again after a resume.
+        It must not change what `state_dict` saves, because an interrupted step is planned again after a resume.
         """
         return plan
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Filter, replay, recompose or re-weight the scored rows of a step.
 
-        Sees the rows of this rank alone: what is to be chosen from all of them goes into `Row.notes` and comes back to
-        every rank in `Services.outcomes` and in the report. Must not change what `state_dict` saves, like `plan`.
+        It sees only the rows of this rank. Numbers for a choice among all rows go into `Row.notes` and reach every rank
+        through `Services.outcomes` and the report. Like `plan`, it must not change what `state_dict` saves.
         """
         return rows
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
         """Reorder, drop, repeat or re-weight the optimizer updates of a step.
 
-        A generator may look at the student between two of them. Every rank must give equally many. Must not change what
-        `state_dict` saves before the first update, like `plan`; after it the step counts as done, even when a later
-        update fails.
+        A generator may look at the student between two updates. Every rank must yield equally many. Like `plan`, it
+        must not change what `state_dict` saves before the first update; after that, the step counts as done even if a
+        later update fails.
         """
         return updates
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Act on the weights after the updates of `step`; returns metrics.
 
-        When a service of the loop raises, weights and saved state must be left as they were before the call: it is
-        made again after a resume.
+        If a service of the loop raises, weights and saved state must be left as they were before the call, which is
+        repeated after a resume.
         """
         return {}
 
     def observe(self, report: StepReport) -> None:
-        """Learn from the step."""
+        """Learn from the report of a finished step."""
 
     def finished(self) -> bool:
-        """Whether the run has what it was for, and ends before `train.steps`; asked before each step on every rank."""
+        """Whether the run should end before `train.steps`; called before each step on every rank."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
+        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

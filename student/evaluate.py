@@ -17,32 +17,32 @@ class EvalMeasure(Protocol):
     """Measures KL(student || teacher) on scored answers; `student.plugins.build_measure` chooses one.
 
     Attributes:
-        estimator: how it measures, in words for reports.
+        estimator: description of the estimator, for reports.
     """
 
     estimator: str
 
     def needs(self) -> Needs:
-        """What the answers must be scored with."""
+        """What the measure needs from the models that score the answers."""
 
     def measure(
         self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
     ) -> tuple[float, float]:
-        """Sum over the trained tokens of `rows`, nats, and their number; no gradient. `look` sees each micro-batch.
+        """The sum over the trained tokens of `rows`, nats, and their number, without gradient.
 
-        Ranks may have different rows, and none.
+        `look` is called with each micro-batch. Ranks may have different numbers of rows, including none.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a report needs of an answer; small, because every rank sees those of all.
+    """The facts about an answer that a report needs; small, because every rank gets those of all ranks.
 
     Attributes:
-        place: of its row in the plan of all ranks.
-        value: of its verdict, None where that is unknown.
-        correct: whether the verdict says so.
-        domain: of its prompt.
+        place: index of its row in the plan of all ranks.
+        value: value of its verdict; None if unknown.
+        correct: whether the verdict is correct.
+        domain: domain of its prompt.
         length: response tokens.
         truncated: whether it hit the length limit.
         repetition: share of 4-grams that occur earlier in it.
@@ -58,7 +58,7 @@ class Answer:
 
     @classmethod
     def of(cls, row: Row, place: int) -> "Answer":
-        """That of a verified row."""
+        """The facts about a verified row."""
         verdict = row.verdict if row.verdict and row.verdict.known else None
         return cls(
             place,
@@ -77,12 +77,12 @@ def report(
     reverse_kl: float | None,
     estimator: str = "",
 ) -> EvalReport:
-    """Sum up answers (grouped by prompt, `samples` each).
+    """Make a report from answers, which are grouped by prompt, `samples` each.
 
     Args:
-        answers: of all ranks, in the order of the plan.
+        answers: the answers of all ranks, in the order of the plan.
         samples: answers per prompt.
-        reverse_kl: nats per token, or None when it was not measured.
+        reverse_kl: nats per token; None if it was not measured.
         estimator: how it was measured.
     """
     per_prompt: list[float | None] = []
@@ -96,7 +96,7 @@ def report(
         domain = group[0].domain
         if found and domain is not None:
             domains.setdefault(domain, []).append(per_prompt[-1] or 0.0)
-    # A prompt with no judged answer is left out of the means: unknown is not wrong.
+    # A prompt without a judged answer is left out of the means, because unknown is not wrong.
     judged = [value for value in per_prompt if value is not None]
     tokens, count = sum(answer.length for answer in answers), max(1, len(answers))
     return EvalReport(

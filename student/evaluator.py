@@ -1,7 +1,7 @@
-"""Evaluations by the loop: answers of the current weights to held-out prompts, judged, and measured against teachers.
+"""Evaluations by the loop: the current weights answer held-out prompts, and the answers are judged and scored.
 
-Each rank answers its share of the prompts, and all ranks get the report that a single one would. With modes, whose
-figures compare answers to one problem, every rank answers all prompts.
+Each rank answers a share of the prompts, and all ranks get the report over all prompts. With modes, whose figures
+compare answers to the same problem, every rank answers all prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,17 @@ from student.scoring.verify import Verification
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """What this rank does of an evaluation.
+    """This rank's part of an evaluation.
 
     Attributes:
-        plan: its answers.
-        places: of these in the plan of all ranks.
-        other: answers at the temperature of the rollouts, where divergences are measured on those; None where `plan`
-            has that temperature.
-        seed_names: name the random streams.
-        scorer: asks for what the measure needs; None where nothing is measured.
-        keep: how many answers go into the report, the first ones.
-        shown: how many of those have a divergence each.
+        plan: the answers of this rank.
+        places: their indices in the plan of all ranks.
+        other: answers at the temperature of rollouts, on which divergences are measured; None if `plan` has that
+            temperature.
+        seed_names: names of the random streams.
+        scorer: scores for the measure; None if nothing is measured.
+        keep: number of first answers that go into the report.
+        shown: number of those that have a divergence.
     """
 
     plan: StepPlan
@@ -60,12 +60,12 @@ class Evaluator:
         tokenizer: the student's.
         sampler: samples from the current weights.
         verification: judges answers.
-        measure: of reverse KL, with the scorer that gives what it needs; None where it cannot be measured.
+        measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
         costs: counts what is spent.
         poll: called while waiting; may raise to give up.
 
     Attributes:
-        scorer: asks for what the measure needs; None where nothing can be measured.
+        scorer: scores for the measure; None if nothing can be measured.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Evaluator:
         self._measure: EvalMeasure | None = None if measure is None else measure[0]
         self.scorer: Scorer | None = None if measure is None else measure[1]
         self._costs, self._poll = costs, poll
-        # Which of how many shares of the answers this rank has.
+        # The index of this rank's share of the answers, and the number of shares.
         self._index, self._shares = (0, 1) if recipe.modes else (learner.ranks.index, learner.ranks.count)
 
     def run(
@@ -112,8 +112,8 @@ class Evaluator:
         judge_budgets(rows, self._recipe.modes)
         modes = mode_figures(rows, self._recipe.modes) | self._leakage(asked, scored, leakage)
         report = replace(self._report(asked, rows, samples, value), modes=modes)
-        # Where every rank judged all answers, a verifier may have timed out on one of them alone, and gates that read
-        # the report must decide the same on all.
+        # If every rank judged all answers, a verifier may have timed out on one rank only. Gates that read the report
+        # must decide alike on all ranks, so all take rank 0's.
         return report if self._shares > 1 else self._learner.ranks.gather(report)[0]
 
     def _ask(
@@ -145,13 +145,13 @@ class Evaluator:
         )
 
     def _answer(self, asked: EvaluationTask) -> tuple[list[Row], list[Row]]:
-        """Judged answers, and those that the divergence is measured on, scored."""
+        """The judged answers, and the scored answers on which the divergence is measured."""
         scorer = asked.scorer
         rows = self._sampled(asked.plan, asked.seed_names, scorer if asked.other is None else None)
         scored: list[Row] = [] if scorer is None else rows
         if scorer is not None and asked.other is not None:
             scored = self._sampled(asked.other, asked.seed_names, scorer)
-            # The answers that are shown have a divergence each, and are of another temperature than those measured.
+            # The answers that are shown need a divergence each, but have another temperature than those measured.
             shown = [row for at, row in zip(asked.places, rows, strict=True) if at < asked.shown]
             for row in shown:
                 scorer.submit(row)
@@ -162,7 +162,7 @@ class Evaluator:
         return rows, scored
 
     def _sampled(self, plan: StepPlan, seed_names: Sequence[object], scorer: Scorer | None) -> list[Row]:
-        """Sampled from the current weights, in the random streams named by `seed_names`."""
+        """Sample a plan from the current weights, with the random streams named by `seed_names`."""
 
         def on_row(row: Row) -> None:
             self._poll()
@@ -175,13 +175,13 @@ class Evaluator:
         self._costs.sampled(purpose, rows)
         if asked.scorer is not None:
             self._costs.scored(purpose, asked.scorer.positions(scored))
-            # The measure has the student read them once more.
+            # The student reads them once more for the measure.
             self._costs.add(purpose, "decoded_positions", positions(scored))
             if asked.other is not None:
                 self._costs.sampled(purpose, scored)
 
     def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
-        """Nats per token over all ranks; None where nothing is measured."""
+        """The divergence over all ranks, nats per token; None if nothing is measured."""
         if asked.scorer is None or self._measure is None:
             return None
         known = [row for row in scored if is_trained(row, self._recipe.modes)]
@@ -211,7 +211,7 @@ class Evaluator:
         """The report of all ranks' answers."""
         placed = list(zip(asked.places, rows, strict=True))
         kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)
-        # Modes that are not trained have figures of their own and do not count in the student's.
+        # Modes that are not trained have figures of their own and do not count in the report's.
         mine = [Answer.of(row, at) for at, row in placed if is_trained(row, self._recipe.modes)]
         shares = self._gathered((mine, kept))
         answers = sorted((answer for found, _ in shares for answer in found), key=lambda answer: answer.place)
@@ -220,7 +220,7 @@ class Evaluator:
         return replace(found, samples=[lines[at] for at in sorted(lines)])
 
     def _samples(self, rows: Sequence[tuple[int, Row]], measured: int) -> dict[int, dict[str, Any]]:
-        """The answers for samples.jsonl by place, those of the first `measured` places with their divergence."""
+        """The answers for samples.jsonl by index, the first `measured` of them with their divergence."""
         found = {}
         with self._learner.whole():
             for at, row in rows:

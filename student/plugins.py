@@ -1,4 +1,4 @@
-"""The plug-ins a recipe names, with validated settings; imports no torch, so that a typo is refused at once."""
+"""Builds the plug-ins that a recipe names, with validated settings; imports no torch, so that typos fail at once."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """What a recipe names.
+    """The plug-ins of a recipe.
 
     Attributes:
-        terms: of the objective.
-        controllers: of the loop.
-        strategy: of rollouts.
-        rewards: of rows.
-        engine: of rollouts.
-        needs: of terms, controllers, strategy and rewards together.
-        remarks: advice on settings that are valid but may not do what is expected.
+        terms: the terms of the objective.
+        controllers: the methods that steer the loop.
+        strategy: the rollout strategy.
+        rewards: the rewards of rows.
+        engine: the rollout engine.
+        needs: the merged needs of terms, controllers, strategy and rewards.
+        remarks: warnings about settings that are valid but may not do what is expected.
     """
 
     terms: list[Term]
@@ -63,12 +63,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
     rewards = RewardChain([_build(REWARDS, Reward, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
     parts = (*terms, *controllers, strategy, *rewards.parts)
     needs = merge([needs_of(part) for part in parts], temperature=recipe.rollout.temperature)
-    # Rewards are used by terms, or by contexts that tell a model the outcome of a row.
+    # Rewards are used by terms, or by contexts that quote the outcome of a row.
     told = any(reads_outcomes(role, context) for role, context in recipe.contexts.items())
     if rewards.parts and not told and not any(part.needs().reward for part in (*terms, *controllers)):
         raise ConfigError("rewards are given, but no term learns from any; add one to the objective, for example grpo.")
     needs = _with_contexts(recipe, parts, needs)
-    # "any" is met by a reward that stands in for the verdict; without one the verdict is the reward.
+    # "any" is satisfied by a reward that replaces the verdict; without one, the verdict is the reward.
     if needs.reward == "any" and rewards.whole is None:
         needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
@@ -105,7 +105,7 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
     """Refuse a term that learns from given rows alone where nothing gives any, or that cannot learn from given ones.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: naming the term.
     """
     bare = (part.settings.name for part in controllers if part.gives_answers and not part.gives_log_probs)
     answering = next(bare, None)
@@ -139,7 +139,7 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
 
 
 def _check_own_weights(recipe: Recipe, term: Term) -> None:
-    """Refuse weights of a term's own beside a sharded student: nothing averages their gradients over ranks.
+    """Refuse a term with parameters of its own if the student is sharded: nothing would average their gradients.
 
     Raises:
         ConfigError: naming the term.
@@ -151,11 +151,11 @@ def _check_own_weights(recipe: Recipe, term: Term) -> None:
 
 
 def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy | Reward], needs: Needs) -> Needs:
-    """`needs`, with rewards where a context is made from them.
+    """`needs`, with rewards added if a context is made from them.
 
     Raises:
-        ConfigError: for a context that would change the old policy, or one made from rewards that are made from the
-            answers of models.
+        ConfigError: for a context that would change the old policy, or a context made from rewards that in turn depend
+            on the answers of models.
     """
     outcomes = sorted(role for role, context in recipe.contexts.items() if reads_outcomes(role, context))
     for part in parts:
@@ -178,7 +178,7 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:
-    """A remark for every model that is asked at another temperature than that of the rollouts."""
+    """A warning for every model that is asked at another temperature than that of the rollouts."""
     for term in terms:
         found = {(need.role, need.temperature) for need in term.needs().signals if need.temperature is not None}
         for role, temperature in sorted(found):
@@ -190,7 +190,7 @@ def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[st
 
 
 def _rounded(recipe: Recipe) -> Iterator[str]:
-    """A remark on trained weights of few digits; adapters over such a base are float32."""
+    """A warning if trained weights have low precision; adapters are float32 over any base."""
     if recipe.model.dtype != "float32" and recipe.model.lora is None:
         yield (
             f"model.dtype {recipe.model.dtype} rounds the trained weights after every update, which loses most of it "
@@ -212,7 +212,7 @@ def _check_staleness(
         ConfigError: naming it and why.
     """
     steps = recipe.train.max_staleness
-    # Collectives are the loop's alone: ranks that made some in two threads would pair them wrongly.
+    # Only the loop's thread may use collectives; with two threads, ranks could pair them wrongly.
     if steps and recipe.train.sharding != "none" and engine.takes_shards and not engine.packs:
         raise ConfigError(
             f"train.max_staleness is {steps}, and rollout.engine {engine.settings.name} takes the weights of a sharded "
@@ -279,7 +279,7 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
 def _check_teachers(
     recipe: Recipe, terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy
 ) -> None:
-    """Refuse a sum over several teachers where something in the recipe knows only one teacher per row.
+    """Refuse a sum over several teachers if something in the recipe supports only one teacher per row.
 
     Raises:
         ConfigError: naming it.
@@ -312,11 +312,11 @@ def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
 def build_measure(
     infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
 ) -> EvalMeasure | None:
-    """What evaluations measure against the teachers of a run; None where nothing can be measured.
+    """The measure of evaluations against the teachers of a run; None if nothing can be measured.
 
     Args:
         infos: the served models.
-        needs: of the objective.
+        needs: the needs of the objective.
         settings: the recipe's `teachers`.
     """
     from student.methods.distil.measure import reverse_kl_of

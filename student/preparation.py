@@ -1,4 +1,4 @@
-"""What a job knows before the student is loaded: plug-ins, prompts, teachers. Whatever can refuse it so far, does."""
+"""Builds the parts of a job that need no weights (plug-ins, prompts, teachers), and checks them."""
 
 import os
 import re
@@ -28,18 +28,18 @@ from student.scoring.stops import StopMap, map_of
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known, and checked, before the student is loaded.
+    """The parts that are built and checked before the student is loaded.
 
     Attributes:
         plugins: terms, controllers, rewards, strategy and engine.
-        weights: where the student's are.
-        tokenizer: the student's.
-        source: of prompts, within the length limit.
-        fleet: None where the job asks no server.
-        models: what the handshake found.
+        weights: where the student's weights are.
+        tokenizer: the student's tokenizer.
+        source: the prompts, within the length limit.
+        fleet: the client of the teacher servers; None if the job uses no server.
+        models: the result of the handshake.
         stop_ids: ids that end the student's responses.
-        stops: what these are to each teacher.
-        contexts: other prompts under which roles read a response.
+        stops: maps each teacher's stop tokens onto these.
+        contexts: the prompts that roles read in place of the student's.
     """
 
     plugins: Plugins
@@ -54,7 +54,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepared:
-    """Everything that can refuse the job without the student's weights, the quickest first."""
+    """Build and check everything that does not need the student's weights, the fastest checks first."""
     _set_up_torch(recipe)
     plugins = build_plugins(recipe)
     stack.callback(plugins.rewards.close)
@@ -77,31 +77,31 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:
-    """The fleet of the recipe; None when it names no endpoints.
+    """The client of the recipe's teachers; None if the recipe names no endpoints.
 
     Raises:
-        UnavailableError: when no server answers within teachers.fleet.connect_seconds.
+        UnavailableError: if no server answers within teachers.fleet.connect_seconds.
     """
     if recipe.teachers is None or not recipe.teachers.endpoints:
         return None
     ranks, fleet = launched_ranks(), recipe.teachers.fleet
-    # The ranks of a run ask the same servers: together they have in flight what one would have.
+    # The ranks of a run share the servers, and so the limit on tokens in flight.
     tokens = max(1, fleet.calls.in_flight_tokens // ranks)
     settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
     source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
-    # The run must fit all replicas, and a row that finds no second one is not compared.
+    # All replicas must fit the run, and comparing rows between replicas needs a second one.
     source.settle()
     return source
 
 
 def _client_name(run: Path, ranks: int) -> str:
-    """How servers know this process, for fair queueing and logs: by the run's folder and, of several ranks, its own."""
+    """The name by which servers know this process, for fair queueing and logs: the run's folder, and the rank."""
     rank = f".{os.environ.get('RANK', '0')}" if ranks > 1 else ""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run.name or "student")[: 64 - len(rank)] + rank
 
 
 def _set_up_torch(recipe: Recipe) -> None:
-    """Threads, seed and silence of this process."""
+    """Set torch's threads and seed for this process, and switch off progress bars of transformers."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The services that controllers may use, on top of the loop's stages."""
+"""Implements the services that controllers may use, on top of the parts of the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -39,11 +39,11 @@ class LoopServices:
         source: prompts and verifier.
         scorer: signals for the objective.
         sampler: samples from the current weights.
-        measure: of reverse KL, with the scorer that gives what it needs; None where it cannot be measured.
+        measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
         poll: called while waiting for the fleet.
-        workbench: makes what `Services.workbench` gives.
-        local: the models in process.
-        cursor: the run's place in its training prompts.
+        workbench: makes a workbench, for `Services.workbench`.
+        local: the models in this process.
+        cursor: the run's position in its training prompts.
         verification: judges answers.
 
     Attributes:
@@ -83,14 +83,14 @@ class LoopServices:
         self.outcomes: Sequence[Outcome] = ()
 
     def hook_outages(self, hooks: OutageHooks) -> None:
-        """Have `hooks` called while any scorer of the run waits for a teacher that is away."""
+        """Set the hooks that every scorer of the run calls during an outage of a teacher."""
         for scorer in (self._scorer, self._evaluator.scorer):
             if scorer is not None:
                 scorer.hooks = hooks
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
-        self._sampler.expose()  # the caller may write to them, which the sampler cannot see
+        self._sampler.expose()  # the caller may write to them, which the sampler cannot detect
         return self._learner.named_parameters()
 
     def rollout(self, plan: StepPlan) -> list[Row]:
@@ -150,18 +150,17 @@ class LoopServices:
         leakage: int = 0,
         slack: float = 1.0,
     ) -> EvalReport:
-        """See `Services.evaluate`. Each rank answers its share of the prompts; all get the report that one would.
+        """See `Services.evaluate`. Each rank answers a share of the prompts; all ranks get the report over all prompts.
 
         Args:
-            prompts: see `Services.evaluate`, as the next four.
+            prompts: the prompts.
             seed_names: names of the random streams.
             samples: answers per prompt.
-            reverse_kl: whether to score the answers.
-            temperature: that of the rollouts when None.
-            purpose: where costs are counted; None for nowhere.
-            keep: how many answers the report holds, the first ones; samples.count of them have a divergence each where
-                one is measured.
-            leakage: problems, the first ones, whose answers are scored by the teachers of all modes.
+            reverse_kl: whether to score the answers and measure the reverse KL.
+            temperature: sampling temperature; None for that of the rollouts.
+            purpose: the purpose under which costs are counted; None not to count them.
+            keep: number of first answers in the report; samples.count of them have a divergence if one is measured.
+            leakage: number of first problems whose answers the teachers of all modes score.
             slack: answers in a mode may be this many times as long as its budget.
         """
         return self._evaluator.run(
@@ -182,7 +181,7 @@ class LoopServices:
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """See `Services.training_prompts`."""
-        # Any place will do: the stream of prompts has no end, and that of a table comes round.
+        # Any start will do, because the stream of prompts is endless (a table starts again).
         start = int(stream(self._recipe.seed, "prompts", *seed_names).integers(0, 2**31))
         return self._source.prompts("train", count, start)
 

@@ -1,6 +1,6 @@
-"""What controllers make of a step, one after the other, checked where the one that gave it can still be named.
+"""Calls the hooks of all controllers in turn, and checks each result while the controller can still be named.
 
-A hook that forgets its `return` gives None, which would fail far from the plug-in, in code that is not its author's.
+A hook that forgets its `return` gives None, which would otherwise fail later, far from the plug-in at fault.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ def _each(controller: Controller, updates: Iterable[Update]) -> Iterator[Update]
 
 
 def acted(controller: Controller, step: int, services: Services) -> dict[str, float]:
-    """Act on the weights; returns the metrics. See `Controller.after_update`."""
+    """Have a controller act on the weights; returns its metrics. See `Controller.after_update`."""
     found = controller.after_update(step, services)
     if not isinstance(found, Mapping):
         _refuse(controller, "after_update", found, "metrics by name, {} for none")

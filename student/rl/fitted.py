@@ -1,4 +1,4 @@
-"""What critics have in common: heads that are fitted once a step, and a warm-up in which nothing else learns."""
+"""Base classes of critics: heads that are fitted once per step, and a warm-up in which nothing else learns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FittedSettings(ControllerSettings):
 
 
 class FittedCritic(Controller):
-    """A critic whose heads subclasses fit in `fit`, where the last update of a step has been made."""
+    """A critic whose subclasses fit heads in `fit`, which runs after the last update of a step."""
 
     settings: FittedSettings
 
@@ -47,7 +47,7 @@ class FittedCritic(Controller):
 
     @property
     def warming_up(self) -> bool:
-        """Whether the step at hand makes no update."""
+        """Whether the current step makes no update."""
         return self._now < self.settings.warm_up
 
     def check_warm_up(self, recipe: Recipe) -> None:
@@ -63,15 +63,15 @@ class FittedCritic(Controller):
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
-        """None in the warm-up; after the last one the heads are fitted."""
-        # The fit comes after the last update: not at all where one failed, and before anything can interrupt the step.
+        """Make no updates in the warm-up; fit the heads after the last update."""
+        # Fit after the last update, before anything can interrupt the step; not at all if an update failed.
         if not self.warming_up:
             yield from updates
         self._told = self.fit(services)
 
     @abstractmethod
     def fit(self, services: Services) -> dict[str, float]:
-        """Fit the heads to what was seen on all ranks; returns what `after_update` tells."""
+        """Fit the heads to the data of all ranks; returns the metrics for `after_update`."""
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """The metrics of the fit."""
@@ -81,7 +81,7 @@ class FittedCritic(Controller):
 
 
 class TurnCritic(FittedCritic):
-    """A critic of turns: it reads states at turns and writes `Row.critic_credit` under its class's name."""
+    """A critic of turns, which reads hidden states at turns and writes `Row.critic_credit` under its class's name."""
 
     why_not_stale = ""
 
@@ -105,8 +105,8 @@ class TurnCritic(FittedCritic):
         self.check_warm_up(recipe)
 
     def states(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Array]]:
-        """Rows and [T + 1, H] hidden states of the student's first weights before each token and behind the last."""
-        # One id more, so that there is a state behind the last token; no state sees that id itself.
+        """Rows, and the initial student's hidden states [T + 1, H] before each token and after the last one."""
+        # One extra id gives a state after the last token; no state that is read depends on that id.
         items = [
             ScoreItem(np.concatenate([row.prompt_ids, row.response_ids, row.prompt_ids[-1:]]), len(row.prompt_ids))
             for row in rows
@@ -115,18 +115,18 @@ class TurnCritic(FittedCritic):
             yield row, np.asarray(scores.hidden, np.float64)
 
     def in_order(self, mine: list[tuple[tuple[Any, ...], Array]], services: Services) -> list[Array]:
-        """What all ranks have seen, [turns, ...] of each row by its key: in the same order however rows are spread."""
+        """The arrays [turns, ...] of all rows on all ranks, sorted by key, so independent of how rows are spread."""
         told = sorted((entry for part in services.gather(mine) for entry in part), key=lambda entry: entry[0])
         return [turns for _, turns in told]
 
 
 def spans_of(row: Row) -> tuple[tuple[int, int], ...]:
-    """The turns of a row; an answer without turns is one."""
+    """The turns of a row; an answer without turns is one turn."""
     return row.turns or ((0, row.length),)
 
 
 def turn_rewards(row: Row) -> tuple[tuple[Any, ...], Array] | None:
-    """The row's key and [turns] its rewards, an episode's reward on its last turn; None where nothing is to learn."""
+    """The row's key and rewards [turns], an episode's reward on its last turn; None if there is nothing to learn."""
     outcome = outcome_of(row)
     if outcome.reward is None or not row.loss_mask.any():
         return None

@@ -1,7 +1,7 @@
 """MRS: answers on which sampler and trainer disagree too much are not learnt from.
 
     g = exp(mean over the tokens of log pi_old(y_t) - log mu(y_t))
-    an answer is learnt from where low <= g <= high and no token has pi_old / mu below `veto`
+    an answer is learnt from if low <= g <= high and no token has pi_old / mu below `veto`
 
 pi_old is the student when the rows were scored, mu the engine that sampled: they differ by the engine's numerics, by
 a lag, or by a hint. Answers that are left out still count in the statistics of their group. The authors also weigh
@@ -49,7 +49,7 @@ class Mrs(Controller):
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That sampler and trainer never disagree."""
+        """Warn if sampler and trainer cannot disagree."""
         same = str(recipe.rollout.engine.get("name", "")) == "transformers" and not recipe.train.max_staleness
         if not same or STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows:
             return []

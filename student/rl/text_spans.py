@@ -1,4 +1,4 @@
-"""Where in a response a text stands: between characters and tokens."""
+"""Finds the tokens of a response that hold a given text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def pieces_of(ids: Iterable[int], tokenizer: Any) -> list[str]:
-    """The text of each token by itself; joined they are the response but for characters of several tokens."""
+    """The text of each token alone; joined, they are the response except for characters made of several tokens."""
     return [str(tokenizer.decode([int(token)])) for token in ids]
 
 
 def ends_of(pieces: Sequence[str], mark: str) -> list[int]:
-    """Behind which tokens `mark` ends, each as the number of tokens up to there; marks do not overlap."""
+    """The number of tokens up to and including the end of each `mark`; marks do not overlap."""
     text, ends, found = "".join(pieces), [], 0
     for piece in pieces:
         found += len(piece)
@@ -23,14 +23,14 @@ def ends_of(pieces: Sequence[str], mark: str) -> list[int]:
     start = text.find(mark)
     while start >= 0:
         stop = start + len(mark)
-        # A token that holds the end of the mark and more counts as its last one: tokens cannot be cut.
+        # A token that contains the end of the mark and more text counts as the mark's last token.
         places.append(next(i for i, end in enumerate(ends) if end >= stop) + 1)
         start = text.find(mark, stop)
     return sorted(set(places))
 
 
 def tokens_of(pieces: Sequence[str], span: str) -> range:
-    """The tokens that hold a part of the first occurrence of `span`; an empty range where it does not occur."""
+    """The tokens that hold any part of the first occurrence of `span`; an empty range if it does not occur."""
     start = "".join(pieces).find(span) if span else -1
     if start < 0:
         return range(0)

@@ -1,4 +1,4 @@
-"""What the critic and those who read its values share: the optimizer of small heads, and a check of the recipe."""
+"""Shared by the critic and the readers of its values: the optimizer of small heads, and a check of the recipe."""
 
 from __future__ import annotations
 
