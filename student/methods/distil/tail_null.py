@@ -6,7 +6,7 @@ In each response the `share` of the tokens with the lowest log S(y_t) is selecte
     entropy   A falls from high at the selected token with the lowest student entropy to low at the highest (OPSA)
 
 With the set of tail tokens fixed, the expected gradient of A = -c is c times that of the student's mass in the tail:
-the method sharpens the student. A paper reports that it matches the gains from a real teacher, so a distillation that
+the method sharpens the student. A paper reports that it matches the advantages of a real teacher; a distillation that
 does not beat it has not shown that its teacher taught anything. It may collapse: watch entropy and length.
 
 Source: arXiv 2608.31046 and its released code; evidence: code read. One difference: the code selects among all tokens
