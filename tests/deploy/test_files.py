@@ -143,7 +143,7 @@ def test_a_job_script_is_sound_shell_and_gives_flags_that_exist(path: str) -> No
     joined = text.replace("\\\n", " ")
     for verb in ("serve", "train"):
         known = flags(verb)
-        for line in (line for line in joined.splitlines() if re.search(rf"\b{verb}\b", line) and "opd" in line):
+        for line in (line for line in joined.splitlines() if re.search(rf"\bopd {verb}\b", line)):
             asked = re.findall(r"(?<=\s)--[a-z][a-z-]+", line.split(f" {verb} ", 1)[-1])
             assert set(asked) <= known, line
 
