@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def have(value: T | None, what: str) -> T:
-    """Return `value`, or raise ValueError naming `what` if it is None: the term did not ask for it in its `needs`."""
+    """Return `value`; ValueError, naming `what`, if it is None because the term did not ask for it in `needs`."""
     if value is None:
         raise ValueError(f"batch carries no {what}; name it in the needs of the term.")
     return value
