@@ -319,7 +319,7 @@ def _ahead(
     on_end: Callable[[], None],
     stack: ExitStack,
 ) -> Ahead | None:
-    """What samples ahead: the run's engine if it holds weights, or one on a copy; None if `train.max_staleness` is 0."""
+    """What samples ahead: the engine if it holds weights, or one on a copy; None if `train.max_staleness` is 0."""
     if not recipe.train.max_staleness:
         return None
     tokenizer = copy.deepcopy(setup.tokenizer)  # a fast tokenizer must not be used by two threads at once
