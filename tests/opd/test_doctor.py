@@ -5,6 +5,7 @@ import re
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from certificates import self_signed
@@ -73,7 +74,9 @@ def test_missing_and_unfit_packages_fail_with_what_to_install(monkeypatch: pytes
             raise PackageNotFoundError(name)
         return "0.1" if name == "pydantic" else version(name)
 
+    requires = ["math-verify[antlr4-13-2]>=0.8", "pydantic>=2.11"]
     monkeypatch.setattr(opd.doctor.installation, "version", fake)
+    monkeypatch.setattr(opd.doctor.installation, "distribution", lambda name: SimpleNamespace(requires=requires))
     failed = {f.subject: f.text for f in examine_installation() if f.level == "fail"}
     assert failed.keys() == {"math-verify", "pydantic"}
     assert "opd" not in {f.subject for f in examine_installation() if f.level == "ok"}
