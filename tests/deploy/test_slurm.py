@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -145,10 +146,14 @@ PartitionName=all Nodes=127.0.0.1,second Default=YES MaxTime=INFINITE State=UP
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Slurm]:
+def slurm() -> Iterator[Slurm]:
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None or os.getuid():
         pytest.skip("no Slurm is installed, or this is not root; `make slurm` gets Debian's")
-    folder = tmp_path / "slurm"
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short: sockets' paths have 108 bytes at most
+        yield from _running(Path(folder))
+
+
+def _running(folder: Path) -> Iterator[Slurm]:
     for name in ("state", "spool/127.0.0.1", "spool/second", "gpus"):
         (folder / name).mkdir(parents=True)
     for number in range(8):
