@@ -200,14 +200,14 @@ def _outcome(task: Task) -> str:
     return f"{task.name}: accuracy {accuracy:.3f}" + ("" if level is None else f", greedy {level.greedy:.3f}")
 
 
-_STOPS: list[Event] = []
-"""In a worker: the event that ends its work."""
+_STOPS: list[Event | threading.Event] = []
+"""In a worker: the events that end its work. The lab sets one, and the worker the other when the lab is gone."""
 _WORKING = threading.Lock()
 """In a worker: held while it works on a task."""
 
 
 def _enter_worker(stop: Event) -> None:
-    _STOPS.append(stop)
+    _STOPS[:] = [stop, threading.Event()]
     # A session of its own: the terminal's Ctrl-C would reach a run here and again through the lab, as a second signal.
     os.setsid()
     threading.Thread(target=_end_with_lab, daemon=True).start()
@@ -218,13 +218,14 @@ def _end_with_lab() -> None:
     lab = multiprocessing.parent_process()
     assert lab is not None  # workers are its children
     lab.join()
+    _STOPS[-1].set()  # or the run that is stopped below could be followed by one that was handed over ahead of time
     os.kill(os.getpid(), signal.SIGTERM)
     with _WORKING:
         os._exit(128 + signal.SIGTERM)
 
 
 def _do_unless_stopped(task: Task, graded: bool) -> Task:
-    if any(stop.is_set() for stop in _STOPS):
-        raise CancelledError("a run was not begun: the lab was stopped")
     with _WORKING:
+        if any(stop.is_set() for stop in _STOPS):
+            raise CancelledError("a run was not begun: the lab was stopped")
         return _do(task, graded)
