@@ -1,19 +1,22 @@
-"""ArCHer's critic: twin Q and V of utterances, fitted off policy by temporal differences against slow copies.
+"""ArCHer's critic: twin Q and V heads of whole turns (utterances), fitted off policy by temporal differences.
 
     Q_j(s_k, a_k) <- r_k + discount V'_j(s_{k+1})      V' = 0 after the last turn
-    V_j(s_k)      <- Q'_j(s_k, a_k)                    j = 1, 2; primes are copies that move by `tau` after each fit
+    V_j(s_k)      <- Q'_j(s_k, a_k)                    j = 1, 2; primes are target copies of the heads
     A_k           = min_j Q_j(s_k, a_k) - min_j V_j(s_k)                  for every token of turn k (advantage archer)
 
-s_k is the history before turn k, a_k the turn. Each fit is a step of AdamW on the mean squared errors of `batch` turns,
-drawn from a buffer of the last `buffer` turns of all ranks, whichever policy wrote them. Rewards by turn count where
-they are given; else an episode's reward is that of its last turn. An answer without turns is one utterance.
+s_k is the history before turn k and a_k is the turn. Each fit is one AdamW step on the mean squared errors of `batch`
+turns, drawn from a replay buffer of the last `buffer` turns of all ranks, whichever policy wrote them. After each fit
+the target copies move towards the heads by the fraction `tau`. Rewards are those of each turn where the environment
+gives them; otherwise the last turn has the reward of the episode. An answer without turns counts as one turn.
 
 Source: arXiv 2402.19446 and the released code, YifeiZhou02/ArCHer (archer/algorithms/archer/trainer.py: these losses,
-discount 0.9, tau 0.1, a warm-up of the critic). Otherwise than there: heads are linear on hidden states of the
-student's first weights (before the turn, and behind it), where the code trains RoBERTa with layers of its own; V is
-fitted to the turn that was written, where the code samples the policy anew at each state; a step's credit is that of
-the critic before it was fitted on the step; the policy learns from the step's own turns and not from the buffer, with
-no baseline by token.
+discount 0.9, tau 0.1, a warm-up of the critic). Four differences from that code:
+
+- The heads are linear in the hidden states of the student's first weights, taken before and after the turn; the code
+  trains RoBERTa with layers of its own.
+- V is fitted to the turn that was written; the code samples a new turn from the policy at each state.
+- The credit of a step comes from the critic as it was before it was fitted on that step.
+- The policy learns from the turns of the step and not from the buffer, and without a baseline per token.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ Array = NDArray[np.float64]
 
 
 class ArcherCriticSettings(FittedSettings):
-    """Settings of the critic of utterances."""
+    """Settings of ArCHer's critic."""
 
     discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
     tau: float = Field(0.1, gt=0, le=1, description="Share of the heads that their copies take over after each fit.")
@@ -48,7 +51,7 @@ class ArcherCriticSettings(FittedSettings):
 
 
 class ArcherCritic(TurnCritic):
-    """The method; see the module. Its state is heads, copies, moments, buffer, and how often it was fitted."""
+    """ArCHer's critic; its state is heads, target copies, AdamW's moments, the buffer and the number of fits."""
 
     settings_type = ArcherCriticSettings
     settings: ArcherCriticSettings
@@ -57,7 +60,8 @@ class ArcherCritic(TurnCritic):
     def __init__(self, settings: ArcherCriticSettings) -> None:
         super().__init__(settings)
         self._turns: list[tuple[tuple[Any, ...], Array]] = []
-        # Width H: [2, H + 1] of V and [2, 2 H + 1] of Q in one array [2, 3 H + 2]; made when H is known.
+        # For hidden states of width H: V's [2, H + 1] and Q's [2, 2 H + 1] side by side, each with its bias last.
+        # Created in the first fit, when H is known.
         self.heads: Array | None = None
         self.copies: Array | None = None
         self.moments: Array | None = None
@@ -65,11 +69,11 @@ class ArcherCritic(TurnCritic):
         self.fitted = 0
 
     def needs(self) -> Needs:
-        """The student's first weights, read in process, and rewards."""
+        """Hidden states under the student's first weights, read in process, and rewards."""
         return Needs(reward="any", models=frozenset({"initial"}))
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Read the states before and behind each turn, and give each row the credit of its turns."""
+        """Read the states before and after each turn, and write the advantage of each turn on its tokens."""
         self._turns = []
         for row, hidden in self.states(rows):
             spans = spans_of(row)
@@ -87,11 +91,15 @@ class ArcherCritic(TurnCritic):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics archer/warm_up, archer/q_loss, archer/v_loss (of the first fit), archer/q and archer/buffer."""
+        """Metrics archer/warm_up, archer/q_loss, archer/v_loss, archer/q and archer/buffer.
+
+        The losses are mean squared errors, summed over the two heads, and archer/q is the mean of Q, all before the
+        first fit of the step. archer/buffer counts the turns in the buffer; archer/warm_up is 1 during the warm-up.
+        """
         return super().after_update(step, services)
 
     def advantages(self, before: Array, behind: Array) -> Array:
-        """[turns] min Q - min V of states [turns, H] before and behind each turn; zeros before the first fit."""
+        """[turns] min Q - min V, from states [turns, H] before and after each turn; zeros before the first fit."""
         if self.heads is None:
             return np.zeros(len(before))
         q, v = values(self.heads, before, behind)
@@ -99,9 +107,9 @@ class ArcherCritic(TurnCritic):
         return found
 
     def fit(self, services: Services) -> dict[str, float]:
-        """Put the turns of all ranks into the buffer and fit on it; returns what `after_update` tells."""
+        """Add the turns of all ranks to the buffer and make the step's fits; returns the metrics for `after_update`."""
         mine, self._turns = self._turns, []
-        # Every rank keeps the same buffer in the same order and makes the same steps in float64.
+        # Every rank holds the same buffer in the same order and takes the same float64 steps, so the heads stay equal.
         told = self.in_order(mine, services)
         kept = [] if self.buffer is None else [self.buffer]
         if not kept and not told:
@@ -131,19 +139,19 @@ class ArcherCritic(TurnCritic):
         return self.heads, self.copies, self.moments
 
     def state_dict(self) -> dict[str, Any]:
-        """Heads, copies, moments, buffer, and what is to be told of the last fit."""
+        """Heads, copies, moments, buffer, number of fits, the step, and metrics that are not reported yet."""
         arrays = {name: getattr(self, name) for name in ("heads", "copies", "moments", "buffer")}
         return arrays | {"fitted": self.fitted, "told": self._told, "now": self._now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.heads, self.copies, self.moments = state["heads"], state["copies"], state["moments"]
         self.buffer, self.fitted, self._now = state["buffer"], int(state["fitted"]), int(state["now"])
         self._told = dict(state["told"])
 
 
 def values(heads: Array, before: Array, behind: Array) -> tuple[Array, Array]:
-    """[2, N] Q and [2, N] V of states [N, H] before and behind each turn."""
+    """[2, N] Q and [2, N] V, from states [N, H] before and after each turn."""
     width = before.shape[1]
     of_v, of_q = heads[:, : width + 1], heads[:, width + 1 :]
     v = of_v[:, :-1] @ before.T + of_v[:, -1:]
@@ -152,13 +160,17 @@ def values(heads: Array, before: Array, behind: Array) -> tuple[Array, Array]:
 
 
 def gradient_of(heads: Array, copies: Array, turns: Array, discount: float) -> tuple[Array, tuple[float, float, float]]:
-    """The gradient of both mean squared errors, summed over Q_1, Q_2, V_1, V_2, and (Q's loss, V's loss, mean of Q).
+    """Gradient of the mean squared errors of Q_1, Q_2, V_1 and V_2, and the statistics of the batch.
 
     Args:
-        heads: [2, 3 H + 2], which the targets do not depend on.
-        copies: of the same shape: they give the targets.
-        turns: [N, 3 H + 2]: states before and behind the turn and before the next one, reward, whether one follows.
+        heads: [2, 3 H + 2] weights to differentiate by; the targets do not depend on them.
+        copies: [2, 3 H + 2] target copies, which give the targets.
+        turns: [N, 3 H + 2], one turn a row: states before the turn, after it and before the next one, then the reward,
+            then 1 if another turn follows, else 0.
         discount: gamma.
+
+    Returns:
+        The gradient, of the shape of `heads`, and (Q's loss and V's loss, each summed over its two heads; mean of Q).
     """
     width, count = (turns.shape[1] - 2) // 3, len(turns)
     before, behind, after = (turns[:, i * width : (i + 1) * width] for i in range(3))

@@ -1,16 +1,18 @@
-"""A critic: value heads on the student's own features, for advantages with a bootstrap (gae), beside any method.
+"""A critic for any method whose advantage bootstraps (gae): linear value heads on the student's own hidden states.
 
-    V(s_t) = the least over the heads of  w h_t + b,   h_t the student's hidden state before token t, without gradient
+    V(s_t) = min over the heads of  w h_t + b,   h_t the student's hidden state before token t, without gradient
              or with `softness` a their soft minimum   -a log mean exp(-(w h_t + b) / a)                       (SAFE)
     fitted with the updates of a step to V + A (the lambda-return of advantage gae) by AdamW, on the rows of all ranks
 
-Features are those of the weights that the rows were scored with; a step's heads are fitted on that step alone. In the
-first `warm_up` steps only the critic learns, and no update is made; from step `fits_until` on it stays as it is.
-`features: initial` reads those of the first weights, which never move. Several heads take the least value (a double
-critic). It has no backbone of its own, so it costs one forward pass of the rows and cannot bend the features to
-its needs; Tulu 3 and ArCHer train one. Heads are fitted where the last update of a step has been made,
-before anything may interrupt it. Rows that were sampled ahead (`train.max_staleness`) are valued with the student's
-features of now, and their returns are those of the policy that sampled: values lag as the rows do. Sources: GAE, arXiv
+The features are those of the weights that the rows were scored with, or with `features: initial` those of the first
+weights, which never change. Each step fits the heads on the rows of that step alone. In the first `warm_up` steps only
+the critic learns and the student is not updated; from step `fits_until` on the heads are frozen. Taking the minimum of
+several heads (a double critic) counters overestimated values.
+
+The critic has no backbone of its own: it costs one forward pass over the rows, but it cannot adapt the features, as the
+critics of Tulu 3 and ArCHer do. The heads are fitted right after the last update of a step, before anything can
+interrupt the step. Rows that were sampled ahead (`train.max_staleness`) are valued with the student's present features,
+while their returns are those of the policy that sampled them, so the values lag as the rows do. Sources: GAE, arXiv
 1506.02438; the shared backbone is ours.
 """
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _UNKNOWN = -1
-"""The step of a state that was saved before states held it."""
+"""The current step after a checkpoint was loaded that does not record it."""
 
 
 class CriticSettings(FittedSettings):
@@ -57,7 +59,7 @@ class CriticSettings(FittedSettings):
 
 
 class Critic(FittedCritic):
-    """The method; see the module. Its state is heads, moments, how often they were moved, and the step."""
+    """The critic; its state is heads, AdamW's moments, the number of AdamW steps, the step and unreported metrics."""
 
     settings_type = CriticSettings
     settings: CriticSettings
@@ -68,20 +70,20 @@ class Critic(FittedCritic):
         super().__init__(settings)
         self._discount = (1.0, 0.95)
         self._cache: list[tuple[Row, NDArray[np.float32]]] = []
-        # [heads, H + 1]: weights and, last, the bias; made when the width is known.
+        # [heads, H + 1]: weights, then the bias. Created in the first fit, when the width H is known.
         self.heads: NDArray[np.float64] | None = None
         self.moments: NDArray[np.float64] | None = None
         self.moved = 0
 
     def needs(self) -> Needs:
-        """The student or its first weights, read in process, and rewards."""
+        """Hidden states of the student or of its first weights, read in process, and rewards."""
         return Needs(reward="any", models=frozenset({self.settings.features}))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a critic whose values no advantage reads, and a warm-up that never ends.
+        """Refuse a critic whose values nothing reads, a softness with one head, and a warm-up that never ends.
 
         Raises:
-            ConfigError: naming the advantage to use, or the setting to lower.
+            ConfigError: naming the advantage to use, or the setting to change.
         """
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
         readers = [part for chain in chains for part in chain.parts if part.reads_values]
@@ -94,11 +96,11 @@ class Critic(FittedCritic):
             )
         smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
         self.check_warm_up(recipe)
-        # What reads values alone wants those of whole answers.
+        # A reader without GAE's lambda wants the values of whole answers: no discount, no smoothing.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That the heads are fitted to the end, although a step is set from which they stay."""
+        """A remark if `fits_until` lies at or behind the end of the run, so that the heads are never frozen."""
         until, steps = self.settings.fits_until, recipe.train.steps
         if until is None or until < steps:
             return []
@@ -108,7 +110,7 @@ class Critic(FittedCritic):
         ]
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Read the features of the rows and give each its values."""
+        """Read the features of the rows and set `Row.values`."""
         found = self.services.read(rows, PayloadSpec.hidden(), model=self.settings.features)
         self._cache = []
         for row, scores in zip(rows, found, strict=True):
@@ -118,28 +120,32 @@ class Critic(FittedCritic):
         return rows
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Learn the step where the state was saved without it: the first to be planned is the one at hand."""
+        """Take the current step from the first plan if the loaded checkpoint does not record it."""
         if self._now == _UNKNOWN:
             self._now = plan.step
         return plan
 
     def value(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[T] values of states with features [T, H]; zeros before the first fit."""
+        """[T] float32 values of states with features [T, H]; zeros before the first fit."""
         if self.heads is None:
             return np.zeros(len(features), np.float32)
         found, soft = _predict(self.heads, features), self.settings.softness
         least = found.min(0)
         if soft:
-            # Relative to the least, so that no exponential overflows.
+            # Exponents relative to the minimum are at most 0, so none overflows.
             least = least - soft * np.log(np.exp((least - found) / soft).mean(0))
         return least.astype(np.float32)
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics critic_warm_up, critic_loss and critic_explained (share of variance) of the fit."""
+        """Metrics critic_warm_up, critic_loss and critic_explained.
+
+        critic_loss is the mean squared error of the minimum over the heads before the step's fit, and critic_explained
+        the share of the variance of the returns that it explains. critic_warm_up is 1 during the warm-up, else 0.
+        """
         return super().after_update(step, services)
 
     def fit(self, services: Services) -> dict[str, float]:
-        """Fit the heads to the rows of all ranks; returns what `after_update` tells."""
+        """Fit the heads to the rows of all ranks; returns the metrics for `after_update`."""
         cache, self._cache = self._cache, []
         warm_up = {"critic_warm_up": float(self.warming_up)}
         if self.settings.fits_until is not None and self._now >= self.settings.fits_until:
@@ -149,14 +155,14 @@ class Critic(FittedCritic):
         count, width = sum(part[0] for part in parts), max(part[1] for part in parts)
         if not count:
             return {}
-        # Copies, kept only when all steps are made: an exchange that fails between them leaves the critic as it is
-        # saved.
+        # Work on copies and keep them only after the last step: if an exchange between ranks fails on the way, the
+        # critic is still the one in the checkpoint.
         heads, moments, moved = self._ready(width)
         s, first = self.settings, 0.0
         for number in range(s.fits):
             gaps = _predict(heads, features.reshape(len(targets), width)) - targets
             padded = np.concatenate([features.reshape(len(targets), width), np.ones((len(targets), 1))], 1)
-            # Sums cross the ranks and every rank makes the same step in float64: the heads stay equal to the bit.
+            # Ranks exchange sums and all take the same float64 step, so the heads stay equal bit for bit.
             told = services.gather((gaps @ padded, float((gaps.min(0) ** 2).sum())))
             gradient = sum(part[0] for part in told) / count
             first = sum(part[1] for part in told) / count if number == 0 else first
@@ -171,7 +177,7 @@ class Critic(FittedCritic):
     def _data(
         self, cache: Sequence[tuple[Row, NDArray[np.float32]]]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """[N, H] features and [N] targets of this rank's trained positions with a reward."""
+        """[N, H] features and [N] returns at this rank's trained positions, of rows with a reward."""
         features: list[NDArray[np.float64]] = [np.zeros((0, 0))]
         targets: list[NDArray[np.float64]] = [np.zeros(0)]
         for row, found in cache:
@@ -186,7 +192,7 @@ class Critic(FittedCritic):
         return np.concatenate(features), np.concatenate(targets)
 
     def _ready(self, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-        """Copies of heads and moments, made where there are none."""
+        """Copies of heads and moments, initialised before the first fit, and the number of AdamW steps so far."""
         if self.heads is None or self.moments is None:
             shape = (self.settings.heads, width + 1)
             heads = 0.01 * stream(self.settings.seed, "critic").standard_normal(shape)
@@ -195,7 +201,7 @@ class Critic(FittedCritic):
         return self.heads.copy(), self.moments.copy(), self.moved
 
     def state_dict(self) -> dict[str, Any]:
-        """Heads, moments, how often they were moved, and what is to be told of the last fit."""
+        """Heads, moments, the number of AdamW steps, the step, and metrics that are not reported yet."""
         return {
             "heads": self.heads,
             "moments": self.moments,
@@ -205,13 +211,13 @@ class Critic(FittedCritic):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
         self._told = dict(state["fitted"])
         self._now = int(state.get("now", _UNKNOWN))
 
 
 def _predict(heads: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.float64]:
-    """[heads, N] values."""
+    """[heads, N] float64 values of features [N, H]."""
     found: NDArray[np.float64] = heads[:, :-1] @ features.astype(np.float64).T + heads[:, -1:]
     return found

@@ -1,8 +1,9 @@
-"""HiPER's critic: values of the subgoal, of the way to it and of giving it up, for turns that say so in tags.
+"""HiPER's critic: values of choosing a subgoal, of pursuing it and of giving it up, for turns that mark these in tags.
 
     <switch>KEEP or SWITCH</switch> <subgoal>where to</subgoal> <action>what to do</action>       each turn, as prompted
 
-A turn that switches, and the first, begins a segment; d is the number of its turns, R_seg = sum gamma^i r_i.
+The first turn and every turn that switches begin a segment; d is the number of turns of a segment, and
+R_seg = sum_i gamma^i r_i is its discounted reward.
 
     A_low(t)  = r_t + gamma V' - V_low(t) + gamma lam_turn A_low(t + 1)   within the segment; V' = V_low(t + 1), at its
                 last turn V_high(next segment) and A_low(t + 1) = 0                      on the tokens of the action
@@ -10,17 +11,18 @@ A turn that switches, and the first, begins a segment; d is the number of its tu
                 at turns that begin a segment
     A_term(t) = r_t + gamma r_{t+1} + ... to the segment's end + gamma^.. V_high(next) - V_term(t)     on the switch's
 
-Nothing follows the last turn. Tags belong to their spans; spans that share a token add up there; what is outside them
-has credit 0. A turn without an action's tags has A_low on all its tokens, one without a readable switch keeps. V_high
-and V_term read the state before the turn, V_low the one behind the subgoal (else behind the switch, else before the
-turn): linear heads on the student's first weights, each fitted with AdamW to A + V of its turns in the step.
+Values after the last turn are 0. A part includes its tags; where two parts share a token their advantages add up there,
+and tokens outside all parts have credit 0. A turn without action tags has A_low on all its tokens, and a turn without a
+readable switch keeps its subgoal. V_high and V_term read the state before the turn; V_low reads the state after the
+subgoal, or else after the switch, or else before the turn. The three heads are linear in the hidden states of the
+student's first weights, and each is fitted with AdamW to A + V of its turns in the step.
 
 Source: arXiv 2602.16165 (abstract) and the released code, JonP07/HiPER-agent (hier_gae/core_hgae.py, hier_mask.py,
-read; gamma 1 and lam_segment 0.95 are its defaults; lam_turn 1 is ours, its own was not found). Otherwise than there:
-heads are linear and not of a critic model of its own, whose value loss is clipped; a turn is a span of one episode and
-not a sample with a prompt of its own. Not built: credits normalised by kind (its runs do, its defaults do not), values
-behind an episode that was cut (likewise), and penalties of keeping, of invalid actions and of subgoals that change,
-which a reward by turn can give.
+read; gamma 1 and lam_segment 0.95 are its defaults; lam_turn 1 is ours, its own was not found). Differences: the code
+trains a separate critic model with a clipped value loss, and its turn is a sample with a prompt of its own, not a span
+of one episode. Not built: credits normalised for each kind of part and values after a truncated episode (both are in
+its runs, not in its defaults), and penalties for keeping, for invalid actions and for subgoals that change, which a
+reward by turn can give.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 _TOLD = 7
-"""Columns of a turn behind its states: targets of V_high, V_low, V_term; boundary; switch, subgoal, action present."""
+"""Columns after the states: targets of V_high, V_low, V_term; begins a segment; has switch, subgoal, action tags."""
 
 
 class HiperCriticSettings(FittedSettings):
-    """Settings of the critic of subgoals."""
+    """Settings of HiPER's critic."""
 
     discount: float = Field(1.0, ge=0, le=1, description="gamma, by turn.")
     lam_turn: float = Field(1.0, ge=0, le=1, description="lambda of GAE over the turns of a segment.")
@@ -58,18 +60,18 @@ class HiperCriticSettings(FittedSettings):
 
 @dataclass(frozen=True)
 class Tagged:
-    """Where a turn's parts are, in tokens from its start; None where tags are missing."""
+    """The parts of a turn, in tokens counted from its start; None where the tags are missing."""
 
     switch: slice | None
     subgoal: slice | None
     action: slice | None
     switches: bool
     low: int
-    """Before which token V_low reads."""
+    """V_low reads the state before this token."""
 
 
 class HiperCritic(TurnCritic):
-    """The method; see the module. Its state is heads, moments, and how often they were moved."""
+    """HiPER's critic; its state is heads, AdamW's moments, the number of AdamW steps, the step and open metrics."""
 
     settings_type = HiperCriticSettings
     settings: HiperCriticSettings
@@ -78,16 +80,16 @@ class HiperCritic(TurnCritic):
     def __init__(self, settings: HiperCriticSettings) -> None:
         super().__init__(settings)
         self._turns: list[tuple[tuple[Any, ...], Array]] = []
-        self.heads: Array | None = None  # [3, H + 1]: high, low, term; the bias last
+        self.heads: Array | None = None  # [3, H + 1]: rows V_high, V_low, V_term; the bias last
         self.moments: Array | None = None
         self.moved = 0
 
     def needs(self) -> Needs:
-        """The student's first weights, read in process, and rewards."""
+        """Hidden states under the student's first weights, read in process, and rewards."""
         return Needs(reward="any", models=frozenset({"initial"}))
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Find the parts of each turn and give them their credit."""
+        """Find the parts of each turn and write their advantages on their tokens; credit 0 without a reward."""
         self._turns = []
         for row, hidden in self.states(rows):
             credit = np.zeros(row.length, np.float64)
@@ -114,14 +116,14 @@ class HiperCritic(TurnCritic):
         return rows
 
     def values(self, starts: Array, lows: Array) -> Array:
-        """[3, turns] V_high, V_low and V_term of states [turns, H]; zeros before the first fit."""
+        """[3, turns] V_high, V_low and V_term from states [turns, H]; zeros before the first fit."""
         if self.heads is None:
             return np.zeros((3, len(starts)))
         weights, bias = self.heads[:, :-1], self.heads[:, -1]
         return np.stack([x @ weights[kind] + bias[kind] for kind, x in enumerate((starts, lows, starts))])
 
     def fit(self, services: Services) -> dict[str, float]:
-        """Fit each head to the targets of the turns of all ranks."""
+        """Fit each head to its targets in the turns of all ranks; returns the metrics for `after_update`."""
         mine, self._turns = self._turns, []
         episodes = self.in_order(mine, services)
         if not episodes:
@@ -135,7 +137,7 @@ class HiperCritic(TurnCritic):
         heads = np.zeros((3, width + 1)) if self.heads is None else self.heads
         moments = np.zeros((2, 3, width + 1)) if self.moments is None else self.moments
         moved, loss = self.moved, 0.0
-        # Every rank has the same turns in the same order and makes the same steps in float64.
+        # Every rank has the same turns in the same order and takes the same float64 steps, so the heads stay equal.
         for number in range(self.settings.fits):
             gaps = [x @ head - targets for head, (x, targets) in zip(heads, data, strict=True)]
             loss = sum(float((gap**2).mean()) for gap in gaps) if number == 0 else loss
@@ -153,20 +155,21 @@ class HiperCritic(TurnCritic):
         }
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics hiper/warm_up, hiper/loss (of the first fit, three squared errors), hiper/segments of an episode.
+        """Metrics hiper/warm_up, hiper/loss, hiper/segments, and hiper/switch_tags, /subgoal_tags and /action_tags.
 
-        And the shares of turns with tags that could be read: hiper/switch_tags, hiper/action_tags, and
-        hiper/subgoal_tags, of turns that begin a segment. At 0 there is no hierarchy to give credit by.
+        hiper/loss is the sum of the three mean squared errors before the step's fit, and hiper/segments the mean number
+        of segments per episode. The last three are shares of turns with readable tags; hiper/subgoal_tags is of the
+        turns that begin a segment. Where they are 0 there is no hierarchy to give credit by.
         """
         return super().after_update(step, services)
 
     def state_dict(self) -> dict[str, Any]:
-        """Heads, moments, how often they were moved, and what is to be told of the last fit."""
+        """Heads, moments, the number of AdamW steps, the step, and metrics that are not reported yet."""
         arrays = {"heads": self.heads, "moments": self.moments}
         return arrays | {"moved": self.moved, "told": self._told, "now": self._now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
         self._told, self._now = dict(state["told"]), int(state["now"])
 
@@ -175,15 +178,15 @@ def advantages(rewards: Array, begins: NDArray[np.bool_], values: Array, setting
     """[3, turns] A_high (0 where no segment begins), A_low and A_term of one episode, by the module's formulas.
 
     Args:
-        rewards: [turns].
-        begins: [turns] whether a segment begins; it must at the first turn.
-        values: [3, turns] V_high, V_low, V_term.
-        settings: gamma and both lambdas.
+        rewards: [turns] rewards.
+        begins: [turns] whether a segment begins at the turn; must be true for the first one.
+        values: [3, turns] V_high, V_low and V_term.
+        settings: gamma and the two lambdas.
     """
     gamma = settings.discount
     high, low, term = values
     found = np.zeros_like(values)
-    # Of the segment behind the turn at hand: its value and advantage, and what has been earned up to it.
+    # V_high and A_high of the next segment; reward and number of turns from turn t to the end of this segment.
     next_value, next_high, earned, turns = 0.0, 0.0, 0.0, 0
     target, later = next_value, 0.0
     for t in reversed(range(len(rewards))):
@@ -196,18 +199,18 @@ def advantages(rewards: Array, begins: NDArray[np.bool_], values: Array, setting
             found[0, t] = next_high = earned + ahead - high[t]
             next_value, earned, turns = high[t], 0.0, 0
             target, later = next_value, 0.0
-    # Not on the turns between: V_high is fitted where segments begin.
+    # A_high is left 0 at the other turns: V_high is defined only where a segment begins.
     return found
 
 
 def tagged_of(pieces: Sequence[str]) -> Tagged:
-    """The parts of a turn, given the text of each of its tokens; the first of each tag counts."""
+    """The parts of a turn, from the text of each of its tokens; of repeated tags the first pair counts."""
     text, stops = "".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=int)
     places = {name: _find(text, name) for name in ("switch", "subgoal", "action")}
 
     def tokens(name: str) -> slice | None:
         found = places[name]
-        # From the first token that reaches into it to the one before the first that begins behind it.
+        # All tokens that hold at least one of its characters.
         return None if found is None else slice(_after(stops, found[0]), _after(stops, found[1] - 1) + 1)
 
     switch, subgoal = tokens("switch"), tokens("subgoal")
@@ -218,12 +221,12 @@ def tagged_of(pieces: Sequence[str]) -> Tagged:
 
 
 def _find(text: str, name: str) -> tuple[int, int] | None:
-    """From where to where the first <name>...</name> goes, tags and all."""
+    """Start and end of the first <name>...</name> in characters, tags included."""
     start = text.find(f"<{name}>")
     stop = text.find(f"</{name}>", start) if start >= 0 else -1
     return None if stop < 0 else (start, stop + len(f"</{name}>"))
 
 
 def _after(stops: NDArray[np.int64], place: int) -> int:
-    """The token that holds the character at `place`."""
+    """Index of the token that holds the character at `place`; `stops` are the tokens' ends in characters."""
     return int(np.searchsorted(stops, place, side="right"))

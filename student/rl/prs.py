@@ -1,12 +1,13 @@
-"""PRS (Dr.Kernel): right turns whose own code hardly runs are mostly not learnt from.
+"""PRS (Dr.Kernel): rejects most correct turns that spend little of their run time in the student's own kernels.
 
-    a correct turn is kept with probability clip((coverage - threshold) / width, 0, 1), others always
+    a correct turn is kept with probability clip((coverage - threshold) / width, 0, 1); other turns are always kept
 
-or, with `speedup`, where it is at least that much faster. What a turn measured comes from the environment, as for
-reward `profiling`. A turn that is not kept leaves the loss and the means over tokens; its return still counts in the
-statistics of its group, and other turns of the episode are learnt from as before. Source: the released code of arXiv
-2602.05885 (hkust-nlp/KernelGYM, read): threshold 0.3, width 0.1, time coverage, no speed-up; whether there the
-statistics leave the turn out as well was not seen.
+Coverage is the share of the profiled time spent in those kernels. With `speedup`, a correct turn that reaches this
+speed-up is kept whatever its coverage. The environment measures each turn, as for reward `profiling`. A turn that is
+not kept leaves the loss and the means over tokens; its return still counts in the statistics of its group, and the
+other turns of its episode are learnt from as before. Source: the released code of arXiv 2602.05885
+(hkust-nlp/KernelGYM, read): threshold 0.3, width 0.1, time coverage, no speed-up. Whether rejected turns also leave the
+group's statistics there was not seen.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PrsSettings(ControllerSettings):
 
 
 class Prs(Controller):
-    """The method; it has no state."""
+    """Rejection of turns by coverage (PRS); it has no state."""
 
     settings_type = PrsSettings
     settings: PrsSettings
@@ -48,7 +49,7 @@ class Prs(Controller):
     why_not_stale = ""
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Take the turns that are not kept out of the loss."""
+        """Mask rejected turns out of the loss; a row with no turn left is not trained on."""
         for row in rows:
             for turn, (start, end) in enumerate(row.turns):
                 found = measured(row, turn)
@@ -65,14 +66,14 @@ class Prs(Controller):
         return rows
 
     def chance(self, found: Mapping[str, float]) -> float:
-        """Of keeping a correct turn with these measures."""
+        """Probability of keeping a correct turn with these measures."""
         s = self.settings
         if s.speedup is not None and found.get("speedup", 0.0) >= s.speedup:
             return 1.0
         return min(1.0, max(0.0, (found.get("coverage", 0.0) - s.threshold) / s.width))
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics prs/correct, correct turns of an episode, and prs/dropped, the share of them that was dropped."""
+        """Metrics prs/correct (correct turns per episode) and prs/dropped (the share of them that was rejected)."""
         told = [outcome.notes for outcome in services.outcomes if _RIGHT in outcome.notes]
         right = sum(notes[_RIGHT] for notes in told)
         if not right:

@@ -1,14 +1,15 @@
-"""Routing replay: the update's forward sends each token of a mixture to the experts that another forward chose.
+"""Routing replay: in updates, a mixture-of-experts model sends each token to the experts that an earlier pass chose.
 
     R3, source: rollout    experts that the engine recorded while it sampled; also in the old policy's pass
     R2, source: old        experts of the student's own pass over the rows, before the first update of the step
     gate                   softmax of the training logits over the recorded experts, see `student.learning.experts`
 
-Between sampling and learning a token near a tie changes its experts, by another kernel's rounding (R3) or by the
-weights that the minibatches before have moved (R2), and its log-prob jumps. With a replay the ratio tells of the policy
-alone. The choice takes no gradient; the gates do, so that the router learns. Tokens without a record (given answers,
-what was sampled under a hint, the last token) choose for themselves. `initial` and `ema` are never replayed. Source:
-MiniRL, arXiv 2512.01374; the documentation of ROLL and NeMo RL for what is replayed where.
+A token whose router is close to a tie can change experts between sampling and learning, because another kernel rounds
+differently (R3) or because earlier minibatches have moved the weights (R2), and then its log-prob jumps. With replay
+the importance ratio reflects the change of the policy alone. The choice of experts has no gradient; the gates do, so
+the router still learns. Tokens without a record (given answers, what was sampled under a hint, the last token) are
+routed as usual. Models `initial` and `ema` are never replayed. Source: MiniRL, arXiv 2512.01374; the documentation of
+ROLL and NeMo RL for what is replayed where.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 NONE = -1
-"""Stands where no expert was recorded."""
+"""Index of an expert where none was recorded."""
 
 
 class RoutingReplaySettings(ControllerSettings):
@@ -53,7 +54,7 @@ class RoutingReplaySettings(ControllerSettings):
 
 
 class RoutingReplay(Controller):
-    """The method; its records lie in the rows."""
+    """Routing replay (R2 and R3); the recorded experts are kept in the rows."""
 
     settings_type = RoutingReplaySettings
     settings: RoutingReplaySettings
@@ -63,22 +64,22 @@ class RoutingReplay(Controller):
     def __init__(self, settings: RoutingReplaySettings) -> None:
         super().__init__(settings)
         self.counts = np.zeros(3)
-        """Tokens read in updates, of these replayed, of these with other experts in a layer; of this rank."""
+        """On this rank: tokens read in updates, those replayed, and those of them with other experts in some layer."""
         self.totals = [0.0, 0.0, 0.0]
-        """The same of a step, over all ranks."""
+        """The same counts for the whole step, over all ranks."""
 
     def needs(self) -> Needs:
-        """Records of the rollout, or the student's pass over the rows."""
+        """The rollout's record of experts, or the student's pass over the rows."""
         if self.settings.source == "rollout":
             return Needs(experts=True)
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
 
     def hooks(self) -> Sequence[ModelHook]:
-        """Itself."""
+        """This object, which hooks the student's forward passes."""
         return (self,)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse records of weights that are not those of the rows.
+        """Refuse source `old` together with stale rows, which other weights have sampled.
 
         Raises:
             ConfigError: with the setting to change.
@@ -90,7 +91,7 @@ class RoutingReplay(Controller):
             )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts of episodes, as `compose` refuses the episodes.
+        """With source `rollout`, refuse prompts of episodes before anything is sampled; see `compose`.
 
         Raises:
             ConfigError: with the setting to change.
@@ -102,7 +103,7 @@ class RoutingReplay(Controller):
         """Refuse a student without experts before the first step.
 
         Raises:
-            ConfigError: naming its class.
+            ConfigError: naming the student's class.
         """
         from student.learning.experts import routers
 
@@ -110,7 +111,7 @@ class RoutingReplay(Controller):
 
     @contextmanager
     def around(self, lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
-        """Record or replay one forward."""
+        """Record or replay one forward pass."""
         if reading.kind == "kept":
             yield
         elif reading.kind == "student" and self.settings.source == "old":
@@ -121,7 +122,7 @@ class RoutingReplay(Controller):
                 yield
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Refuse episodes, whose turns are recorded apart.
+        """With source `rollout`, refuse episodes: the engine records each of their turns separately.
 
         Raises:
             ConfigError: with the setting to change.
@@ -138,15 +139,16 @@ class RoutingReplay(Controller):
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
-        """Pass the updates on, and count over all ranks what was replayed in them."""
-        self.counts[:] = 0  # of a step that is taken again
+        """Pass the updates on unchanged, then sum over all ranks what was replayed in them."""
+        self.counts[:] = 0  # a step that is repeated must not count twice
         yield from updates
         self.totals = np.sum(services.gather(self.counts), axis=0).tolist()
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics routing/replayed, a share of the tokens that updates read, and of these routing/changed.
+        """Metrics routing/replayed and routing/changed.
 
-        routing/changed are those that would have passed other experts in one layer at least.
+        routing/replayed is the share of the tokens read in updates that were replayed; routing/changed is the share of
+        the replayed tokens that the router would have sent to other experts in at least one layer.
         """
         tokens, known, changed = self.totals
         self.totals = [0.0, 0.0, 0.0]
@@ -155,7 +157,7 @@ class RoutingReplay(Controller):
         return {"routing/replayed": known / tokens, "routing/changed": changed / max(1.0, known)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts of the updates that have just been made."""
+        """Counts of the step's updates that `after_update` has not reported yet."""
         return {"totals": list(self.totals)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -165,7 +167,7 @@ class RoutingReplay(Controller):
 
 @contextmanager
 def recorded(lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
-    """Keep the choice of one forward in the rows."""
+    """Store in its rows the experts that one forward pass chooses."""
     from student.learning.experts import Recorder
 
     with Recorder(lm) as recorder:
@@ -178,7 +180,7 @@ def recorded(lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
 
 @contextmanager
 def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64]) -> Iterator[None]:
-    """Send one forward to the experts of its rows; adds to tokens read, replayed and changed."""
+    """Route one forward pass through the experts recorded in its rows; adds its tokens to `counts` in place."""
     import torch
 
     from student.learning.experts import check_rule, gates, routers
@@ -197,15 +199,15 @@ def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64])
             logits, scores, own = output
             mine = wanted[:, layer].to(own.device)
             here = known.to(own.device)[:, None]
-            if layer not in changed:  # not in the recomputation of a backward pass
+            if layer not in changed:  # counted once, and not again when the backward pass recomputes the layer
                 changed[layer] = (here & (own.sort(-1).values != mine.sort(-1).values)).any(-1)
             experts = torch.where(here, mine, own)
-            # Where nothing is replayed the router's own bits stay.
+            # Tokens that are not replayed keep the router's own scores, bit for bit.
             return logits, torch.where(here, gates(router, logits, experts, scores.dtype), scores), experts
 
         return hook
 
-    # A forward without a record is left alone.
+    # Without any record no hook is installed, and the pass is untouched.
     some = bool(known.any())
     with registered([router.register_forward_hook(replay(i)) for i, router in enumerate(every)] if some else []):
         yield
@@ -214,7 +216,7 @@ def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64])
 
 
 def _table(reading: Reading, layers: int) -> NDArray[np.int16]:
-    """[B * L, layers, k] the experts of each token, NONE where there is no record."""
+    """[B * L, layers, k] int16 expert indices of each token, NONE where there is no record."""
     records = [None if row is None else row.experts for row in reading.rows]
     k = next((record.shape[2] for record in records if record is not None), 0)
     table = np.full((len(records), reading.width, layers, k), NONE, np.int16)

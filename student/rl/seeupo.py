@@ -1,15 +1,15 @@
-"""SeeUPO (arXiv 2602.06554): one optimizer update for each turn, the last turn first.
+"""SeeUPO (arXiv 2602.06554): a separate optimizer update for each turn of an episode, the last turn first.
 
     for k = K, ..., 1:
         update on the tokens of turn k alone, each row's loss times M, old log-probs read again before it
         s  = exp(mean over the tokens of turn k of log pi_new - log pi_old)
         M <- clip(M clip(s, 1 - bound, 1 + bound), 1 - bound, 1 + bound),   M = 1 at first
 
-Later turns are learnt under the turns before them as they were sampled, and M corrects earlier turns for what has moved
-behind them. Its losses are GSPO's on each turn: objective gspo with `ratio_to: old`, whose ratio is of the turn because
-no other tokens count, and advantage lite_ppo. An update of a step becomes as many as its longest episode has turns; a
-turn that no row of any rank has is left out. Evidence: text and code (modelscope/AgentEvolver, branch seeupo, read):
-bound 0.2.
+When turn k is learnt, the turns before it are as they were sampled, and M corrects for how far the updates of the later
+turns have already moved the policy. The paper's loss is GSPO's on each turn: objective gspo with `ratio_to: old`, whose
+ratio is that of the turn because no other tokens count, and advantage lite_ppo. Each update of a step becomes as many
+as its longest episode has turns; a turn without trained tokens on any rank is skipped. Evidence: text and code
+(modelscope/AgentEvolver, branch seeupo, read): bound 0.2.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class SeeUpoSettings(ControllerSettings):
-    """Settings of the order."""
+    """Settings of SeeUPO."""
 
     bound: float = Field(0.2, gt=0, lt=1, description="How far a turn's ratio, and their product, may be from 1.")
 
 
 class SeeUpo(Controller):
-    """The method; its state is what the last step's updates did, until it has been told."""
+    """Updates turn by turn (SeeUPO); its state is the last step's counts, until they are reported."""
 
     settings_type = SeeUpoSettings
     settings: SeeUpoSettings
@@ -53,14 +53,14 @@ class SeeUpo(Controller):
     def __init__(self, settings: SeeUpoSettings) -> None:
         super().__init__(settings)
         self._made = 0.0
-        self._products = (0.0, 0.0)  # sum and number of the M at the end of updates
+        self._products = (0.0, 0.0)  # sum and number of the rows' M at the end of each update
 
     def needs(self) -> Needs:
-        """The student, which reads each turn before and after its update."""
+        """The student, which scores each turn before and after its update."""
         return Needs(models=frozenset({STUDENT}))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse terms whose old log-probs would not be those of the turn's update.
+        """Refuse an objective without a ratio to the old log-probs, which this method refreshes before each turn.
 
         Raises:
             ConfigError: with the setting to change.
@@ -72,11 +72,11 @@ class SeeUpo(Controller):
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterator[Update]:
-        """Each update turn by turn, the last one first."""
+        """Replace each update by one per turn, the last turn first."""
         self._made, self._products = 0.0, (0.0, 0.0)
         for update in updates:
             yield from self._by_turn(update, services)
-        # Told to all ranks here, because one rank's state is what a checkpoint holds.
+        # Summed over all ranks here, because a checkpoint holds the state of one rank only.
         told = services.gather(self._products)
         self._products = sum(one[0] for one in told), sum(one[1] for one in told)
 
@@ -85,7 +85,7 @@ class SeeUpo(Controller):
         masks, weights = [row.loss_mask for row in rows], [row.weight for row in rows]
         products = np.ones(len(rows))
         try:
-            # As many turns on every rank as the longest episode of any has: each is an update that all take together.
+            # Every rank loops over the turns of the longest episode on any rank, because all ranks update together.
             for turn in reversed(range(max(services.gather(max((_turns(row) for row in rows), default=0))))):
                 parts = [_of_turn(row, mask, turn) for row, mask in zip(rows, masks, strict=True)]
                 if not any(services.gather(any(part.any() for part in parts))):
@@ -94,7 +94,7 @@ class SeeUpo(Controller):
                     row.loss_mask, row.weight = part, weight * float(product)
                 mine = [place for place, part in enumerate(parts) if part.any()]
                 chosen = tuple(rows[place] for place in mine)
-                # Read now: the updates of later turns have moved the policy since the rows were scored.
+                # Scored again: the updates of later turns have moved the policy since the rows were scored.
                 before = self._log_probs(chosen, services)
                 yield replace(update, rows=chosen, recompute=True)
                 self._made += 1
@@ -104,12 +104,12 @@ class SeeUpo(Controller):
             total, count = self._products
             self._products = total + float(products.sum()), count + len(products)
         finally:
-            # Also where an update failed: the rows are taken again, or told of in metrics, as they were.
+            # Also after a failed update: the step may be repeated, and metrics must see the rows as they were.
             for row, mask, weight in zip(rows, masks, weights, strict=True):
                 row.loss_mask, row.weight = mask, weight
 
     def product(self, product: float, ratio: float) -> float:
-        """M after a turn whose ratio moved to `ratio`."""
+        """M after the update of a turn whose probability ratio, new to old, is `ratio`."""
         low, high = 1 - self.settings.bound, 1 + self.settings.bound
         return float(np.clip(product * np.clip(ratio, low, high), low, high))
 
@@ -118,16 +118,16 @@ class SeeUpo(Controller):
         return [np.asarray(scores.sampled, np.float32) for scores in services.read(rows)]
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics turn_updates (of the step) and turn_ratio_product (mean of M at the end of an update)."""
+        """Metrics turn_updates (made in the step) and turn_ratio_product (mean of M at the end of an update)."""
         total, count = self._products
         return {"turn_updates": self._made} | ({"turn_ratio_product": total / count} if count else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """What `after_update` has to tell, where a run was stopped before it."""
+        """Counts that `after_update` has not reported yet when a run stops in between."""
         return {"made": self._made, "products": list(self._products)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restore what `state_dict` gave."""
         total, count = state["products"]
         self._made, self._products = float(state["made"]), (float(total), float(count))
 
@@ -137,7 +137,7 @@ def _turns(row: Row) -> int:
 
 
 def _of_turn(row: Row, mask: NDArray[np.bool_], turn: int) -> NDArray[np.bool_]:
-    """The trained tokens of one turn; a row without turns is one."""
+    """[T] mask of the trained tokens of one turn; a row without turns counts as one turn."""
     if not row.turns:
         return mask if turn == 0 else np.zeros_like(mask)
     found = np.zeros_like(mask)

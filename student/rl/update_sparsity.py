@@ -1,11 +1,11 @@
-"""How many weights reinforcement learning leaves as they were: the share that moved by no more than a bound.
+"""Measures how sparse the update of reinforcement learning is: the share of weights that moved by no more than a bound.
 
     update_sparsity         share of all trained weights with |w - w_0| <= bound
-    update_sparsity_least   that of the matrix with the smallest share
+    update_sparsity_least   the smallest such share of any one parameter tensor
 
-w_0 is read from the model's files, tensor by tensor, so nothing is kept in memory. Values are compared as they are
-trained; with model.dtype bfloat16 many moves vanish in the rounding. Source: "RL finetunes small subnetworks", arXiv
-2505.11711 (abstract; the bound of 1e-5 is the usual one).
+w_0 is read from the model's files, one tensor at a time, so no copy of the first weights stays in memory. Values are
+compared in the dtype that is trained: with model.dtype bfloat16 many moves vanish in the rounding. Source: "RL
+finetunes small subnetworks", arXiv 2505.11711 (abstract; the bound of 1e-5 is the usual one).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UpdateSparsitySettings(ControllerSettings):
 
 
 class UpdateSparsity(Controller):
-    """The method; see the module. It has no state."""
+    """Share of weights that training leaves unchanged; it has no state."""
 
     settings_type = UpdateSparsitySettings
     settings: UpdateSparsitySettings
@@ -48,7 +48,7 @@ class UpdateSparsity(Controller):
         self._files: dict[str, Path] = {}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse adapters, which have no first weights to compare with.
+        """Refuse LoRA adapters, whose weights are not in the model's files.
 
         Raises:
             ConfigError: with the setting to change.
@@ -58,10 +58,10 @@ class UpdateSparsity(Controller):
         self._model = recipe.model
 
     def start(self, services: Services) -> None:
-        """Find the files with the first weights.
+        """Find the file of each trained tensor's first weights.
 
         Raises:
-            ConfigError: when they do not hold a trained tensor under its name.
+            ConfigError: if the files hold no tensor under the name of a trained one.
         """
         if self._model is None:
             raise RuntimeError("method update_sparsity starts before it has seen the recipe.")
@@ -74,7 +74,7 @@ class UpdateSparsity(Controller):
             )
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Measure; see the module for the metrics."""
+        """After every `every` steps, measure; see the module for the metrics."""
         if (step + 1) % self.settings.every:
             return {}
         counts = [self._left_alone(name, tensor) for name, tensor in services.parameters()]
@@ -83,21 +83,21 @@ class UpdateSparsity(Controller):
         return {"update_sparsity": share, "update_sparsity_least": least}
 
     def _left_alone(self, name: str, tensor: Tensor) -> tuple[int, int]:
-        """Weights of a tensor that did not move, and all of them."""
+        """How many weights of a tensor moved by at most the bound, and how many it has."""
         from safetensors import safe_open
         from torch.distributed.tensor import DTensor
 
         now: Any = tensor.detach()
         now = now.full_tensor() if isinstance(now, DTensor) else now
         with safe_open(self._files[name], framework="pt") as file:
-            # In the dtype that is trained: rounding the files' values to it when they were loaded does not count.
+            # Cast to the trained dtype, so that the rounding when the model was loaded does not count as a move.
             first = file.get_tensor(name).to(now.dtype)
         still = (now.cpu() - first).abs() <= self.settings.bound
         return int(still.sum()), still.numel()
 
 
 def places_of(path: str, revision: str | None) -> dict[str, Path]:
-    """The file of each tensor of a model, by the tensor's name."""
+    """The safetensors file that holds each tensor of a model (a folder or a Hub name), by the tensor's name."""
     from safetensors import safe_open
 
     folder = Path(path)
