@@ -1,10 +1,10 @@
-"""A2TGPO's clip (arXiv 2605.06200): turns that add more to the belief in the answer may move further.
+"""A2TGPO's clip (arXiv 2605.06200): turns that add more to the belief in the right answer get a wider clip range.
 
     eps_k   eps (1 + beta tanh(z_k)),   z_k the normalised gain of turn k (advantage `a2tgpo`)
     loss_t  -min(rho_t A_t, clip(rho_t, 1 - eps_k low, 1 + eps_k high) A_t)
 
-The clip follows the gains whatever advantage gives the credit; with beta 0 it is PPO's. The abstract says that the
-range adapts to the gain; tanh and beta 0.5 are ours. Evidence: inferred.
+The clip range follows the gains, whichever advantage gives the credit; with beta 0 it is PPO's. The abstract says that
+the range adapts to the gain; the tanh and beta 0.5 are ours. Evidence: inferred.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class A2tgpoSettings(ClippedSettings):
-    """Settings of the clip."""
+    """Settings of A2TGPO's clip."""
 
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="a2tgpo")
     beta: float = Field(0.5, ge=0, le=1, description="How much the gain of a turn widens or narrows its clip range.")
 
 
 class A2tgpoLoss(PolicyGradient):
-    """The term; see the module for the formula."""
+    """The clipped loss with a clip range per turn (A2TGPO)."""
 
     settings_type = A2tgpoSettings
     settings: A2tgpoSettings
@@ -58,7 +58,7 @@ class A2tgpoLoss(PolicyGradient):
         self._gains = _ByRow({id(r): (r, gains.get(id(outcomes[p]), 0.0)) for r, p in zip(rows, places, strict=True)})
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share and clip_width (mean of 1 + beta tanh z)."""
+        """Loss per position; metrics clipped_share and clip_width (mean of 1 + beta tanh z)."""
         import torch
 
         s = self.settings

@@ -1,14 +1,14 @@
-"""A-LoL: answers that are better than their prompt promises, weighted by a ratio to a frozen reference.
+"""A-LoL: learns from answers that beat their prompt's value, weighted by a ratio to a frozen reference.
 
     A    = R - V(x), answers with A <= 0 left out                    advantage prompt_value, keep positive
     loss = -A sum_t sg(clip(w, 1 - clip_low, 1 + clip_high)) log pi(y_t),   w = pi(y) / pi_ref(y) of the response
 
-For answers of any origin, also such as no policy of the run wrote (`rows: expert`, method expert_rows). Variants of the
-paper are settings: `ratio: token` is A-LoL seq., `ratio: none` A-LoL ref. free, and the KL form is ratio none with term
-reference_kl. V is method critic's value of the prompt; the authors fit a head with attention on the frozen reference
-before training, for which `features: initial` and `fits_until` stand in. They also draw answers in proportion to A,
-which is not offered. Sources: arXiv 2305.14718 and the released code, abaheti95/LoL-RL, where w is clipped to 0.1 to
-1.9 and sums over tokens are averaged over answers.
+Answers may have any origin, and need not come from a policy of the run (`rows: expert`, method expert_rows). The
+paper's variants are settings: `ratio: token` is A-LoL seq., `ratio: none` is A-LoL ref. free, and the KL form is ratio
+none with term reference_kl. V is method critic's value of the prompt. The authors fit a head with attention on the
+frozen reference before training; `features: initial` and `fits_until` stand in for that. They also draw answers in
+proportion to A, which is not offered. Sources: arXiv 2305.14718 and the released code, abaheti95/LoL-RL, where w is
+clipped to 0.1 to 1.9 and sums over tokens are averaged over answers.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class ALolSettings(PolicyGradientSettings):
 
 
 class ALol(WeightedGradient):
-    """A-LoL; see the module for the formula."""
+    """A-LoL: a policy gradient on answers better than expected, weighted by the ratio to the reference."""
 
     settings_type = ALolSettings
     settings: ALolSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
-    # Their weight is the denominator's over the policy that sampled, and the denominator here is the reference.
+    # The importance weight is denominator / behaviour, and the denominator of this loss is the reference.
     unread: ClassVar[tuple[str, ...]] = ("dual_clip", "importance_cap", "importance_band")
 
     @property
     def reads_behaviour(self) -> bool:
-        """No: its ratio is to the reference."""
+        """False: the ratio is to the reference."""
         return False
 
     def needs(self) -> Needs:
-        """Also the reference's log-probs of the response tokens."""
+        """What every policy loss needs, and the reference's log-probs of the response tokens."""
         return merge([super().needs(), Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))])
 
     def denominator(self, batch: TokenBatch) -> Tensor:
-        """[N] log-probs under the reference."""
+        """[N] log-probs of the response tokens under the reference."""
         return have(batch.signal(PayloadKind.SAMPLED, REFERENCE).sampled, "reference's log-probs")
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module."""
+        """[N] the clipped ratio of student to reference, without gradient."""
         return self.settings.bounded(log_ratio.exp())

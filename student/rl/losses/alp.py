@@ -1,16 +1,17 @@
-"""ALP: a policy gradient whose ratio has a student under noise above, and the policy that sampled below.
+"""ALP: a policy gradient whose importance ratio has the student under Gaussian noise in the numerator.
 
     rho = pi(y | h_l + sigma_l eps_l for every layer l) / mu(y),   eps_l ~ N(0, I),   sigma_l learnt, in updates alone
     loss = the clipped loss on rho, one ratio for old weights and for the engine's other numerics together
 
-Noise flattens the student's distribution, and with it the tail of the ratios. Sampling, evaluation and all passes
-without a gradient have none; other terms of the objective read the student under noise as well. The sizes are trained
-by the loss with the student's optimizer, at a learning rate of their own that follows the schedule of the weights'.
+mu is the policy that sampled. The noise flattens the student's distribution, and with it the tail of the ratios. Only
+updates have noise; sampling, evaluation and every pass without a gradient do not. Other terms of the objective also
+read the student under noise. The noise sizes sigma_l are trained by the loss with the student's optimizer, at their own
+learning rate, which follows the schedule of the weights' learning rate.
 
 Sources: arXiv 2603.19470 (abstract) and the released code of its multi-turn experiments (noise before each layer's
-first norm, a size for each layer in log space, ratios by response, bounds 0.5 and 4). Its ranks share noise, because a
-layer's seed is the rank's plus the layer's number; here no two sequences do. Its scripts begin with sizes of 1e-6, its
-model settings with 1e-2.
+first norm, a size for each layer in log space, ratios by response, bounds 0.5 and 4). There sequences on different
+ranks share noise, because the seed of a layer is the rank's seed plus the layer's number; here no two sequences do. Its
+scripts start from sizes of 1e-6, its model settings from 1e-2.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class AlpSettings(ClippedSettings):
 
 
 class Alp(PolicyGradient):
-    """The term; see the module. Its sizes are in the checkpoint with the optimizer's moments."""
+    """ALP's loss under layer noise; its noise sizes are in the checkpoint with the optimizer's moments."""
 
     settings_type = AlpSettings
     settings: AlpSettings
@@ -62,10 +63,10 @@ class Alp(PolicyGradient):
         self._noise: LayerNoise | None = None
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what would not be ALP.
+        """Refuse a ratio that is not to the policy that sampled, and a second ALP term.
 
         Raises:
-            ConfigError: for a second one, or a ratio without the policy that sampled.
+            ConfigError: naming the settings to leave out.
         """
         super().check(recipe)
         if self.settings.ratio == "none" or self.settings.ratio_to == "old":
@@ -78,33 +79,33 @@ class Alp(PolicyGradient):
         self._seed = recipe.seed
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That other terms read the student under noise too."""
+        """Also a remark that other terms of the objective read the student under noise."""
         found = super().remarks(recipe)
         if len(recipe.objective) > 1:
             found.append(f"all terms of the objective read the student under the noise of term {self.settings.name!r}")
         return found
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:
-        """None: under noise the ratio is not 1 in the first update either."""
+        """No remarks: under noise the ratio differs from 1 even in the first update, so the clips can act."""
         return []
 
     def module(self, student: Student) -> tuple[LayerNoise, float]:
-        """The noise and the learning rate of its sizes."""
+        """The noise module and the learning rate of its sizes."""
         self._noise = LayerNoise(student.lm, self.settings.noise)
         return self._noise, self.settings.noise_rate
 
     def hooks(self) -> Sequence[ModelHook]:
-        """Itself."""
+        """This object, which adds the noise to forward passes."""
         return (self,)
 
     def around(self, lm: PreTrainedModel, reading: Reading) -> AbstractContextManager[None]:
-        """Noise that an update alone has; none in other passes."""
+        """Add noise to the forward passes of updates only."""
         if self._noise is None or reading.kind != "update":
             return nullcontext()
         return self._noise.on(reading, self._seed)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """The clipped loss; also metric noise_size, the mean of sigma over layers."""
+        """The clipped loss per position; also metric noise_size, the mean of sigma over layers."""
         output = super().surrogate(log_ratio, advantage, live, batch)
         metrics: dict[str, Any] = dict(output.metrics)
         if self._noise is not None:

@@ -1,12 +1,12 @@
-"""ASFT: cross-entropy on given answers in which the tokens of an action weigh more (GUI-Libra).
+"""ASFT: cross-entropy on given answers in which the tokens of an action have a larger weight (GUI-Libra).
 
     loss_t = -w_t log pi(y_t),   w_t the weight of the last of `spans` whose pattern holds a part of the token, else 1
 
-Patterns are regular expressions on the text of the response, with . for line ends too. The paper has weight 2 for the
-action and 4 for where on the screen it goes, and the reasoning has 1: spans [{pattern: "<action>.*?</action>",
-weight: 2}, {pattern: "point=[^ ]*", weight: 4}]. Weights do not enter the means that aggregation divides by. It
-learns from given rows (method expert_rows). Source: GUI-Libra, arXiv 2602.22190 (text); how its spans are marked in
-the text of an answer is ours.
+Patterns are regular expressions on the text of the response, in which . also matches line ends. The paper weighs
+reasoning by 1, the action by 2 and the action's place on the screen by 4: spans [{pattern: "<action>.*?</action>",
+weight: 2}, {pattern: "point=[^ ]*", weight: 4}]. The weights do not enter the denominators of the aggregation. The term
+learns from given rows (method expert_rows). Source: GUI-Libra, arXiv 2602.22190 (text); how its spans are marked in the
+text of an answer is ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Span(Settings):
-    """Text whose tokens have a weight."""
+    """A pattern, and the weight of the tokens that it matches."""
 
     pattern: str = Field(description="A regular expression; every place where it matches counts.")
     weight: float = Field(ge=0, description="Weight of the tokens there.")
@@ -55,7 +55,7 @@ class AsftSettings(TermSettings):
 
 
 class Asft(Term):
-    """The term; see the module for the formula."""
+    """Cross-entropy on given answers, weighted by span (ASFT)."""
 
     settings_type = AsftSettings
     settings: AsftSettings
@@ -70,11 +70,11 @@ class Asft(Term):
         return Needs(student=frozenset({SCORES}))
 
     def bind(self, tokenizer: Any) -> None:
-        """Keep the tokenizer, which says where a text stands."""
+        """Keep the tokenizer, which gives the text of each token."""
         self._tokenizer = tokenizer
 
     def weights(self, pieces: Sequence[str]) -> NDArray[np.float32]:
-        """[T] the weight of each token of a response, from the texts of its tokens."""
+        """[T] float32 weight of each token of a response, from the texts of its tokens."""
         ends = np.cumsum([len(piece) for piece in pieces])
         starts, text = ends - [len(piece) for piece in pieces], "".join(pieces)
         found = np.ones(len(pieces), np.float32)
@@ -84,11 +84,11 @@ class Asft(Term):
         return found
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics sft_nats, and weighted_share of the tokens with a weight other than 1."""
+        """Loss per position; metrics sft_nats and weighted_share (tokens with a weight other than 1)."""
         import torch
 
         live = have(batch.student.scores, "scores").sampled
-        # A run shows every term its tokenizer before the first step; without one there are no texts to match.
+        # A run binds the tokenizer before the first step; without one there is no text to match, and weights are 1.
         known = self._tokenizer is not None
         found = [self.weights(pieces_of(r.response_ids, self._tokenizer)) if known else 1.0 for r in batch.rows]
         weight = batch.of_tokens(found)

@@ -1,12 +1,12 @@
-"""Direct Advantage Policy Optimisation, registered as dapo_direct: each reasoning step towards its own advantage.
+"""Direct Advantage Policy Optimisation (dapo_direct): fits each reasoning step's log-ratio to the step's advantage.
 
     A_k   = V(s_{k+1}) - V(s_k) of step k, V behind the last step the reward
     loss  = mean over the steps of (A_k / beta - sum over its tokens of [log pi(y_t) - log pi_ref(y_t)])^2
 
-Steps end after `separator`, or are the turns of an episode; V is method critic's, which learns from whole answers
-(`fits_until` freezes it, as the paper's second stage does: it fits V to sampled continuations of every step before). A
-squared loss has the same minimum no matter who wrote the steps, so rows may be given ones. Not the DAPO of decoupled
-clips, which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated there).
+Steps end after `separator`, or are the turns of an episode. V is method critic's and is learnt from whole answers; the
+paper first fits V to sampled continuations of every step and then freezes it, as `fits_until` does. A squared loss has
+the same minimum whatever policy wrote the steps, so rows may be given ones. This is not the DAPO of decoupled clips,
+which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated there).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DirectAdvantageSettings(TermSettings):
 
 
 class DirectAdvantage(Term):
-    """The term; see the module for the formula."""
+    """A squared loss for each reasoning step (Direct Advantage PO)."""
 
     settings_type = DirectAdvantageSettings
     settings: DirectAdvantageSettings
@@ -52,7 +52,7 @@ class DirectAdvantage(Term):
         self._tokenizer: Any = None
 
     def needs(self) -> Needs:
-        """The reference's log-probs of the response tokens, the student's, and rewards."""
+        """The reference's and the student's log-probs of the response tokens, and rewards."""
         signals = (SignalNeed(REFERENCE, PayloadSpec.sampled()),)
         return Needs(signals=signals, student=frozenset({SCORES}), reward="any")
 
@@ -60,12 +60,12 @@ class DirectAdvantage(Term):
         """Refuse a recipe without a critic.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming this term.
         """
         check_critic(recipe, f"term {self.settings.name!r}")
 
     def bind(self, tokenizer: Any) -> None:
-        """Keep the tokenizer, which tells where steps end."""
+        """Keep the tokenizer, which shows where steps end."""
         self._tokenizer = tokenizer
 
     def selects(self, row: Row) -> bool:
@@ -73,9 +73,10 @@ class DirectAdvantage(Term):
         return super().selects(row) and reward_of(row) is not None
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """See the module; each token has a share of its step's loss, so that a row's mean is that over its steps.
+        """Loss per position: tokens share their step's loss so that the mean over a row is the mean over its steps.
 
-        Metrics reasoning_steps, mean of a row; step_advantage and step_gap, means of |A_k| and of summed log-ratios.
+        Metrics reasoning_steps (mean per row), step_advantage (mean |A_k|) and step_gap (mean summed log-ratio of a
+        step, nats).
         """
         import torch
 
@@ -88,8 +89,8 @@ class DirectAdvantage(Term):
             sizes = np.bincount(places[row.loss_mask], minlength=len(advantages))
             index.append(places + first)
             wanted += list(advantages)
-            # The objective takes the mean over the row's tokens, and the mean over its steps is wanted: a step of n of
-            # the row's N trained tokens, one of K, has N / (K n) at each of them.
+            # The objective averages over the row's tokens, but the mean over its steps is wanted: each token of a step
+            # with n of the row's N trained tokens has weight N / (K n), where the row has K steps.
             share.append(row.loss_mask.sum() / (max(1, np.count_nonzero(sizes)) * np.maximum(sizes, 1))[places])
             first += len(advantages)
         step = torch.from_numpy(np.concatenate(index)).to(live.device)
@@ -108,9 +109,9 @@ class DirectAdvantage(Term):
         )
 
     def steps(self, row: Row) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """[T] the step of each token of a row, and [K] the advantage of each step."""
+        """[T] index of each token's step in a row, and [K] the advantage of each step."""
         if len(row.turns) > 1 or row.windows:
-            # A step begins where the student acts: what an environment answered behind its last turn is not its step,
+            # A step begins where the student acts: the environment's answer after the last turn belongs to no new step,
             # and models that read a cut history have no value there.
             starts, ends = [start for start, _ in row.turns], [end for _, end in row.turns[:-1]]
         else:
@@ -121,6 +122,6 @@ class DirectAdvantage(Term):
             starts = [0, *ends]
         places = np.searchsorted(np.array(ends, np.int64), np.arange(row.length), side="right")
         values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
-        # V where a step begins, and the reward behind the last one: the advantages of a row add up to R - V(start).
+        # V at the start of each step, then the reward: the advantages of a row add up to R - V(start).
         at = [values[start] for start in starts] + [reward_of(row) or 0.0]
         return places, np.diff(np.array(at))

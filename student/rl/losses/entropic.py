@@ -1,23 +1,24 @@
-"""EntroPIC: a controller that holds the student's entropy at a target, by the weight of its confident tokens.
+"""EntroPIC: a PI controller that holds the student's entropy at a target through the weight of confident tokens.
 
     e = H - target,   alpha = clip(k_p e + k_i sum of earlier e, -1, 1)
     loss_t = clipped loss - alpha rho_t |A_t|   on tokens with pi(y_t) > confident,   the clipped loss elsewhere
 
-On those tokens good answers weigh 1 + alpha and bad ones 1 - alpha: entropy below the target makes alpha negative, so
-that confident good tokens are strengthened less and confident bad ones more.
+On confident tokens good answers weigh 1 + alpha and bad ones 1 - alpha. Entropy below the target makes alpha negative,
+so that confident good tokens are strengthened less and confident bad ones are weakened more.
 
-Where it can hold an entropy (ours; exact in the limit of confident tokens, rewards of 0 and 1, on policy): let a wrong
-token at a place cost delta of the success rate r. The place is at rest where alpha = -delta / (2 r (1 - r)), so every
-entropy can be held while delta < 2 r (1 - r): where a token decides little and the rest of the answer much. Where one
-wrong token fails the answer, as a step of a sum does, entropy falls at alpha = -1, too; so it does where every answer
-is right, and no controller of weights of at most 2 changes that. k_i does not help: watch entropic_alpha, and use
-entropy_bonus where it stays at -1. Above the target errors add up to a sum that has to be worked off below it.
+Which entropies it can hold (ours; exact in the limit of confident tokens, for rewards of 0 and 1, on policy): suppose
+that a wrong token at some position lowers the success rate r by delta. That position is in equilibrium at
+alpha = -delta / (2 r (1 - r)), so any entropy can be held while delta < 2 r (1 - r), that is where one token decides
+little and the rest of the answer much. Where one wrong token fails the whole answer, as in a step of a sum, or where
+every answer is right, the entropy falls even at alpha = -1; no controller of weights of at most 2 can change that, and
+k_i does not help. Watch entropic_alpha, and use entropy_bonus where it stays at -1. While the entropy is above the
+target the errors add up to a sum that has to be worked off below it.
 
-The released code, yk7333/EntroPIC, measures H on the micro-batch in hand, of one rank, where this takes the mean over
-the last step's trained tokens on all ranks, a step later; it adds to the sum at every micro-batch, this once a step;
-and it divides its extra loss by the number of confident tokens where the loss has that of all, which is this with alpha
-over their share (confident_share, near 1). P alone is enough on policy, the sum is for off-policy updates. Sources:
-arXiv 2511.15248 and that code.
+The released code, yk7333/EntroPIC, differs in three ways. It measures H on the current micro-batch of one rank; here H
+is the mean over the last step's trained tokens on all ranks, so it acts one step later. It adds to the sum at every
+micro-batch; here once per step. It divides its extra loss by the number of confident tokens, where the main loss has
+that of all tokens, which equals this loss with alpha divided by their share (confident_share, near 1). The
+proportional part alone is enough on policy; the sum is for off-policy updates. Sources: arXiv 2511.15248 and that code.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class EntropicSettings(ClippedSettings):
 
 
 class Entropic(PolicyGradient):
-    """EntroPIC; see the module for the formula. Its state is the sum and the last error."""
+    """The clipped loss with an entropy controller (EntroPIC); its state is the sum of errors and the last error."""
 
     settings_type = EntropicSettings
     settings: EntropicSettings
@@ -60,7 +61,7 @@ class Entropic(PolicyGradient):
         self.total = 0.0
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a controller that moves nothing.
+        """Refuse a controller with both gains 0, which would do nothing.
 
         Raises:
             ConfigError: with the settings to raise.
@@ -71,11 +72,11 @@ class Entropic(PolicyGradient):
 
     @property
     def alpha(self) -> float:
-        """The weight of the step."""
+        """The controller's weight for the current step, from -1 to 1."""
         return min(1.0, max(-1.0, self.settings.k_p * self.error + self.settings.k_i * self.total))
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share, entropic_alpha and confident_share."""
+        """Loss per position; metrics clipped_share, entropic_alpha and confident_share."""
         usual = super().surrogate(log_ratio, advantage, live, batch)
         confident = batch.mask & (live.detach().exp() > self.settings.confident)
         count = batch.mask.sum()
@@ -85,7 +86,7 @@ class Entropic(PolicyGradient):
         return TermOutput(loss, metrics=usual.metrics | metrics | {"confident_share": (confident.sum(), count)})
 
     def observe(self, report: StepReport) -> None:
-        """Take the entropy of the step."""
+        """Update the errors with the step's mean entropy."""
         super().observe(report)
         entropy = self.measured(report, "student_entropy")
         if entropy is None:
@@ -95,10 +96,10 @@ class Entropic(PolicyGradient):
         self.error = entropy - self.settings.target
 
     def state_dict(self) -> dict[str, Any]:
-        """The sum and the last error."""
+        """The sum of errors and the last error, besides the state of the advantages."""
         return {**super().state_dict(), "error": self.error, "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.error, self.total = float(state.get("error", 0.0)), float(state.get("total", 0.0))

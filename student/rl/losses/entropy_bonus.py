@@ -1,11 +1,11 @@
-"""A bonus on the entropy of the student's distribution, exact over the whole vocabulary, against its collapse.
+"""A bonus on the entropy of the student's distribution, exact over the whole vocabulary, against entropy collapse.
 
     loss_t = -H(pi(. | prefix)) = KL(pi || uniform) - log V
 
-The gradient is the exact one of the entropy at each prefix that occurs; how the policy changes which prefixes occur is
-left out, as in every entropy bonus of public code. The coefficient is `weight`, 0.001 to 0.01 in most recipes, and may
-be a schedule. No logits are kept: it is a divergence to a head of zeros, whose distribution is uniform.
-Sources: arXiv 1602.01783 (A3C); the bonus inside EPO, T1 and LTE.
+The gradient is the exact gradient of the entropy at each sampled prefix; as in every entropy bonus of public code, the
+effect of the policy on which prefixes occur is left out. The coefficient is `weight`, 0.001 to 0.01 in most recipes,
+and may be a schedule. No logits are kept in memory: the entropy is computed as a divergence to a head of zeros, whose
+distribution is uniform. Sources: arXiv 1602.01783 (A3C); the bonus inside EPO, T1 and LTE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EntropyBonusSettings(TermSettings):
 
 
 class EntropyBonus(Term):
-    """The term; see the module for the formula."""
+    """An exact entropy bonus."""
 
     settings_type = EntropyBonusSettings
     settings: EntropyBonusSettings
@@ -40,7 +40,7 @@ class EntropyBonus(Term):
         return Needs(student=frozenset({HIDDEN}))
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Minus the entropy, as a weighted total; metric student_entropy, nats."""
+        """Minus the entropy as a weighted total, nats; metric student_entropy, nats per token."""
         result = from_uniform(batch, batch.weights)
         entropy = math.log(batch.valid_vocab) - result.per_token.detach()
         shown = entropy.where(batch.mask, entropy.new_zeros(()))
@@ -51,7 +51,10 @@ class EntropyBonus(Term):
 
 
 def from_uniform(batch: TokenBatch, token_weights: Tensor) -> maths.Divergence:
-    """KL(pi || uniform) = log V - H(pi) in nats, with `token_weights` [N]: a divergence to a head of zeros."""
+    """KL(pi || uniform) = log V - H(pi) per position, nats, and its total weighted by `token_weights` [N].
+
+    Computed as a divergence to a head of zeros, so that no logits are kept.
+    """
     hidden, head = have(batch.student.hidden, "hidden states"), have(batch.student.head, "head")
     return maths.linear_divergence(
         hidden,

@@ -1,11 +1,11 @@
-"""EPO: an entropy bonus that also keeps each token's entropy in a band around what it used to be.
+"""EPO: an entropy bonus that also holds each token's entropy in a band around the mean of earlier steps.
 
     loss_t = -H_t + penalty max(0, low h - H_t, H_t - high h),   h the mean entropy of the turn in earlier steps
 
-The coefficient is `weight`, 0.001 in the authors' scripts. Their penalty is the constant 0.1 outside the band, which
-has no gradient, so that only the bonus acts; here the penalty grows with the distance from the band. What their code
-does is `entropy_bonus`. Both are exact over the vocabulary. Turns are those of episodes, one for single answers.
-Source: the released code of arXiv 2509.22576, WujiangXu/EPO; the growing penalty is ours.
+The coefficient is `weight`, 0.001 in the authors' scripts. Outside the band their penalty is the constant 0.1, which
+has no gradient, so that only the bonus acts; here the penalty grows with the distance from the band. For what their
+code does, use `entropy_bonus`. Both are exact over the vocabulary. Turns are those of episodes; a single answer is one
+turn. Source: the released code of arXiv 2509.22576, WujiangXu/EPO; the growing penalty is ours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EpoSettings(TermSettings):
 
 
 class Epo(Term):
-    """The term; see the module for the formula. Its state is the mean entropy of each turn."""
+    """An entropy bonus with a band (EPO); its state is the mean entropy of each turn."""
 
     settings_type = EpoSettings
     settings: EpoSettings
@@ -53,12 +53,15 @@ class Epo(Term):
         return Needs(student=frozenset({SCORES, HIDDEN}))
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """See the module, as a weighted total; metrics student_entropy, outside_share and entropy_by_turn/N."""
+        """Loss as a weighted total, nats.
+
+        Metrics student_entropy (nats per token), outside_share (tokens outside the band) and entropy_by_turn/N.
+        """
         import torch
 
         entropy = have(batch.student.scores, "scores").entropy.detach()
         turn = turn_in_row(batch)
-        # Means of the steps before: those of this micro-batch would depend on how rows were cut.
+        # Means of earlier steps: those of this micro-batch would depend on how the rows were split into micro-batches.
         known = {int(t): self.means.get(int(t)) for t in turn.unique()}
         below, above = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
         for number, mean in known.items():
@@ -81,7 +84,7 @@ class Epo(Term):
         return TermOutput(total=result.total - level, metrics=metrics)
 
     def observe(self, report: StepReport) -> None:
-        """Move the means."""
+        """Move the mean entropy of each turn towards that of the step."""
         turns = sorted({int(n) for name in report.metrics for _, found, n in [name.rpartition(_BY_TURN)] if found})
         for turn in turns:
             value = self.measured(report, f"{_BY_TURN}{turn}")
@@ -90,9 +93,9 @@ class Epo(Term):
                 self.means[turn] = self.settings.memory * old + (1.0 - self.settings.memory) * value
 
     def state_dict(self) -> dict[str, Any]:
-        """The means."""
+        """The mean entropy of each turn."""
         return {"means": {str(turn): mean for turn, mean in self.means.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.means = {int(turn): float(mean) for turn, mean in state.get("means", {}).items()}

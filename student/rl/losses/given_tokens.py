@@ -1,13 +1,14 @@
-"""Supervised terms that see cross-entropy as one step of a policy gradient: OTR and CHORD's token weights.
+"""Supervised terms that treat cross-entropy as one step of a policy gradient: OTR and CHORD's token weights.
 
     otr     loss_t = -(1 - beta) sg(p_t) log p_t,   p_t = pi(given token)
             the expectation over tokens v ~ pi of -r log pi(v) with r = 1 for the given token and beta for others
     chord   loss_t = -sg(p_t (1 - p_t)) log p_t
 
-Both learn from given rows (method expert_rows). The authors of OTR draw 256 tokens per position; the expectation has
-the same gradient and no noise. CHORD is (1 - mu) GRPO + mu of this: give the terms weights, or schedules
-{from: 0.9, to: 0.1, steps: 100}; its cosine is not offered. Sources: OTR, arXiv 2509.26313 (text; beta is negative and
-small there, without a value); CHORD, 2508.11408 and the released code of Trinity-RFT.
+Both learn from given rows (method expert_rows). OTR's authors draw 256 tokens per position; the expectation used here
+has the same gradient without the noise. CHORD's objective is (1 - mu) GRPO + mu times this term: give the terms
+weights, or schedules {from: 0.9, to: 0.1, steps: 100}; its cosine schedule is not offered. Sources: OTR, arXiv
+2509.26313 (text; beta is negative and small there, without a value); CHORD, 2508.11408 and the released code of
+Trinity-RFT.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class GivenTokensSettings(TermSettings):
-    """Settings that both share."""
+    """Settings that both terms share."""
 
     rows: Literal["all", "sampled", "expert"] = "expert"
 
 
 class GivenTokens(Term):
-    """The base: subclasses give the weight of a token."""
+    """Base of weighted cross-entropy: subclasses give the weight of a token."""
 
     settings_type = GivenTokensSettings
     settings: GivenTokensSettings
@@ -42,11 +43,11 @@ class GivenTokens(Term):
         return Needs(student=frozenset({SCORES}))
 
     def weight(self, probability: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[N] the weight, from the detached probability of the given token."""
+        """[N] the weight of each token, from the detached probability of the given token."""
         raise TypeError(f"{type(self).__name__} does not implement weight")
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics sft_nats and token_weight."""
+        """Loss per position; metrics sft_nats and token_weight, means over the trained tokens."""
         import torch
 
         live = have(batch.student.scores, "scores").sampled
@@ -68,20 +69,20 @@ class OtrSettings(GivenTokensSettings):
 
 
 class Otr(GivenTokens):
-    """OTR; see the module for the formula."""
+    """Cross-entropy weighted by the token's probability (OTR)."""
 
     settings_type = OtrSettings
     settings: OtrSettings
     evidence: ClassVar[str] = "text"
 
     def weight(self, probability: Tensor) -> Tensor:
-        """See the module."""
+        """[N] (1 - beta) p."""
         return (1.0 - self.settings.beta) * probability
 
 
 class Chord(GivenTokens):
-    """CHORD's weights; see the module for the formula."""
+    """Cross-entropy weighted by p (1 - p) (CHORD)."""
 
     def weight(self, probability: Tensor) -> Tensor:
-        """See the module."""
+        """[N] p (1 - p)."""
         return probability * (1.0 - probability)

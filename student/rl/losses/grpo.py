@@ -1,10 +1,10 @@
-"""GRPO: group-relative advantages, a clipped token ratio, every response weighing the same.
+"""GRPO: group-relative advantages and a clipped token ratio, with the same weight for every response.
 
     A_i = (r_i - mean r) / (std r + epsilon);   see `student.rl.losses.policy_gradient` for the loss
 
-The paper's form. Its KL penalty is term reference_kl with form k3_loss and the wanted weight. Known variants are
-settings: Dr. GRPO (advantage.scale none, aggregation constant), DAPO (aggregation token_mean, clip_high 0.28,
-skip_degenerate, skip_truncated), GSPO (ratio sequence). Source: arXiv 2402.03300.
+This is the paper's form. For its KL penalty add term reference_kl with form k3_loss and the wanted weight. Known
+variants are settings: Dr. GRPO (advantage.scale none, aggregation constant), DAPO (aggregation token_mean, clip_high
+0.28, skip_degenerate, skip_truncated), GSPO (ratio sequence). Source: arXiv 2402.03300.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 
 class GrpoSettings(ClippedSettings):
-    """Settings of GRPO: those of the policy gradient with its own defaults."""
+    """Settings of the policy gradient with GRPO's defaults."""
 
     aggregation: str = "sequence_mean"
 
 
 class Grpo(PolicyGradient):
-    """GRPO."""
+    """GRPO's loss."""
 
     settings_type = GrpoSettings

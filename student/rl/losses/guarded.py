@@ -1,4 +1,4 @@
-"""Policy losses that guard, mix or drop ratios: StableReinforce, DHPO, MiniRL and the REC family.
+"""Policy losses that clamp, mix or mask importance ratios: StableReinforce, DHPO, MiniRL and the REC family.
 
     stable_reinforce   the clipped loss on rho = exp(clamp(log rho, -log 1000, log 1000))
     dhpo               loss = -(w clip(rho_t) + (1 - w) clip(s)) A,   s = (rho_1 ... rho_T)^(1/T)
@@ -14,9 +14,10 @@
     weigh         importance v = sg(rho);   sequence v = sg((rho_1 ... rho_T)^(1/T));   credit v = exp(A / temperature)
     regulariser   k2          R = strength (log rho)^2;    forward_kl  R = -strength log pi
 
-All are REINFORCE on policy; metric dropped_share counts the tokens that are not kept. Sources: R1-Reward, arXiv
-2505.02835 (released code); DHPO, 2601.05607 (notes; that w goes by the entropy is stated, its map is ours); MiniRL,
-2512.01374; REC, 2509.24203 (code of Trinity-RFT), whose balance of right and wrong answers is advantage rec_balance.
+On policy all of them reduce to REINFORCE. Metric dropped_share is the share of tokens that are not kept. Sources:
+R1-Reward, arXiv 2505.02835 (released code); DHPO, 2601.05607 (notes; that w goes by the entropy is stated, its map is
+ours); MiniRL, 2512.01374; REC, 2509.24203 (code of Trinity-RFT), whose balance of right and wrong answers is advantage
+rec_balance.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _FARTHEST = math.log(1000.0)
 
 
 class StableReinforce(PolicyGradient):
-    """StableReinforce; see the module for the formula. Its filter is advantage outliers."""
+    """The clipped loss on a clamped ratio (StableReinforce); its filter is advantage outliers."""
 
     settings_type = ClippedSettings
     evidence: ClassVar[str] = "text and code"
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; also metric clamped_share."""
+        """Loss per position; also metric clamped_share."""
         output = super().surrogate(log_ratio.clamp(-_FARTHEST, _FARTHEST), advantage, live, batch)
         far = batch.mask & (log_ratio.detach().abs() > _FARTHEST)
         return TermOutput(output.loss, metrics=output.metrics | {"clamped_share": (far.sum(), batch.mask.sum())})
@@ -67,7 +68,7 @@ class DhpoSettings(PolicyGradientSettings):
 
 
 class Dhpo(PolicyGradient):
-    """DHPO; see the module for the formula. Metric mix is the mean of w."""
+    """A mix of the clipped ratios by token and by response (DHPO)."""
 
     settings_type = DhpoSettings
     settings: DhpoSettings
@@ -77,10 +78,10 @@ class Dhpo(PolicyGradient):
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metric clipped_share counts tokens with either part clipped."""
+        """Loss per position; metrics clipped_share (tokens with either part clipped) and mix (mean of w)."""
         s = self.settings
         token, sequence = log_ratio.exp(), at_grain(log_ratio, batch, "sequence").exp()
-        # Clipped without PPO's minimum: beyond the bounds a part has no gradient, whatever the advantage.
+        # Clipped without PPO's minimum: outside its bounds a part has no gradient, whatever the sign of the advantage.
         near = token.clamp(1.0 - s.clip_low, 1.0 + s.clip_high)
         whole = sequence.clamp(1.0 - s.sequence_low, 1.0 + s.sequence_high)
         bites = batch.mask & ((near != token) | (whole != sequence))
@@ -90,7 +91,10 @@ class Dhpo(PolicyGradient):
         return TermOutput(loss, metrics={"clipped_share": (bites.sum(), count), "mix": (shown, count)})
 
     def _mix(self, live: Tensor, batch: TokenBatch) -> Tensor:
-        """[N] w, without gradient; log V, unlike a maximum over the batch, does not depend on how rows are cut."""
+        """[N] w, without gradient.
+
+        log V, unlike a maximum over the batch, does not depend on how rows are split into micro-batches.
+        """
         s = self.settings
         if s.mix_by == "constant":
             return live.detach().new_full(live.shape, s.mix)
@@ -118,7 +122,7 @@ class RecSettings(PolicyGradientSettings):
 
 
 class Rec(PolicyGradient):
-    """The REC family; see the module for the formula."""
+    """The REC family: REINFORCE with a mask, a weight and a regulariser by the importance ratio."""
 
     settings_type = RecSettings
     settings: RecSettings
@@ -127,7 +131,10 @@ class Rec(PolicyGradient):
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; also metrics weight (mean over kept tokens) and regulariser (nats), where there are any."""
+        """Loss per position.
+
+        Metrics dropped_share, and if set weight (mean over kept tokens) and regulariser (mean over tokens).
+        """
         s, count = self.settings, batch.mask.sum()
         keep = self._kept(log_ratio.detach().exp(), advantage)
         weight, zero = self._weight(log_ratio, advantage, batch), live.detach().new_zeros(())
@@ -143,7 +150,7 @@ class Rec(PolicyGradient):
         return TermOutput(loss, metrics=metrics)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a regulariser without a strength, a strength of none, and what is made of a ratio without one.
+        """Refuse a regulariser without a strength or the reverse, and parts made of the ratio with ratio none.
 
         Raises:
             ConfigError: with the settings to change.
@@ -194,7 +201,7 @@ class MinirlSettings(PolicyGradientSettings):
 
 
 class Minirl(PolicyGradient):
-    """MiniRL; see the module for the formula."""
+    """REINFORCE with a mask by pi / pi_old and a capped weight pi / mu (MiniRL)."""
 
     settings_type = MinirlSettings
     settings: MinirlSettings
@@ -204,19 +211,19 @@ class Minirl(PolicyGradient):
 
     @property
     def why_not_stale(self) -> str:
-        """Its own weight corrects for the policy that sampled."""
+        """Empty: its own weight corrects for the policy that sampled."""
         return ""
 
     @property
     def reads_behaviour(self) -> bool:
-        """Always, for its own weight."""
+        """True: its own weight divides by the policy that sampled."""
         return True
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a second weight for the same mismatch.
+        """Refuse a second weight for the same mismatch, and a cap that would drop every token.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming the setting to change.
         """
         super().check(recipe)
         for name in ("importance_cap", "importance_band"):
@@ -232,7 +239,7 @@ class Minirl(PolicyGradient):
             )
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; also metric capped_share."""
+        """Loss per position; metrics dropped_share and capped_share (tokens with pi / mu above cap)."""
         s, ratio, count = self.settings, log_ratio.detach().exp(), batch.mask.sum()
         keep = (ratio <= 1.0 + s.clip_high).where(advantage > 0, (advantage == 0) | (ratio >= 1.0 - s.clip_low))
         gap = (live.detach() - batch.behaviour_logp.to(live.dtype)).where(batch.mask, live.new_zeros(()))

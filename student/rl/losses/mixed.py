@@ -1,4 +1,4 @@
-"""Policy losses on rows of two kinds: those that the student sampled as it is trained, and those it did not.
+"""Policy losses on two kinds of rows: those that the student sampled as it is trained, and hinted or given ones.
 
     mixed_context   sampled rows: the clipped loss;   hinted rows: loss = -r / (r + gamma) A,   never clipped
         denominator hint   r = pi(y_t | x) / mu(y_t | x, hint), 1 for an empty hint          (LTE, Guide)
@@ -6,14 +6,14 @@
     rl_plus         sampled rows: loss = -rho A, unclipped
                     given rows:   loss = -r A (1 - sg(pi))^power,   r = 2 pi / (pi_old + (pi_old + 1) / 2)
 
-The gradient of the shaped ratio is gamma r / (r + gamma)^2 grad log pi: unlikely tokens get more than by r itself. In
-rl_plus pi_old is the student when the rows were scored, so given rows need no log-probs of their own; they come from
-method expert_rows and count in the mean of their group. Learning from rows of both kinds is `rows: all`, the default
-here. Sources: ICPO, arXiv 2510.26519, Guide, 2506.13923, RL-PLUS, 2508.00222, each with its released code; LTE,
-2510.26109 (text). LTE's gamma is not stated; 0.1 is ICPO's code's, whose paper is noted with 0.01. Guide's is the 0.9
-quantile of the ratios, and at least 1e-4 (`quantile`): here over the hinted tokens of the step on all ranks, when they
-were scored; its code has those of the micro-batch in hand, padding among them. LTE counts the tokens of hinted rows by
-themselves: aggregation balanced, strata context.
+The gradient of the shaped ratio is gamma r / (r + gamma)^2 grad log pi, so unlikely tokens have a larger gradient than
+with r itself. In rl_plus pi_old is the student when the rows were scored, so given rows need no log-probs of the policy
+that wrote them; they come from method expert_rows and count in the mean of their group. By default `rows: all` learns
+from both kinds. Sources: ICPO, arXiv 2510.26519, Guide, 2506.13923, RL-PLUS, 2508.00222, each with its released code;
+LTE, 2510.26109 (text). LTE does not state its gamma; 0.1 is from ICPO's code, while notes on ICPO's paper have 0.01.
+Guide's gamma is the 0.9 quantile of the ratios, and at least 1e-4 (`quantile`). Here the quantile is over the hinted
+tokens of the step on all ranks, when they were scored; its code takes it over the current micro-batch, padding
+included. LTE averages the tokens of hinted rows separately: aggregation balanced, strata context.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 _LARGEST = 20.0
-"""Bound of a log-ratio, nats, as in ICPO's code."""
+"""Bound of the absolute log-ratio, nats, as in ICPO's code."""
 _LEAST = 1e-4
-"""Least gamma by quantile, as in Guide's code."""
+"""Least gamma that a quantile can give, as in Guide's code."""
 
 
 class OfTwoKinds(PolicyGradient):
-    """The base: the ratio of the settings, its clip and its weights are of the rows that the student sampled."""
+    """Base of losses on two kinds of rows: ratio, clip and importance weights apply to sampled rows only."""
 
     def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
-        """Not of other rows, which may have been sampled under another prompt, or by no policy."""
+        """[N] trained positions of sampled rows: others come from another prompt, or from no policy."""
         return batch.mask & batch.of_rows([row.on_policy for row in batch.rows])
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """Also that nothing gives other rows."""
+        """Also a remark that no strategy and no method gives hinted or given rows."""
         giving = STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows
         if giving or any(CONTROLLERS.load(str(entry["name"])).gives_answers for entry in recipe.methods):
             return super().remarks(recipe)
@@ -68,7 +68,7 @@ class OfTwoKinds(PolicyGradient):
 
 
 class MixedContextSettings(ClippedSettings):
-    """Settings of the mixed loss; the clip is of sampled rows."""
+    """Settings of the mixed loss; the clip applies to sampled rows."""
 
     rows: Literal["all", "sampled", "expert"] = "all"
     gamma: float = Field(0.1, gt=0, description="Ratio at which a hinted token has half of the largest gain.")
@@ -79,7 +79,7 @@ class MixedContextSettings(ClippedSettings):
 
 
 class MixedContext(OfTwoKinds):
-    """The mixed loss; see the module for the formula."""
+    """The clipped loss on sampled rows with a shaped ratio on hinted rows (LTE, Guide, ICPO)."""
 
     settings_type = MixedContextSettings
     settings: MixedContextSettings
@@ -87,7 +87,7 @@ class MixedContext(OfTwoKinds):
 
     @property
     def reads_behaviour(self) -> bool:
-        """Of other rows with denominator hint."""
+        """Whether hinted rows need the log-probs under which they were sampled: with denominator `hint`."""
         return self.settings.denominator == "hint"
 
     def __init__(self, settings: MixedContextSettings) -> None:
@@ -95,12 +95,12 @@ class MixedContext(OfTwoKinds):
         self._gamma = settings.gamma
 
     def needs(self) -> Needs:
-        """For a quantile also the student's log-probs when rows are scored."""
+        """With a quantile also the student's log-probs when the rows are scored."""
         read = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.quantile is not None else ()
         return merge([super().needs(), Needs(signals=read)])
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        """Also find gamma; a step without hinted tokens has the constant one."""
+        """Also set gamma from the quantile; in a step without hinted tokens it is the constant."""
         super().assess(rows, outcomes, places)
         if self.settings.quantile is None:
             return
@@ -108,12 +108,12 @@ class MixedContext(OfTwoKinds):
 
         mine = [np.zeros(0), *(self._ratios(row) for row in rows if self.selects(row) and not row.on_policy)]
         found = np.concatenate(told(np.concatenate(mine)))
-        # Sorted before, so that it does not depend on how rows are spread over ranks.
+        # Sorted first, so that the result does not depend on how rows are spread over ranks.
         level = float(np.quantile(np.sort(found), self.settings.quantile)) if len(found) else self.settings.gamma
         self._gamma = max(_LEAST, level)
 
     def _ratios(self, row: Row) -> NDArray[np.float64]:
-        """R of the trained tokens of a hinted row, when it was scored."""
+        """Ratios r of the trained tokens of a hinted row, with the log-probs from when it was scored."""
         read = row.log_probs(STUDENT)
         gap = np.asarray(read, np.float64)[row.loss_mask]
         if self.settings.denominator == "hint":
@@ -121,7 +121,11 @@ class MixedContext(OfTwoKinds):
         return np.exp(gap.clip(-_LARGEST, _LARGEST))
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share, hinted_tokens (share) and shaped_gain, its mean over them."""
+        """Loss per position.
+
+        Metrics clipped_share, hinted_tokens (share), shaped_gain (mean r / (r + gamma) over hinted tokens), and gamma
+        with a quantile.
+        """
         import torch
 
         other = batch.mask & ~self.compared(batch)
@@ -142,7 +146,7 @@ class MixedContext(OfTwoKinds):
 
 
 class RlPlusSettings(PolicyGradientSettings):
-    """Settings of RL-PLUS; its own advantage is the group's mean without a deviation."""
+    """Settings of RL-PLUS; its default advantage is the reward minus the group's mean, not scaled."""
 
     rows: Literal["all", "sampled", "expert"] = "all"
     aggregation: str = "constant"
@@ -151,7 +155,7 @@ class RlPlusSettings(PolicyGradientSettings):
 
 
 class RlPlus(OfTwoKinds):
-    """RL-PLUS; see the module for the formula."""
+    """RL-PLUS: an unclipped ratio on sampled rows, and a mixed ratio with an exploration factor on given rows."""
 
     settings_type = RlPlusSettings
     settings: RlPlusSettings
@@ -161,15 +165,15 @@ class RlPlus(OfTwoKinds):
 
     @property
     def reads_behaviour(self) -> bool:
-        """Not of given rows."""
+        """False: given rows use the student's old log-probs."""
         return False
 
     def needs(self) -> Needs:
-        """Also the student's log-probs when rows are scored."""
+        """Also the student's log-probs when the rows are scored."""
         return merge([super().needs(), Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))])
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics given_tokens (share) and exploration, the mean factor on them."""
+        """Loss per position; metrics given_tokens (share) and exploration (mean (1 - pi)^power on them)."""
         import torch
 
         given = batch.mask & ~self.compared(batch)

@@ -1,4 +1,4 @@
-"""A policy gradient on the credit of each token: the base of every policy loss, and usable as it is.
+"""A policy gradient on the credit of each token: the base class of every policy loss, and a loss in its own right.
 
     outcomes of all ranks -> advantage chain -> credit per row or token -> surrogate(log rho, A, log pi) -> loss
 
@@ -7,14 +7,14 @@
     none       loss_t = -A_t log pi(y_t)                                                            (REINFORCE)
 
 With `dual_clip` c the loss of a token with A < 0 is at most c |A| (arXiv 1912.09729). mu is the policy that sampled
-(`ratio_to: behaviour`), or the student when the rows were scored (`old`), which differs where an engine samples with
-other numerics or other weights. On policy, and with one update per batch of rows, rho is 1, nothing clips, and all
+(`ratio_to: behaviour`), or the student when the rows were scored (`old`); the two differ where an engine samples with
+other numerics or older weights. On policy, with one update per batch of rows, rho is 1, nothing is clipped, and all
 grains have the gradient A grad log pi; train.minibatches or train.epochs make more updates.
 
-Rows whose reward is unknown are in no statistics and no loss. How tokens are averaged is `aggregation`: sequence_mean
-is GRPO's paper, token_mean DAPO's, constant Dr. GRPO's. For a KL penalty add term reference_kl.
+Rows whose reward is unknown are in no statistics and no loss. `aggregation` says how tokens are averaged: sequence_mean
+as in GRPO's paper, token_mean as in DAPO, constant as in Dr. GRPO. For a KL penalty add term reference_kl.
 
-Another loss is a subclass that overrides `surrogate`.
+To write another loss, subclass and override `surrogate`.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ _SIGNS = {1: "good", 0: "even", -1: "bad"}
 
 
 class _ByRow(dict[int, "tuple[Row, Credit | None]"]):
-    """By id of the row, with the row, which keeps the id its own; a copy for a probe begins empty."""
+    """Credit by id of the row, kept with the row so that the id stays its own; a deep copy (a probe's) is empty."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ByRow:
         return type(self)()
 
 
 class PolicyGradient(Term):
-    """The term; see the module for the formula."""
+    """The clipped policy gradient."""
 
     settings_type = PolicyGradientSettings
     settings: PolicyGradientSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
-    """Settings that bound the ratio, and so do nothing while it is 1."""
+    """Settings that bound the ratio, and so have no effect while it is 1."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Settings of the policy gradient that this loss passes over."""
+    """Settings of the policy gradient that this loss does not read, and refuses where they are set."""
     of_ratio: ClassVar[bool] = False
-    """Whether the ratio carries the whole gradient, so that there is none without it."""
+    """Whether all of the gradient flows through the ratio, so that with ratio none there is no gradient."""
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         super().__init__(settings)
         self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
-        # Rows are distinguished as objects: they live until the step ends, and replayed ones may share a key.
+        # Keyed by object and not by `Row.key`: rows live until the step ends, and replayed ones may share a key.
         self._credit = _ByRow()
 
     @property
     def why_not_stale(self) -> str:
-        """The ratio to the policy that sampled is the weight; clips bound it."""
+        """Why the loss cannot learn from stale rows; empty with a ratio to the policy that sampled."""
         if self.settings.ratio == "none":
             return "ratio none weights nothing; set ratio: token"
         if self.settings.ratio_to == "old":
@@ -86,24 +86,24 @@ class PolicyGradient(Term):
 
     @property
     def reads_behaviour(self) -> bool:
-        """Whether the loss divides by the log-probs under the policy that sampled, which given answers lack."""
+        """Whether the loss divides by the log-probs of the policy that sampled, which given answers lack."""
         s = self.settings
         weighted = s.importance_cap is not None or s.importance_band is not None
         return weighted or (s.ratio != "none" and s.ratio_to == "behaviour")
 
     def needs(self) -> Needs:
-        """Rewards, the student's log-probs of the response tokens, and what the advantages need."""
+        """Rewards, the student's log-probs of the response tokens, and the needs of the advantages."""
         old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
         return merge([Needs(signals=old, reward="any", student=frozenset({SCORES})), self.chain.needs()])
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse groups in which every advantage is 0, and settings without effect.
+        """Refuse groups in which every advantage would be 0, and settings that have no effect.
 
         Raises:
-            ConfigError: with the setting to raise.
+            ConfigError: with the setting to change.
         """
         self._check_settings()
-        # Without uid in its key a group holds several prompts, and one answer to each may be enough.
+        # Without uid in its key a group spans several prompts, so one answer to each prompt may be enough.
         least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
         if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
@@ -118,7 +118,7 @@ class PolicyGradient(Term):
         self.chain.check(recipe)
 
     def _check_settings(self) -> None:
-        """Refuse settings without effect, and two of which one undoes the other.
+        """Refuse settings that have no effect, and settings that cancel each other.
 
         Raises:
             ConfigError: with the setting to change.
@@ -150,7 +150,7 @@ class PolicyGradient(Term):
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That no clip will ever act, where there is one update per batch of rows, and what the advantages have."""
+        """Remarks on bounds that never act, an unfit aggregation, stale updates, and those of the advantages."""
         return [
             *self._idle_bounds(recipe),
             *self._of_responses(),
@@ -159,7 +159,7 @@ class PolicyGradient(Term):
         ]
 
     def _of_responses(self) -> list[str]:
-        """That a loss over whole responses is not what is minimised."""
+        """A remark if the settings change the response-level loss that the advantage is the derivative of."""
         s, first = self.settings, self.chain.first
         if not first.of_response or (s.ratio == "none" and s.aggregation == "constant"):
             return []
@@ -170,7 +170,7 @@ class PolicyGradient(Term):
         ]
 
     def _unweighted(self, recipe: Recipe) -> list[str]:
-        """That updates after the first learn from rows of older weights as if they were their own."""
+        """A remark if updates after the first would treat rows of older weights as on policy."""
         updates, first = recipe.train.epochs * recipe.train.minibatches, self.chain.first
         if updates == 1 or self.settings.ratio != "none" or first.off_policy or self.recomputes:
             return []
@@ -183,7 +183,7 @@ class PolicyGradient(Term):
         s, train = self.settings, recipe.train
         bounded = [name for name in self.bounds if getattr(s, name, None) is not None]
         if s.ratio == "none":
-            # Without settings of its own a loss may still be made of the ratio.
+            # A loss whose bound is `ratio` has no bound to set, but its weight is made of the ratio.
             bounded = [name if name != "ratio" else "the weight by the ratio" for name in bounded]
             return [f"{' and '.join(bounded)} of term {s.name!r} never act: ratio none has no ratio"] if bounded else []
         if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
@@ -199,12 +199,12 @@ class PolicyGradient(Term):
         return self.chain.recomputes
 
     def bind(self, tokenizer: Any) -> None:
-        """Show the advantages the tokenizer."""
+        """Pass the tokenizer to the advantages."""
         self.chain.bind(tokenizer)
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        """Compute the credit of the whole batch of rows, from those of all ranks."""
-        # Of this step alone: entries keep their rows alive, and with them the ids that they are found by.
+        """Compute the credit of this rank's rows from the outcomes of all ranks."""
+        # Only this step's rows: an entry keeps its row alive, so that no other object can take its id.
         self._credit = _ByRow()
         self._estimate(rows, outcomes, places)
 
@@ -213,18 +213,18 @@ class PolicyGradient(Term):
         if self.settings.skip_degenerate:
             able = self._without_degenerate(outcomes, able)
         credit = dict(zip(able, self.chain.estimate([outcomes[place] for place in able]), strict=True))
-        # Rows without credit have an entry too: `prepare` takes a row that has none for one from outside the batch.
+        # Rows without credit get an entry as well: to `prepare`, a row without one is from outside the batch.
         self._credit |= {id(row): (row, None) for row in rows}
         for row, place in zip(rows, places, strict=True):
             if place in credit and row.trained and not self.lacks(row):
                 self._credit[id(row)] = (row, self.chain.refine(row, credit[place]))
 
     def lacks(self, row: Row) -> bool:
-        """Whether a model that the credit or the loss reads has no context for the row, and read the bare prompt."""
+        """Whether a model that the credit or the loss reads had no context for the row and read the bare prompt."""
         return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
 
     def admits(self, row: Row | Outcome) -> bool:
-        """Also whether `skip_truncated` lets it."""
+        """Also refuse truncated rows with `skip_truncated`."""
         return super().admits(row) and not (self.settings.skip_truncated and row.truncated)
 
     def _counts(self, outcome: Outcome) -> bool:
@@ -236,19 +236,19 @@ class PolicyGradient(Term):
         return sorted(able[i] for group in kept for i in group)
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Rows that were not in the batch, a probe's for example, are judged among themselves.
+        """Compute credit for rows from outside the batch (a probe's, for example), among themselves.
 
-        So are the groups of an update where credit is recomputed, which looks at a group at a time.
+        Where credit is recomputed, also recompute that of an update's rows, which then hold whole groups.
         """
         if any(id(row) not in self._credit for row in rows):
-            # Not by `assess`, in which all ranks take part.
+            # `assess` is not used here, because all ranks would have to take part.
             self._credit = _ByRow()
             self._estimate(rows, *gather_outcomes(rows))
         elif self.recomputes:
             self._estimate(rows, *gather_outcomes(rows))
 
     def credit(self, row: Row) -> Credit | None:
-        """The credit of a row; None when it has none, because its reward is unknown or it is left out."""
+        """The credit of a row; None if its reward is unknown or the row is left out."""
         return self._credit.get(id(row), (row, None))[1]
 
     def selects(self, row: Row) -> bool:
@@ -256,7 +256,7 @@ class PolicyGradient(Term):
         return self.credit(row) is not None
 
     def stratum(self, row: Row) -> str:
-        """The sign of the row's mean credit for strata credit."""
+        """With strata `credit`, the sign of the row's mean credit: good, even or bad."""
         if self.settings.strata != "credit":
             return super().stratum(row)
         credit = self.credit(row)
@@ -267,13 +267,16 @@ class PolicyGradient(Term):
         return sorted(_SIGNS.values()) if self.settings.strata == "credit" else super().strata(outcomes)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """The surrogate per position; metrics advantage_magnitude, known_share, ratio, student_entropy and its own."""
+        """Loss per position.
+
+        Metrics advantage_magnitude, known_share (rows with credit), ratio, student_entropy (nats), and the surrogate's.
+        """
         import torch
 
         scores = have(batch.student.scores, "scores")
         live = scores.sampled
         found = [self.credit(row) for row in batch.rows]
-        # `selects` masks rows without credit; the 0 keeps positions and credit aligned.
+        # `selects` masks rows without credit; the 0 only keeps credit aligned with positions.
         credit = [0.0 if value is None else value for value in found]
         chosen = float(sum(value is not None for value in found))
         advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
@@ -294,10 +297,10 @@ class PolicyGradient(Term):
         return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
 
     def _corrected(self, output: TermOutput, batch: TokenBatch) -> TermOutput:
-        """The loss under the policy that sampled, weighted to be that under the student when the rows were scored.
+        """Weight each token by old / behaviour, which turns an expectation under mu into one under the old student.
 
-        The expected gradient lacks the tokens with old > cap * behaviour in part, or those outside of the band: beyond
-        the cap they count less, beyond the band not at all.
+        Bias: with `importance_cap` tokens above the cap count less than they should; with `importance_band` tokens
+        outside the band do not count at all. The weight has no gradient.
         """
         cap, band = self.settings.importance_cap, self.settings.importance_band
         if cap is None and band is None:
@@ -326,14 +329,14 @@ class PolicyGradient(Term):
         """The loss per position; subclasses override this one method.
 
         Args:
-            log_ratio: [N] log rho at the grain of the setting `ratio`, with gradient; 0 outside of `compared`, and for
-                none.
+            log_ratio: [N] log rho at the grain of the setting `ratio`, nats, with gradient; 0 outside of `compared`,
+                and with ratio none.
             advantage: [N] credit, without gradient.
-            live: [N] log pi of the response tokens, with gradient.
-            batch: everything else.
+            live: [N] log pi of the response tokens, nats, with gradient.
+            batch: the micro-batch: rows, mask, weights and signals.
 
         Returns:
-            Loss per position, and metrics that show whether the mechanism acted: here clipped_share.
+            [N] loss per position, and metrics that show whether the mechanism acted: here clipped_share.
         """
         import torch
 
@@ -342,34 +345,34 @@ class PolicyGradient(Term):
         ratio = log_ratio.exp()
         clipped, dual = self.settings.bounded(ratio), self.settings.dual_clip
         gain = torch.minimum(ratio * advantage, clipped * advantage)
-        # Where the clip decides, not wherever the ratio is out of range: the minimum lets a ratio pass that has moved
-        # against its advantage.
+        # Counts tokens where the clip decides. A ratio out of range that has moved against its advantage does not
+        # count: the minimum leaves it unclipped.
         bites = batch.mask & (clipped * advantage < ratio * advantage)
         if dual is not None:
             bounded = torch.maximum(gain, dual * advantage)
             bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
-            # For positive credit the clip bounds the gain from above already; for negative credit nothing else does.
+            # For A > 0 the clip already bounds the size of the loss; for A < 0 nothing else does.
             gain = torch.where(advantage < 0, bounded, gain)
         return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 
     def _log_ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[N] log rho with gradient; 0 outside of `compared`."""
+        """[N] log rho at the grain `ratio`, nats, with gradient; 0 outside of `compared`."""
         import torch
 
         if self.settings.ratio == "none":
             return torch.zeros_like(live)
-        # Before the grain is taken: what the environment wrote has no behaviour log-prob (NaN), and one NaN would spoil
-        # the product or mean of its whole row.
+        # Masked before the grain is applied: tokens of the environment have no behaviour log-prob (NaN), and one NaN
+        # would spoil the product or mean over its whole row.
         gap = live - self.denominator(batch).to(live.dtype)
         tokens = torch.where(self.compared(batch), gap, torch.zeros_like(live))
         return at_grain(tokens, batch, self.settings.ratio)
 
     def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
-        """[N] trained positions with the ratio of the settings; a loss may have another for some rows, or none."""
+        """[N] trained positions to which the ratio of the settings applies; a subclass may exclude some rows."""
         return batch.mask
 
     def denominator(self, batch: TokenBatch) -> Float[Tensor, " n"]:
-        """[N] log mu of the response tokens, by `ratio_to`; anything where masked."""
+        """[N] log mu of the response tokens, nats, by `ratio_to`; undefined where masked."""
         if self.settings.ratio_to == "behaviour":
             return batch.behaviour_logp
         return have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs")

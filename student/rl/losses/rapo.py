@@ -1,12 +1,12 @@
-"""RAPO's forward KL: a penalty for losing what a reference holds likely, flatter the worse the answer.
+"""RAPO's forward KL: a penalty for losing what the reference finds likely, to a flatter target for worse answers.
 
     loss_t = KL(q || pi) at each prefix,   q proportional to reference^phi,   phi = low + (1 - low) clip(reward, 0, 1)
 
-A bad answer's prefixes are held near a flat reference, which lets the policy look farther than the reverse KL of GRPO.
-The divergence is exact over the vocabulary, from the reference's hidden states; phi is rounded to sixteenths, at
-least one of them. The coefficient is `weight`; the paper adds an entropy bonus, which is term entropy_bonus. Rows
-without a reward are left out. Source: arXiv 2510.03865 (text in part: the form of phi is inferred, its coefficients are
-not stated).
+On the prefixes of a bad answer the policy is held near a flattened reference, which lets it explore farther than the
+reverse KL of GRPO does. The divergence is exact over the vocabulary, from the reference's hidden states; phi is rounded
+to sixteenths and is at least one sixteenth. The coefficient is `weight`. The paper's entropy bonus is term
+entropy_bonus. Rows without a reward are left out. Source: arXiv 2510.03865 (text in part: the form of phi is inferred,
+its coefficients are not stated).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LEVELS = 16
 
 
 class RapoKlSettings(TermSettings):
-    """Settings of the penalty; its coefficient is `weight`."""
+    """Settings of RAPO's forward KL; its coefficient is `weight`."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
     low: float = Field(0.5, gt=0, le=1, description="phi of an answer of reward 0; 1 is the plain forward KL.")
 
 
 class RapoKl(Term):
-    """The term; see the module for the formula."""
+    """A forward KL to a reference flattened by reward (RAPO)."""
 
     settings_type = RapoKlSettings
     settings: RapoKlSettings
@@ -45,7 +45,7 @@ class RapoKl(Term):
     why_not_stale = ""  # exact, given the prefix
 
     def needs(self) -> Needs:
-        """The reference's hidden states, the student's, and rewards."""
+        """The hidden states of the reference and of the student, and rewards."""
         signals = (SignalNeed(REFERENCE, PayloadSpec.hidden()),)
         return Needs(signals=signals, student=frozenset({HIDDEN}), reward="any")
 
@@ -54,20 +54,20 @@ class RapoKl(Term):
         return super().selects(row) and reward_of(row) is not None
 
     def phi(self, row: Row) -> float:
-        """The power of the reference under a row."""
+        """The power of the reference for a row, in (0, 1]."""
         reward = min(max(reward_of(row) or 0.0, 0.0), 1.0)
-        # Never 0: the power would be another distribution, and no head has the scale 0.
+        # Never 0: that would be the uniform distribution, and a head cannot be scaled by 0.
         return max(1, round((self.settings.low + (1.0 - self.settings.low) * reward) * _LEVELS)) / _LEVELS
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Forward KL per position, nats, as a weighted total; metrics forward_kl and phi."""
+        """Forward KL as a weighted total, nats; metrics forward_kl (nats per token) and phi."""
         student = have(batch.student.head, "head")
         hidden = have(batch.student.hidden, "hidden states")
         signal = batch.signal(PayloadKind.HIDDEN, REFERENCE)
         reference = have(signal.head, "reference's head")
         powers = [self.phi(row) for row in batch.rows]
         total, value = hidden.new_zeros(()), hidden.new_zeros(())
-        # A head has one power, so a pass for each; rows are rounded to few of them, see `phi`.
+        # A head has a single power, so each power takes a pass; `phi` rounds to keep them few.
         for power in sorted(set(powers)):
             mask = batch.mask & batch.of_rows([phi == power for phi in powers])
             result = maths.linear_divergence(
@@ -89,10 +89,10 @@ class RapoKl(Term):
 
 
 def powered(head: OutputHead, power: float) -> OutputHead:
-    """The head whose distribution is the given one's to a power, normalised.
+    """The head whose distribution is the normalised `power` of the given head's.
 
     Raises:
-        ConfigError: for a head with a soft cap, whose logits are not a multiple of another head's.
+        ConfigError: for a head with a soft cap, which scaling the logits does not commute with.
     """
     if power != 1.0 and head.soft_cap:
         raise ConfigError("rapo_kl needs a reference without a soft cap on its logits; set low to 1.")

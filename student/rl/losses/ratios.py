@@ -1,4 +1,4 @@
-"""Importance ratios of response tokens at the grain that a loss wants; all in logarithms, nats, 0 where masked.
+"""Importance ratios of response tokens at the grain that a loss wants, as logarithms in nats, 0 where masked.
 
     token      rho_t
     turn       the geometric mean of rho over the tokens of the turn, on each of them
@@ -23,11 +23,11 @@ Ratio: TypeAlias = Literal["token", "turn", "sequence", "response", "prefix", "n
 
 
 def at_grain(log_ratio: Float[Tensor, " n"], batch: TokenBatch, grain: Ratio) -> Float[Tensor, " n"]:
-    """Log-ratios of tokens, [N] with 0 where masked, at another grain; gradients flow."""
+    """[N] log-ratios at another grain, from those of tokens [N] (0 where masked); differentiable."""
     if grain == "sequence":
         return _mean_over(log_ratio, batch, batch.row, len(batch.rows))
     if grain == "response":
-        # Sums in log space: the product of a thousand ratios would overflow or vanish before it is clipped.
+        # Summed in log space: a product of a thousand ratios would overflow or underflow before it is clipped.
         zeros = log_ratio.new_zeros(len(batch.rows))
         return zeros.index_add(0, batch.row, log_ratio)[batch.row]
     if grain == "turn":
@@ -47,7 +47,7 @@ def _mean_over(values: Float[Tensor, " n"], batch: TokenBatch, index: Int[Tensor
 
 
 def turn_index(batch: TokenBatch) -> tuple[Int[Tensor, " n"], int]:
-    """[N] the turn of each position, counted over the micro-batch, and how many there are.
+    """[N] index of each position's turn, counted over the micro-batch, and the number of turns.
 
     See `student.learning.aggregation.turn_numbers`.
     """
@@ -60,7 +60,7 @@ def turn_index(batch: TokenBatch) -> tuple[Int[Tensor, " n"], int]:
 
 
 def turn_in_row(batch: TokenBatch) -> Int[Tensor, " n"]:
-    """[N] the turn of each position, counted within its row from 0, cut as in `turn_index`."""
+    """[N] index of each position's turn within its row, from 0, divided as in `turn_index`."""
     import torch
 
     index, _ = turn_index(batch)
@@ -70,16 +70,16 @@ def turn_in_row(batch: TokenBatch) -> Int[Tensor, " n"]:
 
 
 def prefix_sum(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:
-    """[N] the sum over the positions of the row up to and with each."""
+    """[N] the sum over the positions of the row up to and including each."""
     padded = in_rows(values, batch, 0.0).cumsum(1)
     return padded[batch.row, batch.position]
 
 
 def least_before(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:
-    """[N] the least value over the trained positions of the row before each; 0 for the first of them."""
+    """[N] the minimum over the trained positions of the row before each; 0 at the first of them."""
     import torch
 
-    # Infinity stands for nothing yet; 0, a ratio of 1, would pass for the least of ratios above it.
+    # Infinity stands for no position yet; 0 would act as a ratio of 1, and win against ratios above 1.
     shown = torch.where(batch.mask, values, torch.full_like(values, torch.inf))
     least = in_rows(shown, batch, torch.inf).cummin(1).values
     before = torch.cat([torch.full_like(least[:, :1], torch.inf), least[:, :-1]], 1)[batch.row, batch.position]
@@ -87,7 +87,7 @@ def least_before(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor
 
 
 def in_rows(values: Float[Tensor, " n"], batch: TokenBatch, fill: float) -> Float[Tensor, "r t"]:
-    """[R, T] the values of each row from its first position on, padded with `fill`."""
+    """[R, T] the values [N] laid out by row and position, padded with `fill`."""
     longest = max(row.length for row in batch.rows)
     padded = values.new_full((len(batch.rows), longest), fill)
     return padded.index_put((batch.row, batch.position), values)

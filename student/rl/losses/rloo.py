@@ -1,8 +1,8 @@
-"""RLOO: REINFORCE with the mean of the other samples as the baseline, unbiased, no critic and no clip.
+"""RLOO: REINFORCE with the mean reward of the other samples as baseline; unbiased, without a critic or a clip.
 
     A_i = r_i - mean_{j != i} r_j,      loss = -A_i sum_t log pi(y_t)
 
-Tokens of a response are summed, so aggregation is constant. Source: arXiv 2402.14740.
+The log-probs of a response are summed, hence aggregation constant. Source: arXiv 2402.14740.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from student.rl.losses.ratios import Ratio
 
 
 class RlooSettings(PolicyGradientSettings):
-    """Settings of RLOO: those of the policy gradient with its own defaults."""
+    """Settings of the policy gradient with RLOO's defaults."""
 
     aggregation: str = "constant"
     ratio: Ratio = Field("none", description="The grain of the importance ratio.")
@@ -27,6 +27,6 @@ class RlooSettings(PolicyGradientSettings):
 
 
 class Rloo(PolicyGradient):
-    """RLOO."""
+    """RLOO's loss."""
 
     settings_type = RlooSettings

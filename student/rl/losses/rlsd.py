@@ -1,15 +1,16 @@
-"""RLSD's mix (arXiv 2604.03128): the verifier says which way, a teacher that has read the solution says how far.
+"""RLSD's mix (arXiv 2604.03128): the verifier sets a token's direction, a teacher that has read the solution its size.
 
     g_t     log T(y_t | x, hint) - log S(y_t | x), without gradient
     w_t     clip(exp(sign(A) g_t), 1 - band, 1 + band)
     A_t     A ((1 - l) + l w_t),   l in a straight line from 0.5 to 0 over 50 steps
     loss_t  the clipped surrogate with A_t
 
-A is the credit of the row, from the advantage chain. w_t is positive, so that no token's direction is the teacher's: a
-solution that is read but not reached cannot be copied against the verifier. T is by default a copy of the student that
-is renewed every few steps (`teachers.ema: {decay: 0, every: 10}`); `contexts.ema` is what it reads. Rows whose context
-is missing keep the credit A. Groups whose answers all agree have A = 0 and learn nothing here; a re-implementation
-gives them 0.05, which no text of the authors was found to say. Evidence: text; released code was not found.
+A is the credit of the row, from the advantage chain. w_t is positive, so the teacher never changes the sign of a
+token's credit: a solution that was read but not reached cannot be copied against the verifier. By default T is a copy
+of the student that is refreshed every few steps (`teachers.ema: {decay: 0, every: 10}`), and it reads `contexts.ema`.
+Rows whose context is missing keep the credit A. Groups whose answers all agree have A = 0 and learn nothing here; a
+re-implementation gives them 0.05, which no text of the authors was found to say. Evidence: text; released code was not
+found.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RlsdSettings(ClippedSettings):
-    """Settings of the mix."""
+    """Settings of RLSD's mix."""
 
     role: Literal["teacher", "student", "initial", "ema"] = Field(
         "ema",
@@ -45,22 +46,22 @@ class RlsdSettings(ClippedSettings):
 
 
 class Rlsd(PolicyGradient):
-    """The term; see the module for the formula."""
+    """The clipped loss with credit scaled per token by a teacher that knows the solution (RLSD)."""
 
     settings_type = RlsdSettings
     settings: RlsdSettings
     evidence: ClassVar[str] = "text"
 
     def needs(self) -> Needs:
-        """Also the log-probs of the response tokens under the one who has read the solution."""
+        """Also the log-probs of the response tokens under the model that has read the solution."""
         return merge([super().needs(), Needs(signals=(SignalNeed(self.settings.role, PayloadSpec.sampled()),))])
 
     def lacks(self, row: Row) -> bool:
-        """See `PolicyGradient.lacks`; where no model has read the solution, the credit of the row is plain."""
+        """As in `PolicyGradient`, but without the role's context the row keeps its plain credit."""
         return bool(row.unread) and any(need.role in row.unread for need in super().needs().signals)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share, hint_gap (mean g_t, nats), rlsd_moved (mean |A_t / A - 1|)."""
+        """Loss per position; metrics clipped_share, hint_gap (mean g_t, nats), rlsd_moved (mean |A_t / A - 1|)."""
         import torch
 
         told = have(batch.signal(PayloadKind.SAMPLED, self.settings.role).sampled, "teacher's log-probs").to(live.dtype)
@@ -68,8 +69,8 @@ class Rlsd(PolicyGradient):
         gap = torch.where(read, told - live.detach(), torch.zeros_like(live))
         band, share = self.settings.band, self.settings.share
         shares = [share.at(row.key.step) if isinstance(share, WeightSchedule) else share for row in batch.rows]
-        # By the sign of the credit: in a wrong answer a token that the solution makes likelier is blamed less, and not
-        # more, so that the teacher never turns the verifier's direction round.
+        # With the sign of the credit: in a wrong answer, a token that the solution makes likelier is blamed less, so
+        # the teacher never works against the verifier's direction.
         weight = (torch.sign(advantage) * gap).exp().clamp(1 - band, 1 + band)
         factor = 1 + batch.of_rows(shares).to(live.dtype) * (weight - 1)
         usual = super().surrogate(log_ratio, advantage * factor, live, batch)

@@ -1,14 +1,14 @@
-"""ROVER: the log-ratio as the value of a uniformly random policy, fitted by regression instead of a clipped gradient.
+"""ROVER: the log-ratio as the value function of a uniformly random policy, fitted by regression.
 
     Q_t      = rho (log pi(y_t) - log pi_old(y_t))
     next_t   = rho mean over the vocabulary of [log pi(v) - log pi_old(v)] at the next token, 0 at the last one
     loss_t   = (Q_t - sg(A + scale next_t))^2
 
-A is the reward less the group's mean, on every token; pi_old is the student when the rows were scored, whose hidden
-states are kept for it, so that the means are exact and no logits are. Nothing is clipped and no reference is held. In
-the first update next_t is 0 and the gradient is -2 rho A grad log pi. The authors' script for mathematics also divides
-A by the group's deviation (advantage group_mean, scale std) and samples at temperature 0.6. Sources: arXiv 2509.24981
-and the released code, tinnerhrhe/ROVER.
+A is the reward minus the group's mean, on every token; pi_old is the student when the rows were scored. Its hidden
+states are kept, so that the means over the vocabulary are exact and no logits are stored. Nothing is clipped and there
+is no reference model. In the first update next_t is 0 and the gradient is -2 rho A grad log pi. The authors' script for
+mathematics also divides A by the group's deviation (advantage group_mean, scale std) and samples at temperature 0.6.
+Sources: arXiv 2509.24981 and the released code, tinnerhrhe/ROVER.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RoverSettings(PolicyGradientSettings):
 
 
 class Rover(PolicyGradient):
-    """ROVER; see the module for the formula."""
+    """Regression of the log-ratio on reward and next value (ROVER)."""
 
     settings_type = RoverSettings
     settings: RoverSettings
@@ -51,7 +51,7 @@ class Rover(PolicyGradient):
         return merge([super().needs(), Needs(signals=(SignalNeed(STUDENT, PayloadSpec.hidden()),))])
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics rover_q and rover_next, means of the two values, nats."""
+        """Loss per position; metrics rover_q and rover_next, means of Q_t and next_t, nats times `rho`."""
         import torch
 
         old, old_mean = self._before(batch)
@@ -65,7 +65,7 @@ class Rover(PolicyGradient):
         return TermOutput(loss, metrics=metrics)
 
     def _before(self, batch: TokenBatch) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-        """[N] log pi_old of the response tokens, and its mean over the vocabulary."""
+        """[N] log pi_old of the response tokens, and [N] its mean over the vocabulary, nats."""
         import torch
 
         signal = batch.signal(PayloadKind.HIDDEN, STUDENT)
@@ -83,7 +83,7 @@ class Rover(PolicyGradient):
 
 
 def at_next(values: Float[Tensor, " n"], batch: TokenBatch) -> Float[Tensor, " n"]:
-    """[N] at each trained position the value at the next trained position of its row; 0 elsewhere and at the last."""
+    """[N] at each trained position the value at the row's next trained position; 0 at the last and elsewhere."""
     import torch
 
     places = batch.mask.nonzero()[:, 0]

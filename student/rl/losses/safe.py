@@ -1,17 +1,17 @@
-"""SAFE: the clipped loss with a KL to the reference that is held below a threshold that moves.
+"""SAFE: the clipped loss with a penalty on the KL to the reference above a moving threshold.
 
     short   <- 0.9 short + 0.1 KL,         KL the mean sg(rho_t) (log pi - log pi_ref) of a step
     limit    = clip((base + PID(velocity of the reward - 0.001)) * phase, 0.1, 0.6)
     penalty  = 0.1 (short - limit)^2 max(0.5, floor / (H + 0.1))   where short > limit, 0 elsewhere
     loss_t   = clipped loss + d penalty / d short * sg(rho_t) (log pi(y_t) - log pi_ref(y_t))^2 / 2
 
-phase is 1.5 in the first 50 steps, then by the mean reward of the last 50 steps: 1.2 while it rises (by over 0.01 on
-the 50 before), 1.0 when it is above 0.7 and steady (deviation below 0.02), 0.8 otherwise. In the released code the
-penalty is added to the loss as a number, which has no gradient and so does nothing; here its slope weighs the sampled
-KL, whose gradient that square has, and the ratio makes up for rows of older weights. `form: asymmetric` is the authors'
-other controller: 0.1 max(0, KL - base)^2 plus 5 max(0, m)^2 with m the mean change of the KL over 50 steps. The soft
-minimum of two critics is method critic (heads 2, softness 0.3); the step that shrinks by a predicted KL is not offered.
-Source: the released code of arXiv 2602.04651, ryyzn9/SAFE.
+phase is 1.5 in the first 50 steps, and then depends on the mean reward of the last 50 steps: 1.2 while it rises (by
+over 0.01 on the 50 before), 1.0 when it is above 0.7 and steady (deviation below 0.02), 0.8 otherwise. The released
+code adds the penalty to the loss as a plain number, which has no gradient and so no effect. Here its slope weighs the
+squared log-ratio, whose gradient is that of the sampled KL, and the ratio rho corrects for rows of older weights.
+`form: asymmetric` is the authors' other controller: 0.1 max(0, KL - base)^2 plus 5 max(0, m)^2 with m the mean change
+of the KL over 50 steps. The soft minimum of two critics is method critic (heads 2, softness 0.3); the step size that
+shrinks with a predicted KL is not offered. Source: the released code of arXiv 2602.04651, ryyzn9/SAFE.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SafeSettings(ClippedSettings):
 
 
 class Safe(PolicyGradient):
-    """SAFE; see the module for the formula. Its state is the controller's."""
+    """The clipped loss with a KL penalty above a moving threshold (SAFE); its state is the controller's."""
 
     settings_type = SafeSettings
     settings: SafeSettings
@@ -65,7 +65,7 @@ class Safe(PolicyGradient):
 
     @property
     def slope(self) -> float:
-        """The derivative of the penalty by the KL."""
+        """Derivative of the penalty with respect to the KL."""
         found = 2.0 * self.settings.strength * max(0.0, self.short - self.limit)
         if self.settings.form == "gated":
             return found * max(0.5, self.settings.floor / (self.entropy + 0.1))
@@ -73,7 +73,7 @@ class Safe(PolicyGradient):
         return found + 2.0 * _MOMENTUM * max(0.0, change) / _WINDOW
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share, safe_kl, safe_slope and safe_limit."""
+        """Loss per position; metrics clipped_share, safe_kl (nats), safe_slope and safe_limit (nats)."""
         import torch
 
         usual = super().surrogate(log_ratio, advantage, live, batch)
@@ -92,7 +92,7 @@ class Safe(PolicyGradient):
         """Move the threshold by the step's KL, entropy and mean reward."""
         super().observe(report)
         kl, entropy = (self.measured(report, key) for key in _READ)
-        # Replayed answers were rewarded under other weights, and tell nothing of how fast these improve.
+        # Replayed answers were sampled by other weights, so they say nothing about how fast these improve.
         rewards = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if kl is None or not rewards:
             return
@@ -108,7 +108,7 @@ class Safe(PolicyGradient):
 
     @property
     def phase(self) -> str:
-        """Where the run is, by its rewards."""
+        """The stage of the run by its rewards: warm_up, climbing, converged or plateau."""
         if len(self.rewards) < _WINDOW:
             return "warm_up"
         recent, before = self.rewards[-_WINDOW:], self.rewards[-2 * _WINDOW : -_WINDOW]
@@ -120,7 +120,7 @@ class Safe(PolicyGradient):
         return "converged" if deviation < 0.02 and mean > 0.7 else "plateau"
 
     def _pid(self, reward: float) -> float:
-        """What the controller adds to the threshold: nothing in the first step, which has no velocity."""
+        """The controller's addition to the threshold; 0 in the first step, which has no velocity."""
         if self.smoothed is None:
             self.smoothed = reward
             return 0.0
@@ -132,11 +132,11 @@ class Safe(PolicyGradient):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The controller."""
+        """State of the controller, besides that of the advantages."""
         return {**super().state_dict(), "safe": {name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         for name, value in state.get("safe", {}).items():
             setattr(self, name, value)

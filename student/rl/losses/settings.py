@@ -1,4 +1,4 @@
-"""Settings that policy losses share; a loss with other defaults is a subclass that names them."""
+"""Settings that policy losses share; a loss with other defaults subclasses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def advantage_field(**entry: Any) -> Any:
-    """The setting `advantage` with another default."""
+    """The setting `advantage` with `entry` as its default."""
     return Field(
         default_factory=lambda: dict(entry),
         description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
@@ -62,13 +62,13 @@ class PolicyGradientSettings(TermSettings):
     )
 
     def bounded(self, ratio: Tensor) -> Tensor:
-        """`ratio` clipped to 1 - clip_low and 1 + clip_high, where they are set."""
+        """`ratio` clipped to [1 - clip_low, 1 + clip_high]; a bound of None does not clip."""
         clipped = ratio if self.clip_low is None else ratio.clamp(min=1.0 - self.clip_low)
         return clipped if self.clip_high is None else clipped.clamp(max=1.0 + self.clip_high)
 
 
 class ClippedSettings(PolicyGradientSettings):
-    """PPO's clip by default."""
+    """Settings of the policy gradient with PPO's clip of 0.2 as the default."""
 
     clip_low: float | None = Field(0.2, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
     clip_high: float | None = Field(0.2, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")

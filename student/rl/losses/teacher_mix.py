@@ -1,4 +1,4 @@
-"""Teacher and reward in one policy gradient: mimo_mix and glm_mix, multi-teacher distillation of two reports.
+"""A teacher's log-ratio and a reward in one policy gradient: MiMo's multi-teacher mix and GLM-5's distillation.
 
     a_t       log T(y_t) - log S(y_t), without gradient: the sampled reverse KL's reward by token
     mimo_mix  loss_t = -w_t (a_t + alpha A) log S(y_t),   w_t = rho_t where low <= rho_t <= high, else 0
@@ -6,9 +6,9 @@
               w_t = S_old / mu where that is from 1 / importance_band to importance_band, else 0
 
 A is the credit of the outcome, from the advantage chain; rho_t = S / mu with mu the policy that sampled, without
-gradient in mimo_mix. T is the teacher that the route gives a row, for example the expert of its domain (mimo_mix), or
-the checkpoint of an earlier stage (glm_mix), whose ratio is to the student when the rows were scored. Rows whose reward
-is unknown are learnt from the teacher alone.
+gradient in mimo_mix. T is the teacher that routing assigns to a row: in mimo_mix the expert of its domain, in glm_mix
+the checkpoint of an earlier stage, for example. The ratio of glm_mix is to the student when the rows were scored.
+Rows whose reward is unknown learn from the teacher alone.
 Sources: MiMo-V2-Flash, arXiv 2601.02780, eq. 5 to 9 (text; alpha and the bounds are not stated, those here are ours);
 GLM-5, 2602.15763, section 3.5 (text).
 """
@@ -47,7 +47,7 @@ class MimoMixSettings(PolicyGradientSettings):
 
 
 class MimoMix(PolicyGradient):
-    """MiMo's mix; see the module for the formula."""
+    """A teacher's log-ratio per token plus the outcome's credit (MiMo)."""
 
     settings_type = MimoMixSettings
     settings: MimoMixSettings
@@ -60,11 +60,11 @@ class MimoMix(PolicyGradient):
         return merge([super().needs(), Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))])
 
     def selects(self, row: Row) -> bool:
-        """Every row that is admitted, also without a reward: the teacher judges it."""
+        """Every admitted row, also without a reward: the teacher judges it."""
         return Term.selects(self, row)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics teacher_gap (mean a_t, nats), outcome_share of |credit|, dropped_share."""
+        """Loss per position; metrics teacher_gap (mean a_t, nats), outcome_share of |credit|, dropped_share."""
         import torch
 
         zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
@@ -98,28 +98,32 @@ class GlmMixSettings(ClippedSettings):
 
 
 class GlmMix(PolicyGradient):
-    """GLM-5's distillation between stages; see the module for the formula."""
+    """The clipped loss on a teacher's log-ratio per token (GLM-5)."""
 
     settings_type = GlmMixSettings
     settings: GlmMixSettings
     evidence: ClassVar[str] = "text"
 
     def needs(self) -> Needs:
-        """The teacher's log-probs of the response tokens, and no rewards."""
+        """The log-probs of teacher and student on the response tokens; no rewards."""
         wanted = super().needs()
         signals = (*wanted.signals, SignalNeed(TEACHER, PayloadSpec.sampled()))
         return Needs(signals=signals, student=wanted.student)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse settings without effect; there are no groups."""
+        """Refuse settings that have no effect; the checks of groups do not apply.
+
+        Raises:
+            ConfigError: with the setting to change.
+        """
         self._check_settings()
 
     def selects(self, row: Row) -> bool:
-        """Every row that is admitted."""
+        """Every admitted row."""
         return Term.selects(self, row)
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module; metrics clipped_share and teacher_gap."""
+        """Loss per position; metrics clipped_share and teacher_gap (mean a_t, nats)."""
         import torch
 
         teacher = have(batch.signal(PayloadKind.SAMPLED).sampled, "teacher's log-probs").to(live.dtype)

@@ -1,12 +1,12 @@
-"""Settings of the policy gradient under the names of their papers.
+"""Known variants of the policy gradient, under the names of their papers: `policy_gradient` with other defaults.
 
     gspo       ratio sequence, clip_low 3e-4, clip_high 4e-4, aggregation sequence_mean        arXiv 2507.18071
     dapo       clip_low 0.2, clip_high 0.28, token_mean, equal groups and cut answers left out     arXiv 2503.14476
     ppo        advantage gae with method critic, clip 0.2, token_mean                          arXiv 1707.06347
     dr_grpo    no deviation, aggregation constant, clip 0.2                                    arXiv 2503.20783
 
-The loss is `policy_gradient`'s. DAPO's dynamic sampling is a rollout strategy and its overlong penalty a reward. GSPO's
-narrow clip acts only with several updates per batch: its authors make four.
+DAPO's dynamic sampling is a rollout strategy and its overlong penalty a reward. GSPO's narrow clip acts only with
+several updates per batch: its authors make four.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GspoSettings(ClippedSettings):
 
 
 class Gspo(PolicyGradient):
-    """GSPO."""
+    """GSPO: one ratio per response, and a narrow clip."""
 
     settings_type = GspoSettings
 
@@ -44,7 +44,7 @@ class DapoSettings(ClippedSettings):
 
 
 class Dapo(PolicyGradient):
-    """DAPO's loss."""
+    """DAPO's loss: a higher upper clip, averaged over tokens."""
 
     settings_type = DapoSettings
 
@@ -56,7 +56,7 @@ class PpoSettings(ClippedSettings):
 
 
 class Ppo(PolicyGradient):
-    """PPO with a critic."""
+    """PPO with method critic."""
 
     settings_type = PpoSettings
 
@@ -69,6 +69,6 @@ class DrGrpoSettings(ClippedSettings):
 
 
 class DrGrpo(PolicyGradient):
-    """Dr. GRPO."""
+    """Dr. GRPO: no division by the deviation or by the length."""
 
     settings_type = DrGrpoSettings

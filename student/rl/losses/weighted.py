@@ -1,4 +1,4 @@
-"""Policy losses with a detached weight on log pi: the gradient never stops where the weight is bounded.
+"""REINFORCE with a bounded importance weight that is detached: unlike with a clip, every token keeps a gradient.
 
     loss_t = -sg(w_t) A_t log pi(y_t),   w from the importance ratio rho (see the subclasses)
 
@@ -7,10 +7,10 @@
     topr       w = 1 where A > 0, clip(rho, 0, 1) elsewhere                                         (TOPR)
     minpro     w = clip(rho_t min_{i < t} rho_i, 1 - clip_low, 1 + clip_high)                       (MinPRO)
 
-Bounds are absolute values of the ratio but for minpro's, which are distances from 1. All are REINFORCE on policy.
-Metric tapered_share: tokens whose weight is not their ratio. Sources: CISPO, arXiv 2506.13585, cap as TRL and ScaleRL
-have it; DISPO, 2602.00983, bounds from notes on it; TOPR, 2503.14286 (the ratio of the whole response; ratio token is
-Trinity-RFT's); MinPRO, 2601.22718.
+Bounds are absolute values of the ratio, except minpro's, which are distances from 1. On policy all are REINFORCE.
+Metric tapered_share is the share of tokens whose weight differs from their ratio. Sources: CISPO, arXiv 2506.13585, cap
+as TRL and ScaleRL have it; DISPO, 2602.00983, bounds from notes on it; TOPR, 2503.14286 (the ratio of the whole
+response; ratio token is Trinity-RFT's); MinPRO, 2601.22718.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _CLIPS = ("clip_low", "clip_high", "dual_clip")
 
 
 class WeightedGradient(PolicyGradient):
-    """The base; subclasses give `weight`."""
+    """Base of losses with a detached weight: subclasses give `weight`."""
 
     unread: ClassVar[tuple[str, ...]] = _CLIPS
 
     def weight(
         self, log_ratio: Float[Tensor, " n"], advantage: Float[Tensor, " n"], batch: TokenBatch
     ) -> Float[Tensor, " n"]:
-        """[N] the weight, from the detached log-ratio."""
+        """[N] the weight of each token, from the detached log-ratio."""
         raise TypeError(f"{type(self).__name__} does not implement weight")
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
-        """See the module."""
+        """Loss per position; metric tapered_share."""
         known = log_ratio.detach()
         # From the detached ratio: where the weight is bounded, log pi keeps its gradient.
         weight = self.weight(known, advantage, batch)
@@ -59,7 +59,7 @@ class CispoSettings(PolicyGradientSettings):
 
 
 class Cispo(WeightedGradient):
-    """CISPO; see the module for the formula."""
+    """REINFORCE with a capped importance weight (CISPO)."""
 
     settings_type = CispoSettings
     settings: CispoSettings
@@ -67,7 +67,7 @@ class Cispo(WeightedGradient):
     bounds: ClassVar[tuple[str, ...]] = ("cap",)
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module."""
+        """[N] rho clipped to [floor, cap]."""
         return log_ratio.exp().clamp(self.settings.floor, self.settings.cap)
 
 
@@ -81,7 +81,7 @@ class DispoSettings(PolicyGradientSettings):
 
 
 class Dispo(WeightedGradient):
-    """DISPO; see the module for the formula."""
+    """REINFORCE with an importance weight bounded by the sign of the credit (DISPO)."""
 
     settings_type = DispoSettings
     settings: DispoSettings
@@ -89,7 +89,7 @@ class Dispo(WeightedGradient):
     bounds: ClassVar[tuple[str, ...]] = ("right_floor", "right_cap")
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module."""
+        """[N] rho clipped to the bounds for the sign of A."""
         s, ratio = self.settings, log_ratio.exp()
         right = ratio.clamp(s.right_floor, s.right_cap)
         return right.where(advantage > 0, ratio.clamp(s.wrong_floor, s.wrong_cap))
@@ -102,20 +102,20 @@ class ToprSettings(PolicyGradientSettings):
 
 
 class Topr(WeightedGradient):
-    """TOPR; see the module for the formula."""
+    """REINFORCE with weight 1 on positive credit and a ratio of at most 1 elsewhere (TOPR)."""
 
     settings_type = ToprSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("ratio",)
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module."""
+        """[N] 1 where A > 0, else min(rho, 1)."""
         taper = log_ratio.clamp(max=0.0).exp()
         return taper.new_ones(()).expand_as(taper).where(advantage > 0, taper)
 
 
 class Minpro(WeightedGradient):
-    """MinPRO; see the module for the formula. Its bounds are of the weight."""
+    """REINFORCE weighted by the ratio times the least ratio before it (MinPRO); the bounds apply to this product."""
 
     settings_type = ClippedSettings
     evidence: ClassVar[str] = "text"
@@ -123,5 +123,5 @@ class Minpro(WeightedGradient):
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     def weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module."""
+        """[N] rho_t times the minimum of the row's earlier ratios, clipped."""
         return self.settings.bounded((log_ratio + least_before(log_ratio, batch)).exp())
