@@ -1,11 +1,11 @@
-"""A2TGPO (arXiv 2605.06200): what turns add to the belief in the answer, normalised by turn, evened out over depth.
+"""A2TGPO (arXiv 2605.06200): what turns add to the belief in the right answer, normalised per turn and scaled by depth.
 
     z_k   (g_k - mean g) / std g over turn k of the prompt's episodes, g_k the gain of turn k (reward `igpo`)
     A_k   (sum over j >= k of gamma^(j-k) z_j) / sqrt(number of terms) + (R - mean R) / std R
 
-The last turn has no gain and the outcome alone. Dividing by the root keeps the variance of A_k the same at every depth.
-The second half, clip ranges that follow z_k, is objective `a2tgpo`. Known from the abstract and readme: the shape of
-both; gamma was not found and is 1. Evidence: abstract.
+The last turn has no gain and gets the outcome's part alone. Dividing by the root keeps the variance of A_k about the
+same at every depth. The method's other half, clip ranges that follow z_k, is objective `a2tgpo`. The shape of both is
+known from the abstract and readme; gamma was not found and is 1. Evidence: abstract.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class A2tgpo(Advantage):
-    """The estimator; see the module. Metric gain_turns: share of turns whose gain counted."""
+    """Accumulated gains of turns plus the outcome (A2TGPO); metric gain_turns, the share of turns with a gain."""
 
     settings_type = TurnSettings
     settings: TurnSettings
@@ -35,7 +35,7 @@ class A2tgpo(Advantage):
     shift_free = scale_free = "group"
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """Credit per token of each episode, by the module's formula."""
         gains = self.gains(outcomes)
         found = [accumulated(each, self.settings.discount) for each in gains]
         for places in self.groups(outcomes):
@@ -45,7 +45,7 @@ class A2tgpo(Advantage):
         return [spread(outcome, value) for outcome, value in zip(outcomes, found, strict=True)]
 
     def gains(self, outcomes: Sequence[Outcome]) -> list[NDArray[np.float64]]:
-        """z_k by episode and turn; 0 for the last turn and for turns without peers."""
+        """z_k for each episode [turns]; 0 for the last turn and for turns without peers."""
         found = [np.zeros(max(1, len(outcome.spans))) for outcome in outcomes]
         for places in self.groups(outcomes):
             for turn in range(max(len(found[place]) for place in places) - 1):
@@ -57,10 +57,13 @@ class A2tgpo(Advantage):
 
 
 def accumulated(gains: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
-    """Sum over j >= k of discount^(j-k) z_j over the root of the number of terms; the last entry, no gain, stays 0."""
+    """[turns] sum over j >= k of discount^(j-k) z_j, over the root of the number of terms.
+
+    The last entry, which has no gain, stays 0.
+    """
     found, later = np.zeros_like(gains), 0.0
     for turn in reversed(range(len(gains) - 1)):
         later = float(gains[turn]) + discount * later
-        # As many z of variance 1 were added up.
+        # The sum has this many terms of variance 1.
         found[turn] = later / np.sqrt(len(gains) - 1 - turn)
     return found

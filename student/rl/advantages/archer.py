@@ -1,9 +1,9 @@
-"""ArCHer's credit: every token of a turn has the advantage of its utterance, as method archer_critic values it.
+"""ArCHer's credit: every token of a turn has the turn's advantage, as method archer_critic values it.
 
     A_k = min_j Q_j(s_k, a_k) - min_j V_j(s_k)                 0 before the critic's first fit
 
-The policy's gradient is then sum over turns of A_k grad log pi(a_k | s_k): `ratio: none`, as in the released code. The
-baseline by token that it can learn besides is not there. Source: arXiv 2402.19446; YifeiZhou02/ArCHer.
+The policy gradient is then the sum over turns of A_k grad log pi(a_k | s_k): `ratio: none`, as in the released code.
+The paper's optional learnt baseline per token is not built. Source: arXiv 2402.19446; YifeiZhou02/ArCHer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OfTurnCritic(GroupEstimator):
-    """Base: the credit is what a critic of turns has written into the row.
+    """Base of estimators that take the credit which a critic of turns has written into the row.
 
     Attributes:
         critic: the critic's class.
@@ -39,24 +39,24 @@ class OfTurnCritic(GroupEstimator):
         """Refuse a recipe without the critic.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming the method to add.
         """
         names = (self.method, self.critic)
         if not any(str(entry.get("name", "")).rpartition(":")[2] in names for entry in recipe.methods):
             raise ConfigError(f"advantage {self.settings.name} reads the values of turns; add method {self.method}.")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards themselves: the critic has learnt from them, and the credit is of the row."""
+        """The rewards themselves; `refine` replaces them by the critic's credit."""
         return list(rewards)
 
     def refine(self, row: Row, credit: Credit) -> Credit:
-        """Credit by token."""
+        """[T] float32 credit per token; zeros where the critic has written none."""
         found = row.critic_credit.get(self.critic)
         return np.zeros(row.length, np.float32) if found is None else found
 
 
 class Archer(OfTurnCritic):
-    """The estimator; see the module for the formula."""
+    """The advantage of each turn from method archer_critic (ArCHer)."""
 
     evidence = "abstract"
     critic = "ArcherCritic"

@@ -1,8 +1,8 @@
-"""Base of advantage estimators and modifiers: from the outcomes of a step to the credit of each row.
+"""Base classes of advantage estimators and modifiers, which turn the outcomes of a step into the credit of each row.
 
-An estimator makes credit from rewards. A modifier changes the credit that the one before it gave. A term runs a chain:
-one estimator, then any modifiers. Both see the rows of all ranks whose reward is known, so that statistics of a group
-or of the whole batch are the same however the rows are spread; nothing may depend on the order of the outcomes.
+An estimator makes credit from rewards; a modifier changes the credit of the part before it. A term runs a chain: one
+estimator, then any number of modifiers. Both see the rows of all ranks whose reward is known, so that statistics of a
+group or of the batch do not depend on how rows are spread over ranks. Nothing may depend on the order of the outcomes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 Scope: TypeAlias = Literal["", "batch", "group"]
-"""Over which rewards something must be the same to change nothing: all of the step, or those of any one group."""
+"""Rewards that can be shifted or scaled together without effect: the whole step's, or those of any one group."""
 
 Credit: TypeAlias = "float | NDArray[np.float32]"
-"""The advantage of a row: one number for all its tokens, or [T] one for each."""
+"""The advantage of a row: one number for all its tokens, or [T], one number per token."""
 
 GROUP = ("step", "uid", "turn", "agent")
 """Rows that answer the same prompt."""
@@ -52,7 +52,10 @@ class AdvantageSettings(Settings):
 
 
 def teacher_gaps(row: Row) -> NDArray[np.float64]:
-    """Log T(y_t) - log mu(y_t) of the trained tokens of a row that a teacher has scored, mu the policy that sampled."""
+    """[trained tokens] float64 log T(y_t) - log mu(y_t), nats, of a row that a teacher has scored.
+
+    mu is the policy that sampled.
+    """
     mask = row.loss_mask
     return np.asarray(row.log_probs(TEACHER), np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
 
@@ -62,29 +65,28 @@ class Advantage:
 
     Attributes:
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
-        modifies: whether it changes the credit of another one, and so cannot begin a chain.
-        least_group: rows that a group needs for any credit but 0.
-        equal_groups: "zero" when rows of a group whose rewards all agree get no credit, "learns" when they do.
+        modifies: whether it changes the credit of another part, and so cannot begin a chain.
+        least_group: rows that a group needs to get any credit other than 0.
+        equal_groups: "zero" if groups whose rewards all agree get no credit, "learns" if they do.
         centred: whether the credit of a group adds up to 0.
-        recomputes: whether credit depends on the present policy, so that it is computed anew before every update but
-            the first of a step, group by group, with the student's log-probs of then.
-        refines: whether credit is by token, made in `refine`, so that modifiers of rows would have no effect.
-        reads_values: whether it looks at a critic's values.
-        reads_behaviour: whether it looks at the log-probs of rows under the policy that sampled, which given answers
-            lack.
+        recomputes: whether credit depends on the present policy. It is then recomputed before every update of a step
+            but the first, group by group, with the student's log-probs at that time.
+        refines: whether credit is per token, made in `refine`, so that modifiers of rows would have no effect.
+        reads_values: whether it reads a critic's values.
+        reads_behaviour: whether it reads the rows' log-probs under the policy that sampled, which given answers lack.
         off_policy: whether it is made for rows of an older policy without a ratio.
-        of_response: whether it is minus the derivative of a loss in the log-prob of a whole response, which ratio none
-            and aggregation constant give back as the gradient of that loss.
-        sums_token_rewards: whether it looks at rewards by token.
-        over_batch: of a modifier, whether it needs the rows of the whole step, not those of a group alone.
-        only_errors: of a modifier, whether it changes negative credit alone.
-        shift_free: over which rewards, if binary, adding a constant changes nothing, so that a reward that is constant
-            there has no effect; "" for none.
-        scale_free: the same of a positive factor, up to an epsilon.
+        of_response: whether it is minus the derivative of a loss in the log-prob of a whole response. With ratio none
+            and aggregation constant the gradient is then that of this loss.
+        sums_token_rewards: whether it reads rewards per token.
+        over_batch: of a modifier, whether it needs the rows of the whole step, and not only those of a group.
+        only_errors: of a modifier, whether it changes only negative credit.
+        shift_free: over which binary rewards adding a constant changes nothing, so that a reward that is constant there
+            has no effect; "" for none.
+        scale_free: the same for multiplying by a positive factor, up to an epsilon.
         sees_threshold: whether `shift_free` and `scale_free` hold only while every reward stays on its side of a
-            threshold, so that what moves the rewards of a group across it does have an effect.
-        within: the least and the largest reward that it takes; None for any.
-        constant: whether it is the reward less a constant, which alone makes it what it is.
+            threshold. Moving the rewards of a group across it does have an effect.
+        within: the least and the largest reward that it accepts; None for any.
+        constant: whether it is the reward minus a constant, so that centring it again would leave nothing of it.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
 
@@ -121,34 +123,35 @@ class Advantage:
         """Look at the whole recipe before anything is loaded.
 
         Raises:
-            ConfigError: when it could do nothing in it.
+            ConfigError: if it could have no effect in this recipe.
         """
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """What a person should know of it in the recipe although it works, one clause each."""
+        """What the user should know about it in this recipe although it works, one clause each."""
         return []
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """The credit of each row.
+        """The credit of each row, in the order of `outcomes`.
 
         Args:
             outcomes: all rows of the step on all ranks whose reward is known.
-            credit: what the one before in the chain gave; None for the first.
+            credit: what the part before it in the chain gave; None for the first.
         """
         raise PluginError(f"{type(self).__name__} does not implement estimate.")
 
     def refine(self, row: Row, credit: Credit) -> Credit | None:
-        """Change the credit of one row of this rank by what only the row itself holds, such as entropies per token.
+        """Change the credit of one row of this rank by what only the row itself holds, such as log-probs per token.
 
-        None leaves the row out of the loss and its means.
+        Returns:
+            The new credit; None leaves the row out of the loss and its means.
         """
         return credit
 
     def bind(self, tokenizer: Any) -> None:
-        """Called once before the first step with the student's tokenizer."""
+        """Called once with the student's tokenizer, before the first step."""
 
     def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """Change the credit [N] of the positions of a micro-batch by what the student says there now."""
+        """Change the credit [N] of the positions of a micro-batch by the student's present outputs there."""
         return advantage
 
     def observe(self, report: StepReport) -> None:
@@ -170,10 +173,10 @@ class Advantage:
 
 
 class GroupEstimator(Advantage):
-    """An estimator that looks at one group at a time: subclasses give `of_group`."""
+    """Base of estimators that look at one group at a time: subclasses give `of_group`."""
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """Group by group."""
+        """Credit from `of_group`, group by group."""
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             values = self.of_group([known(outcomes[place]) for place in places])
@@ -188,20 +191,20 @@ class GroupEstimator(Advantage):
         return found
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage for each reward of a group."""
+        """One advantage for each reward of a group, in the same order."""
         raise PluginError(f"{type(self).__name__} does not implement of_group.")
 
 
 class Modifier(Advantage):
-    """Changes the credit that the one before it in the chain gave: subclasses give `modify`."""
+    """Base of modifiers, which change the credit of the part before them: subclasses give `modify`."""
 
     modifies = True
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the class.
+        """Credit from `modify`.
 
         Raises:
-            ConfigError: when nothing comes before it.
+            ConfigError: if nothing comes before it in the chain.
         """
         if credit is None:
             raise ConfigError(f"advantage {self.settings.name!r} changes the credit of another one; name that first.")

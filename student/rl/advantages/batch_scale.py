@@ -1,10 +1,10 @@
-"""Advantages whose divisor is the deviation of the whole batch, over all ranks.
+"""Advantages divided by the deviation of the whole batch, over all ranks: Lite PPO and REINFORCE++.
 
     lite_ppo         A = (r - mean of the group) / (std of the batch + epsilon)
     reinforce_pp     A = (r - mean of the batch) / (std of the batch + epsilon)
 
-`of` says whose deviation: of the raw rewards (Lite PPO as ROLL documents it), or of the centred ones (DLER's code).
-A group of equal rewards gets exactly 0 where the group's mean is taken off. Sources: Lite PPO, arXiv 2508.08221; DLER,
+`of` chooses the deviation: that of the raw rewards (Lite PPO as ROLL documents it), or that of the centred ones (DLER's
+code). With the group's mean, a group of equal rewards gets exactly 0. Sources: Lite PPO, arXiv 2508.08221; DLER,
 2510.15110; REINFORCE++, 2501.03262 (its group baseline is lite_ppo with `of: centred`).
 """
 
@@ -32,7 +32,7 @@ class BatchScaleSettings(AdvantageSettings):
 
 
 class LitePpo(Advantage):
-    """The estimator with the group's mean; see the module for the formula."""
+    """The reward minus the group's mean, over the batch's deviation (Lite PPO)."""
 
     settings_type = BatchScaleSettings
     settings: BatchScaleSettings
@@ -46,12 +46,12 @@ class LitePpo(Advantage):
         self.scale_free = "batch"
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """One advantage per row, by the module's formula."""
         rewards = [known(outcome) for outcome in outcomes]
         found = [0.0] * len(rewards)
         for places in self.groups(outcomes):
             mean = math.fsum(rewards[place] for place in places) / len(places)
-            # Exactly 0: rounding would leave dust, which a small deviation makes large.
+            # Exactly 0: rounding would leave a remainder, which a small deviation would blow up.
             equal = len({rewards[place] for place in places}) == 1
             for place in places:
                 found[place] = 0.0 if equal else rewards[place] - mean
@@ -60,7 +60,7 @@ class LitePpo(Advantage):
 
 
 class ReinforcePp(LitePpo):
-    """The estimator with the batch's mean; see the module for the formula."""
+    """The reward minus the batch's mean, over the batch's deviation (REINFORCE++)."""
 
     least_group = 1
     equal_groups = "learns"
@@ -71,13 +71,13 @@ class ReinforcePp(LitePpo):
         self.shift_free = "batch"
 
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
-        """The whole batch is one."""
+        """The whole batch as one group."""
         return [list(range(len(outcomes)))] if outcomes else []
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
-    """The standard deviation; 0 where there are too few values, and where all are equal."""
-    # Not left to the sum: the mean of three times 0.1 is another number, and what divides by dust makes it large.
+    """The standard deviation; 0 for too few values, and exactly 0 where all are equal."""
+    # Set explicitly: the rounded mean of three times 0.1 is not 0.1, and dividing by the rest would blow values up.
     if len(values) <= ddof or len(set(values)) == 1:
         return 0.0
     mean = math.fsum(values) / len(values)

@@ -4,10 +4,10 @@
     m, v mean and variance of p over the groups;   k = m (1 - m) / v - 1
     alpha = max(1, 1 + k m / 3),   beta = max(1, 1 + k (1 - m) / 3)
 
-alpha = beta = 1 is a plain baseline, alpha = beta = 3/2 is proportional to GRPO's 1 / sqrt(p (1 - p)). Rewards are
-mapped to [0, 1] by `lowest` and `highest`; outside there is no density: rewards that are known to leave the range are
-refused before the run, and others end it there. Statistics are of all ranks. Source: the released code of arXiv
-2506.02864, changyi7231/BNPO.
+With alpha = beta = 1 it is the reward minus the mean; with alpha = beta = 3/2 it is proportional to GRPO's
+1 / sqrt(p (1 - p)). Rewards are mapped from [`lowest`, `highest`] to [0, 1], outside of which there is no density:
+rewards that are known to leave the range are refused before the run, and others end it. Statistics are over all ranks.
+Source: the released code of arXiv 2506.02864, changyi7231/BNPO.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BnpoSettings(AdvantageSettings):
 
 
 class Bnpo(Advantage):
-    """The estimator; see the module for the formula."""
+    """The centred reward over a beta density of the batch's success rates (BNPO)."""
 
     settings_type = BnpoSettings
     settings: BnpoSettings
@@ -57,7 +57,7 @@ class Bnpo(Advantage):
         self.within = (settings.lowest, settings.highest)
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That one prompt has no density to be fitted."""
+        """A remark if a step has one prompt, which leaves no density to fit."""
         if recipe.rollout.prompts_per_step > 1:
             return []
         return [
@@ -66,7 +66,7 @@ class Bnpo(Advantage):
         ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module.
+        """One advantage per row, by the module's formula; metrics alpha and beta.
 
         Raises:
             DataError: for a reward outside of the range.

@@ -79,18 +79,18 @@ class AdvantageChain:
 
     @property
     def shift_free(self) -> Scope:
-        """Whose rewards a constant may be added to without changing any credit; a modifier that centres does it too."""
+        """Over which rewards a constant can be added without changing credit; a modifier that centres counts too."""
         later: Scope = "batch" if any(part.shift_free for part in self.parts[1:]) else ""
         return self.first.shift_free or later
 
     @property
     def scale_free(self) -> Scope:
-        """Whose rewards may be multiplied without changing any credit; a modifier that standardises does it too."""
+        """Over which rewards a factor changes no credit; a modifier that standardises counts too."""
         later: Scope = "batch" if any(part.scale_free for part in self.parts[1:]) else ""
         return self.first.scale_free or later
 
     def needs(self) -> Needs:
-        """What all parts together need."""
+        """What all parts need together."""
         return merge(needs_of(part) for part in self.parts)
 
     def check(self, recipe: Recipe) -> None:
@@ -102,7 +102,7 @@ class AdvantageChain:
         for part in self.parts:
             part.check(recipe)
             for key in part.settings.group:
-                # Names of tags are free, but not such as are meant for a key.
+                # Names of tags are free, but a near miss of a known key is taken for a typing error.
                 near = get_close_matches(key, KEYS, n=1, cutoff=0.75)
                 if key not in KEYS and near:
                     raise ConfigError(
@@ -126,25 +126,25 @@ class AdvantageChain:
                 )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """What a person should know of the parts in the recipe."""
+        """The remarks of all parts."""
         return [remark for part in self.parts for remark in part.remarks(recipe)]
 
     def estimate(self, outcomes: Sequence[Outcome]) -> list[Credit]:
-        """The credit of each outcome; all have a known reward.
+        """The credit of each outcome, all of which have a known reward.
 
         Raises:
-            PluginError: when a part gives credit of a wrong shape, or credit that is not finite.
+            PluginError: if a part gives credit of a wrong shape, or credit that is not finite.
         """
         credit: list[Credit] | None = None
         for part in self.parts:
             credit = part.estimate(outcomes, credit)
-            # Here, where the part can be named: as a loss that is not finite it would be blamed on the teacher's
-            # numbers.
+            # Checked here, where the part can be named: later it would be a loss that is not finite, and be blamed on
+            # the teacher's numbers.
             _check(part, outcomes, credit)
         return credit or []
 
     def refine(self, row: Row, credit: Credit) -> Credit | None:
-        """What the parts make of the credit of one row of this rank, in order; None when one leaves it out."""
+        """The credit of one row of this rank after all parts, in order; None if one leaves the row out."""
         found: Credit | None = credit
         for part in self.parts:
             if found is not None:
@@ -153,16 +153,20 @@ class AdvantageChain:
 
     @property
     def recomputes(self) -> bool:
-        """Whether credit is computed anew before every update but the first of a step."""
+        """Whether credit is recomputed before every update of a step but the first."""
         return any(part.recomputes for part in self.parts)
 
     def bind(self, tokenizer: Any) -> None:
-        """Show each part the student's tokenizer."""
+        """Pass the student's tokenizer to each part."""
         for part in self.parts:
             part.bind(tokenizer)
 
     def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """What the parts make of the credit of the positions of a micro-batch, in order."""
+        """The credit [N] of the positions of a micro-batch after all parts, in order.
+
+        Raises:
+            PluginError: if a part changes the shape.
+        """
         for part in self.parts:
             shaped = part.shape(advantage, batch)
             if getattr(shaped, "shape", None) != advantage.shape:
@@ -174,7 +178,7 @@ class AdvantageChain:
         return advantage
 
     def metrics(self) -> dict[str, tuple[Any, Any]]:
-        """What the parts did, by name of the part and of the metric, each as (sum, count)."""
+        """What the parts did, as PART/METRIC: (sum, count)."""
         return {
             f"{part.settings.name.rpartition(':')[2]}/{key}": v for part in self.parts for key, v in part.fired.items()
         }

@@ -1,11 +1,11 @@
-"""Dr. MAS (arXiv 2602.08847): each agent of an episode is compared with itself alone.
+"""Dr. MAS (arXiv 2602.08847): the turns of each agent in an episode are compared with that agent's turns alone.
 
     A_ik   (R_i - mean_a R) / (std_a R + 1e-6),   a the agent that acted in turn k
 
-Means and deviations of agent a are over all its turns in the episodes of the prompt, each turn a sample with its
-episode's reward; one mean for all agents would weigh those with other rewards or other numbers of turns unevenly. A
-single sample keeps R. Who acts next is what the environment says (`Observation.info["agent"]`). Where agents have rows
-of their own, `group: [uid, agent]` of any estimator does the same. Evidence: text and code (langfengQ/DrMAS, read).
+The mean and deviation of agent a are over all its turns in the episodes of the prompt, each turn a sample with its
+episode's reward; one mean for all agents would be biased towards those with more turns or other rewards. A single
+sample keeps R. The environment says who acts next (`Observation.info["agent"]`). Where agents have rows of their own,
+`group: [uid, agent]` of any estimator does the same. Evidence: text and code (langfengQ/DrMAS, read).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class DrMas(Advantage):
-    """The estimator; see the module. Metric agents: of a prompt's episodes, mean."""
+    """Rewards standardised per agent (Dr. MAS); metric agents, the mean number of agents per prompt."""
 
     settings_type = AdvantageSettings
     evidence = "text and code"
     reads_turns: ClassVar[bool] = True
-    shift_free = scale_free = "group"  # but for samples that stand alone, which keep their reward
+    shift_free = scale_free = "group"  # except for single samples, which keep their reward
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """Credit per token of each episode, by the module's formula."""
         found = [np.zeros(max(1, len(outcome.spans))) for outcome in outcomes]
         agents = 0
         groups = self.groups(outcomes)

@@ -1,4 +1,4 @@
-"""DRPO's credit: right answers are told from wrong ones, short right answers first; lengths never reach wrong ones.
+"""DRPO's credit: separates right from wrong answers and prefers short right ones; length never affects wrong ones.
 
     s_i    mean log-prob per token of response i
     maximised   sum over right i of  w_i (s_i - tau log mean over wrong j of exp(s_j / tau)),
@@ -6,9 +6,9 @@
     so     A_i =  w_i / tokens_i                      for a right one
            A_j = -softmax(s / tau)_j / tokens_j       for a wrong one
 
-The loss is -A sum_t log pi: use ratio none and aggregation constant. Groups of one kind get 0. The paper's penalty
-beta max(KL - delta, 0) KL is not offered; term reference_kl is the plain one. s is of the policy that sampled. Sources:
-arXiv 2510.04474 and the released code, Optimization-AI/DRPO.
+The loss is -A sum_t log pi, so use ratio none and aggregation constant. Groups that are all right or all wrong get 0.
+s is of the policy that sampled. The paper's penalty beta max(KL - delta, 0) KL is not offered; term reference_kl is the
+plain KL. Sources: arXiv 2510.04474 and the released code, Optimization-AI/DRPO.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DrpoSettings(AdvantageSettings):
 
 
 class Drpo(Advantage):
-    """The estimator; see the module for the formula."""
+    """Right against wrong answers, short right ones first (DRPO)."""
 
     settings_type = DrpoSettings
     settings: DrpoSettings
@@ -48,28 +48,27 @@ class Drpo(Advantage):
     def __init__(self, settings: DrpoSettings) -> None:
         super().__init__(settings)
         self._longest = settings.longest or 1
-        # Right and wrong do not change as long as the threshold lies between them.
+        # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
         self.shift_free = self.scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
-        """Take the limit of the recipe where none is set."""
+        """Take `longest` from the recipe if it is not set."""
         self._longest = self.settings.longest or recipe.rollout.max_new_tokens
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """One credit per row (for each of its tokens), by the module's formula."""
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             mine = {place: outcomes[place] for place in places}
             right = [place for place, outcome in mine.items() if known(outcome) >= self.settings.threshold]
             wrong = [place for place in places if place not in right]
-            # One side alone has nothing to be compared with.
+            # Without both sides there is nothing to compare.
             if not right or not wrong:
                 continue
-            # Among the right ones the short ones weigh more; among the wrong ones those that are most likely to come
-            # again.
+            # Short right answers weigh more, and so do the wrong answers that are most likely to be sampled again.
             weights = softmax([(1.0 - mine[i].length / self._longest) / self.settings.lam for i in right])
             pushes = softmax([mine[j].sums["behaviour"] / max(1, mine[j].tokens) / self.settings.tau for j in wrong])
-            # The weight belongs to the whole response, and credit is per token.
+            # The weight is of the whole response, while credit is per token.
             for place, weight in zip(right, weights, strict=True):
                 found[place] = weight / max(1, mine[place].tokens)
             for place, push in zip(wrong, pushes, strict=True):

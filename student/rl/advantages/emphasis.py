@@ -4,7 +4,7 @@
                       1 / (1 - p);   then the group's mean |A| is restored
     entropy_shaping   A_t -> A_t + min(alpha H_t, |A_t| / kappa),   H_t the entropy at the token, without gradient
 
-entropy_shaping never changes a sign for kappa > 1 and adds to good and bad answers alike; with `until` it acts only
+For kappa > 1 entropy_shaping never changes a sign; it adds to good and bad answers alike. With `until` it acts only
 before the first occurrence of that text in a response, as FunRL does on the reasoning. H_t is of the present student.
 GRPO's deviation already scales a rare outcome by about 1 / sqrt(p (1 - p)). Sources: weighted GRPO, arXiv 2602.03452,
 and FunRL, 2508.05118 (both inferred from abstracts); MSSR, 2512.18215 (notes), whose usual values are the defaults.
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 class WeightedGrpoSettings(AdvantageSettings):
-    """Settings of the weights."""
+    """Settings of weighted GRPO."""
 
     threshold: float = Field(0.5, description="Least reward of a right answer.")
     most: float = Field(10.0, gt=1, description="Largest weight of a rare outcome.")
 
 
 class WeightedGrpo(Modifier):
-    """The weights; see the module for the formula."""
+    """More weight for a group's rare outcome (weighted GRPO)."""
 
     settings_type = WeightedGrpoSettings
     settings: WeightedGrpoSettings
     evidence = "inferred"
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
-        """See the module; metric weight, the mean over groups of both kinds."""
+        """New credit per row; metric weight, its mean over groups with right and wrong answers."""
         found, weights = list(credit), []
         for group in self.groups(outcomes):
             right = {place for place in group if known(outcomes[place]) >= self.settings.threshold}
@@ -59,7 +59,7 @@ class WeightedGrpo(Modifier):
             before = math.fsum(float(np.mean(np.abs(found[place]))) for place in group)
             for place in rare:
                 found[place] = found[place] * weight
-            # The group's mean |A| is restored, or the weight would also act as a larger learning rate.
+            # Restore the group's mean |A|, or the weight would also act as a larger learning rate.
             after = math.fsum(float(np.mean(np.abs(found[place]))) for place in group)
             for place in group:
                 found[place] = found[place] * (before / after if after else 1.0)
@@ -69,7 +69,7 @@ class WeightedGrpo(Modifier):
 
 
 class EntropyShapingSettings(AdvantageSettings):
-    """Settings of the shaping."""
+    """Settings of entropy shaping."""
 
     alpha: float = Field(0.4, gt=0, description="Weight of the entropy.")
     kappa: float = Field(2.0, gt=1, description="The shaping is at most |A| / kappa.")
@@ -77,7 +77,7 @@ class EntropyShapingSettings(AdvantageSettings):
 
 
 class EntropyShaping(Modifier):
-    """The shaping; see the module for the formula."""
+    """More credit for tokens at which the student is uncertain (MSSR, FunRL)."""
 
     settings_type = EntropyShapingSettings
     settings: EntropyShapingSettings
@@ -88,7 +88,7 @@ class EntropyShaping(Modifier):
         self._mark: NDArray[np.uint32] = np.zeros(0, np.uint32)
 
     def needs(self) -> Needs:
-        """The student's entropies."""
+        """The student's entropy at each token."""
         return Needs(student=frozenset({SCORES}))
 
     def bind(self, tokenizer: Any) -> None:
@@ -97,17 +97,17 @@ class EntropyShaping(Modifier):
             self._mark = np.array(tokenizer(self.settings.until, add_special_tokens=False)["input_ids"], np.uint32)
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
-        """Leave the rows as they are: the shaping is by token."""
+        """The credit unchanged: shaping is per token, in `shape`."""
         return list(credit)
 
     def shape(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
-        """See the module; metric shaping, the mean of what is added to tokens with credit."""
+        """[N] shaped credit; metric shaping, the mean addition over tokens with credit."""
         import torch
 
         entropy = have(batch.student.scores, "scores").entropy.detach().to(advantage.dtype)
         bound = advantage.abs() / self.settings.kappa
         added = torch.minimum(self.settings.alpha * entropy, bound)
-        # The bound is a share of |A|, so tokens without credit get none; they would only thin out the metric.
+        # The bound is a share of |A|, so tokens without credit get nothing; they would only dilute the metric.
         counted = batch.mask & (advantage != 0)
         if len(self._mark):
             counted = counted & (batch.position < batch.of_rows([self._end(row) for row in batch.rows]))
@@ -116,7 +116,7 @@ class EntropyShaping(Modifier):
         return advantage + added
 
     def _end(self, row: Row) -> int:
-        """Where the text begins in a response; its length where it does not occur."""
+        """Position at which the text begins in a response; the response's length if it does not occur."""
         size = len(self._mark)
         for start in range(row.length - size + 1):
             if np.array_equal(row.response_ids[start : start + size], self._mark):

@@ -1,11 +1,11 @@
-"""GAE: credit by token, from rewards and a critic's values.
+"""GAE: credit per token from rewards and a critic's values.
 
     delta_t = r_t + discount V_{t+1} - V_t,   V = 0 after the end
     A_t = delta_t + discount lam_gae A_{t+1}
 
 r_t is the row's reward at its last trained token, plus `row.token_rewards` where a reward gives them; tokens that are
-not trained on are skipped. Values are those of method critic; a row without any has V = 0, which makes A with lambda 1
-the discounted return. Nothing is standardised, because no rank sees the tokens of the others. Source: arXiv 1506.02438.
+not trained on are skipped. Values are method critic's; a row without values has V = 0, so that with lambda 1 A is the
+discounted return. Nothing is standardised, because no rank sees the tokens of the others. Source: arXiv 1506.02438.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GaeSettings(AdvantageSettings):
 
 
 class Gae(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """Generalised advantage estimation per token."""
 
     settings_type = GaeSettings
     settings: GaeSettings
@@ -46,27 +46,27 @@ class Gae(GroupEstimator):
         """Refuse a recipe without a critic.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming this advantage.
         """
         check_critic(recipe, "advantage gae")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards themselves: the rest is by token."""
+        """The rewards themselves; `refine` makes credit per token."""
         return list(rewards)
 
     def refine(self, row: Row, credit: Credit) -> Credit:
-        """Credit by token."""
+        """[T] float32 A of each token; 0 where it is not trained on."""
         return credit_of(row, float(np.mean(credit)), self.settings.discount, self.settings.lam_gae)
 
 
 def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[np.float32]:
-    """[T] A of each token; 0 where it is not trained on."""
+    """[T] float32 A of each token of a row with this reward; 0 where it is not trained on."""
     places = np.flatnonzero(row.loss_mask)
     found = np.zeros(row.length, np.float32)
     values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
     gains = np.zeros(row.length) if row.token_rewards is None else row.token_rewards.astype(np.float64)
-    # From the end backwards, over trained tokens alone: what the environment wrote is not a step of the policy, so
-    # neither discount nor lambda counts it.
+    # Backwards over trained tokens alone: tokens of the environment are not steps of the policy, so neither discount
+    # nor lambda counts them.
     later, after = 0.0, 0.0
     for number, place in enumerate(places[::-1]):
         gain = gains[place] + (reward if number == 0 else 0.0)
@@ -77,5 +77,5 @@ def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[n
 
 
 def returns_of(row: Row, credit: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[T] what a critic is fitted to: A + V."""
+    """[T] float32 targets of the critic, A + V (the lambda-return)."""
     return credit if row.values is None else credit + row.values

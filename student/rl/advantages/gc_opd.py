@@ -1,13 +1,13 @@
-"""GC-OPD: a teacher's reward by token, moved up or down where the group's ranking by the teacher is not the verifier's.
+"""GC-OPD: a teacher's reward per token, shifted where teacher and verifier rank the answers of a group differently.
 
     d_t    log T(y_t) - log mu(y_t), mu the policy that sampled;   s_i the mean of d over answer i
     rho_i  z(r)_i - z(s)_i,   z by the mean and population deviation of the group; 0 where either deviation is
     c_t    1 + tanh(u_t / 2), u_t = (d_t - s_i) / std d of the answer;   1 where that deviation is 0
     A_t    clip(d_t + beta rho_i c_t, -bound, bound)
 
-It is distillation with a verifier beside it: with beta 0, or equal rewards in a group, A_t = d_t. Use it with objective
+It is distillation corrected by a verifier: with beta 0, or equal rewards in a group, A_t = d_t. Use it with objective
 policy_gradient and no clip, or with the authors' cap of 5 on the ratio (objective cispo). As published, the tanh gives
-tokens that the teacher likes more of a negative rho too. Sources: arXiv 2608.19181 and the released code,
+tokens that the teacher likes a larger share of a negative rho too. Sources: arXiv 2608.19181 and the released code,
 SolereZhang/GC-OPD; beta and bound are its scripts' (the functions' defaults differ).
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
 
 _LEAST = 1e-6
-"""Deviations up to this are 0."""
+"""Deviations up to this count as 0."""
 
 
 class GcOpdSettings(AdvantageSettings):
@@ -44,7 +44,7 @@ class GcOpdSettings(AdvantageSettings):
 
 
 class GcOpd(Advantage):
-    """The estimator; see the module for the formula."""
+    """A teacher's reward per token, corrected by the group's ranking (GC-OPD)."""
 
     settings_type = GcOpdSettings
     settings: GcOpdSettings
@@ -59,7 +59,7 @@ class GcOpd(Advantage):
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """Rho of each row; metric disagreement is the mean |rho|, 0 where this is distillation alone."""
+        """The shift rho of each row; metric disagreement is the mean |rho|, 0 where this is distillation alone."""
         found: list[Credit] = [0.0] * len(outcomes)
         for places in self.groups(outcomes):
             mine = [outcomes[place] for place in places]
@@ -71,13 +71,13 @@ class GcOpd(Advantage):
         return found
 
     def refine(self, row: Row, credit: Credit) -> Credit:
-        """[T] A of each token; 0 where it is not trained on."""
+        """[T] float32 A of each token; 0 where it is not trained on."""
         mask, found, gaps = row.loss_mask, np.zeros(row.length), teacher_gaps(row)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))
         return found.astype(np.float32)
 
     def by_token(self, gaps: NDArray[np.float64], rho: float) -> NDArray[np.float64]:
-        """[T] A from d and the answer's rho."""
+        """A of each token, from d and the answer's rho, both in float64."""
         width = float(gaps.std()) if len(gaps) > 1 else 0.0
         share = 1.0 + np.tanh((gaps - gaps.mean()) / width / 2.0) if width > _LEAST else np.ones(len(gaps))
         found: NDArray[np.float64] = (gaps + self.settings.beta * rho * share).clip(
@@ -87,6 +87,6 @@ class GcOpd(Advantage):
 
 
 def _standardised(values: Sequence[float]) -> list[float]:
-    """Values less their mean over their population deviation; zeros where that is 0."""
+    """Values minus their mean, over their population deviation; zeros where that is 0."""
     width, mean = deviation(values, 0), math.fsum(values) / len(values)
     return [(value - mean) / width if width > _LEAST else 0.0 for value in values]

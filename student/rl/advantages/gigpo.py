@@ -1,14 +1,14 @@
-"""GiGPO (arXiv 2505.10978): credit for the episode, and for each turn among turns that stood at the same state.
+"""GiGPO (arXiv 2505.10978): credit for the episode, plus credit for each turn among turns that began at the same state.
 
     A^E_i    (R_i - mean R) / F over the episodes of the prompt
     G_ik     r_ik + gamma G_i(k+1), the discounted return from turn k of episode i on
     A^S_ik   (G_ik - mean G) / F over all turns of the prompt's episodes that began at the same state (the anchor)
     A_ik     A^E_i + w A^S_ik,   F the deviation, or 1
 
-A state is what the environment says of itself (`Observation.info["state"]`), or what it last showed, compared by hash;
-the authors compare what it showed. A turn whose state no other turn of the prompt stood at has A^S = 0. Revisits within
-one episode count like visits of others, as in the code. Source: text, and verl-agent's core_gigpo (read): gamma 0.95,
-w 1, and F = 1 by default (`mean_norm`).
+A state is what the environment reports as its state (`Observation.info["state"]`), or else what it last showed,
+compared by hash; the authors compare what it showed. A turn whose state no other turn of the prompt shares has A^S = 0.
+Revisits within one episode count like visits by other episodes, as in the code. Source: text, and verl-agent's
+core_gigpo (read): gamma 0.95, w 1, and F = 1 by default (`mean_norm`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class GigpoSettings(TurnSettings):
 
 
 class Gigpo(Advantage):
-    """The estimator; see the module. Metrics anchored_share (turns with a peer) and anchor_size (of their groups)."""
+    """Credit by episode and by turns at equal states (GiGPO).
+
+    Metrics anchored_share (turns whose state another turn shares) and anchor_size (mean size of their groups).
+    """
 
     settings_type = GigpoSettings
     settings: GigpoSettings
@@ -48,7 +51,7 @@ class Gigpo(Advantage):
         self.scale_free = "group" if settings.scale == "std" else ""
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """Credit per token of each episode, by the module's formula."""
         scale = self.settings.scale == "std"
         found = [returns(outcome, self.settings.discount) for outcome in outcomes]
         values = [each * 0.0 for each in found]
@@ -70,7 +73,7 @@ class Gigpo(Advantage):
     def _anchors(
         outcomes: Sequence[Outcome], places: Sequence[int], turns: Sequence[int]
     ) -> list[list[tuple[int, int]]]:
-        """Places (episode, turn) of each state; rows without states are all at one."""
+        """For each state the (episode, turn) pairs that began there; rows without states share a single one."""
         found: dict[str, list[tuple[int, int]]] = {}
         for place, count in zip(places, turns, strict=True):
             states = outcomes[place].turn_states or ("",) * count

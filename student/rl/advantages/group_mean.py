@@ -1,10 +1,10 @@
-"""GRPO's advantage: the reward against the group's mean, by default over the group's deviation.
+"""GRPO's advantage: the reward minus the group's mean, by default over the group's deviation.
 
     A_i = (r_i - mean r) / (std r + epsilon)
 
-The mean holds r_i itself, which shrinks the gradient by 1 - 1/n, and the deviation weighs prompts by how much their
-rewards agree: unbiased without it up to that factor. Groups of one, and groups whose rewards all agree, get 0.
-Sources: GRPO, arXiv 2402.03300; without the deviation Dr. GRPO, 2503.20783.
+The mean includes r_i itself, which scales the gradient by 1 - 1/n. Dividing by the deviation weighs prompts by how much
+their rewards agree; without it the gradient is unbiased up to that factor. Groups of one, and groups whose rewards all
+agree, get 0. Sources: GRPO, arXiv 2402.03300; without the deviation Dr. GRPO, 2503.20783.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupMeanSettings(AdvantageSettings):
 
 
 class GroupMean(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """The reward minus the group's mean, over the group's deviation or not (GRPO, Dr. GRPO)."""
 
     settings_type = GroupMeanSettings
     settings: GroupMeanSettings
@@ -47,8 +47,8 @@ class GroupMean(GroupEstimator):
         self.scale_free = "group" if settings.scale == "std" else ""
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
-        # Not left to the mean: that of three times 0.1 is another number, and dust has a sign that strata would read.
+        """One advantage per reward, by the module's formula."""
+        # Set explicitly: the rounded mean of three times 0.1 is not 0.1, and strata would read the sign of the rest.
         if len(set(rewards)) <= 1:
             return [0.0] * len(rewards)
         mean = math.fsum(rewards) / len(rewards)

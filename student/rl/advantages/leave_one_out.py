@@ -1,9 +1,9 @@
-"""RLOO's advantage: the reward against the mean of the other rewards of the group.
+"""RLOO's advantage: the reward minus the mean of the other rewards of the group.
 
     A_i = r_i - mean_{j != i} r_j
 
-The baseline does not know r_i, so the gradient is unbiased. Groups of one, and groups whose rewards all agree, get 0.
-Source: RLOO, arXiv 2402.14740.
+The baseline does not depend on r_i, so the gradient is unbiased. Groups of one, and groups whose rewards all agree, get
+0. Source: RLOO, arXiv 2402.14740.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LeaveOneOut(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """The reward minus the mean of the other rewards of the group (RLOO)."""
 
     evidence = "text and code"
     least_group = 2
@@ -26,8 +26,8 @@ class LeaveOneOut(GroupEstimator):
     shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
-        # Not left to the difference: rounding would give equal rewards such as 0.1 a credit with a sign.
+        """One advantage per reward, by the module's formula."""
+        # Set explicitly: rounding would give equal rewards such as 0.1 a tiny credit with a sign.
         if len(set(rewards)) <= 1:
             return [0.0] * len(rewards)
         total = math.fsum(rewards)

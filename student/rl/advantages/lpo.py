@@ -1,4 +1,4 @@
-"""Credit of losses over a whole group, LPO and PACS: minus the derivative in the log-prob of each response.
+"""Credit of group losses, LPO and PACS: minus the derivative of the loss in the log-prob of each response.
 
     s_k    log pi(y_k) - log mu(y_k) of the whole response now,   s_tk the same when the step's rows were scored
     lpo    w = softmax(R / tau + s_t), P = softmax(s):   forward KL(w || P)  A_k = w_k - P_k
@@ -6,13 +6,13 @@
     pacs   a_k = beta (s_k - s_tk - mean of the others' s - s_t);   A = -d/ds of the cross-entropy of a and the labels,
            in which right and wrong answers weigh the same
 
-mu is the policy that sampled. s and s_t differ in further updates of a step, and both are 0 in the first one on rows
-of the present policy; s_t is not where an engine has other numerics, or rows are older. Equal rewards have no gradient
-where s = s_t. With several updates per batch s is read again before each of them, at the cost of a forward pass over
-the rows (`recompute`); without it both count as 0. Sums over long responses grow: when `lpo/effective`, 1 / sum P^2,
-is near 1, a single response has all the weight. The loss is -A sum_t log pi: use ratio none and aggregation
-constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO, arXiv
-2605.06139 (text); PACS, the released code of 2509.02522, ritzz-ai/PACS.
+mu is the policy that sampled. In the first update on rows of the present policy s and s_t are both 0; s_t is not where
+the engine has other numerics or rows are older, and s differs from s_t in further updates of a step. Equal rewards give
+no gradient where s = s_t. With several updates per batch s is read again before each of them, at the cost of a forward
+pass over the rows (`recompute`); without it both count as 0. Sums over long responses grow large: when `lpo/effective`,
+1 / sum P^2, is near 1, a single response has all the weight. The loss is -A sum_t log pi, so use ratio none and
+aggregation constant. tau is a number, or the group's deviation (GRPO to first order) or mean (MaxRL). Sources: LPO,
+arXiv 2605.06139 (text); PACS, the released code of 2509.02522, ritzz-ai/PACS.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROW = ("step", "uid", "sample", "turn", "agent")
 
 
 class GroupLossSettings(AdvantageSettings):
-    """Settings that both share."""
+    """Settings that LPO and PACS share."""
 
     recompute: bool = Field(
         True, description="Read the log-ratios again before every further update on the rows of a step."
@@ -45,7 +45,7 @@ class GroupLossSettings(AdvantageSettings):
 
 
 class GroupLoss(Advantage):
-    """The base: subclasses give `slopes` of a group."""
+    """Base of losses over a group: subclasses give `slopes`."""
 
     settings_type = GroupLossSettings
     settings: GroupLossSettings
@@ -60,12 +60,12 @@ class GroupLoss(Advantage):
         self._before: dict[tuple[Any, ...], float] = {}
 
     def needs(self) -> Needs:
-        """The student's log-probs of the response tokens, where they are read again."""
+        """The student's log-probs of the response tokens, if they are read again."""
         signals = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.recompute else ()
         return Needs(signals=signals)
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """One credit per row, by the module's formula."""
         found: list[Credit] = [0.0] * len(outcomes)
         self.fired = {}
         for places in self.groups(outcomes):
@@ -79,11 +79,17 @@ class GroupLoss(Advantage):
         return found
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
-        """One credit for each response of a group, from its reward, s and s_t."""
+        """Minus the derivative of the loss in the log-prob of each response of a group.
+
+        Args:
+            rewards: one per response.
+            gaps: s of each response, nats.
+            before: s_t of each response, nats.
+        """
         raise TypeError(f"{type(self).__name__} does not implement slopes")
 
     def observe(self, report: StepReport) -> None:
-        """Forget the step."""
+        """Forget the step's s_t."""
         self._before = {}
 
 
@@ -97,7 +103,7 @@ class LpoSettings(GroupLossSettings):
 
 
 class Lpo(GroupLoss):
-    """LPO's credit; see the module for the formula."""
+    """Credit of a projection onto the reward-tilted group distribution (LPO)."""
 
     settings_type = LpoSettings
     settings: LpoSettings
@@ -109,7 +115,7 @@ class Lpo(GroupLoss):
         self.scale_free = "group" if isinstance(settings.tau, str) else ""
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
-        """See the module; metric effective."""
+        """See `GroupLoss.slopes`; metric effective, the number of answers that P is spread over."""
         if len(rewards) < 2 or (len(set(rewards)) == 1 and list(gaps) == list(before)):
             return [0.0] * len(rewards)
         tau, present = self._tau(rewards), softmax(gaps)
@@ -120,7 +126,7 @@ class Lpo(GroupLoss):
         if self.settings.divergence == "forward_kl":
             return [weight - p for weight, p in zip(softmax(wanted), present, strict=True)]
         away = [gap - value for gap, value in zip(gaps, wanted, strict=True)]
-        # The gradient of KL(present || target): each distance less their mean under the present weights.
+        # The gradient of KL(present || target): each distance minus their mean under the present weights.
         mean = math.fsum(p * d for p, d in zip(present, away, strict=True))
         return [-p * (d - mean) for p, d in zip(present, away, strict=True)]
 
@@ -140,16 +146,16 @@ class PacsSettings(GroupLossSettings):
 
 
 class Pacs(GroupLoss):
-    """PACS' credit; see the module for the formula."""
+    """Credit of a balanced cross-entropy on right and wrong answers (PACS)."""
 
     settings_type = PacsSettings
     settings: PacsSettings
     evidence = "text and code"
-    # Right and wrong do not change as long as the threshold lies between them.
+    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
     shift_free = scale_free = "group"
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
-        """See the module."""
+        """See `GroupLoss.slopes`."""
         n, beta = len(rewards), self.settings.beta
         right = [reward >= self.settings.threshold for reward in rewards]
         moved = [gap - old for gap, old in zip(gaps, before, strict=True)]
@@ -157,32 +163,32 @@ class Pacs(GroupLoss):
             return [0.0] * n
         sizes = {label: max(1, right.count(label)) for label in (True, False)}
         total = math.fsum(moved)
-        # Each log-ratio relative to the mean of the others'.
+        # Each change of the log-ratio, relative to the mean of the others'.
         apart = [beta * (gap - (total - gap) / (n - 1)) for gap in moved]
         mixed = len(set(right)) > 1
-        # Right and wrong answers weigh the same together, however many there are of each.
+        # Right answers together weigh as much as wrong ones together, whatever their numbers.
         slopes = [
             (n / (2 * sizes[label]) if mixed else 1.0) * (_sigmoid(a) - label) / n
             for a, label in zip(apart, right, strict=True)
         ]
-        # Chain rule through `apart`: every answer is also part of the mean that the others are compared with.
+        # Chain rule through `apart`: every answer is also in the mean that the others are compared with.
         total = math.fsum(slopes)
         return [-beta * (slope - (total - slope) / (n - 1)) for slope in slopes]
 
 
 def _log_ratio(outcome: Outcome) -> float:
-    """S of a response; 0 where the student's log-probs were not read."""
+    """The log-ratio s of a response, nats; 0 where the student's log-probs were not read."""
     return outcome.sums.get(STUDENT, outcome.sums["behaviour"]) - outcome.sums["behaviour"]
 
 
 def _sigmoid(value: float) -> float:
-    # By the side on which exp cannot overflow: sums over long responses reach hundreds of nats.
+    # exp only of a negative number, which cannot overflow: sums over long responses reach hundreds of nats.
     power = math.exp(-abs(value))
     return 1.0 / (1.0 + power) if value >= 0 else power / (1.0 + power)
 
 
 def softmax(values: Sequence[float]) -> list[float]:
-    """Probabilities that are proportional to exp(values)."""
+    """Probabilities proportional to exp(values)."""
     best = max(values)  # subtracted, so that exp cannot overflow
     powers = [math.exp(value - best) for value in values]
     total = math.fsum(powers)

@@ -1,4 +1,4 @@
-"""MatchTIR's credit (arXiv 2601.10712): half of the episode, half of its turns.
+"""MatchTIR's credit (arXiv 2601.10712): half from the episode's total reward, half from the return of each turn.
 
     G_k   r_k + gamma G_(k+1),   r_k by turn (reward `matchtir`)
     A_k   ((sum r - mean) / std over the prompt's episodes + (G_k - mean G) / std over turn k of them) / 2
@@ -28,7 +28,7 @@ class MatchTirSettings(TurnSettings):
 
 
 class MatchTir(TurnAdvantage):
-    """The estimator; see the module for the formula."""
+    """Standardised reward of the episode and return of the turn, half each (MatchTIR)."""
 
     settings_type = MatchTirSettings
     settings: MatchTirSettings
@@ -39,9 +39,9 @@ class MatchTir(TurnAdvantage):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See the module."""
+        """See `TurnAdvantage.of_turns`."""
         gamma = self.settings.discount
-        # The rewards themselves, from the returns.
+        # The episode's summed rewards, recovered from its returns: r_k = G_k - gamma G_(k+1).
         sums = [float(g.sum() - gamma * g[1:].sum()) for g in returns]
         found = [values * 0.0 for values in returns]
         for group in groups:

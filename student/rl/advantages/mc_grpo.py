@@ -1,11 +1,12 @@
-"""MC-GRPO's advantage: the reward against the group's median, over the median absolute deviation.
+"""MC-GRPO's advantage: the reward minus the group's median, over the median absolute deviation.
 
     A_i = (r_i - median r) / (MAD + epsilon),   MAD = median |r - median r|
 
-With `rescale`, as the released code has it, the credit is multiplied by n over the number of rows that have any. Draw
-an odd number of samples; the row at the median gets 0, which has the gradient of dropping it, up to the denominators.
-With binary rewards the MAD of an odd group is 0, and a minority row gets +-1 / epsilon, about 1000: `clamp` bounds it,
-which is ours, and without it `graded` must say that rewards are graded. Source: arXiv 2601.22582 and its code.
+With `rescale`, as in the released code, the credit is multiplied by n over the number of rows with credit other than 0.
+Draw an odd number of samples: the row at the median then gets 0, which has the gradient of dropping it, up to the
+denominators. With binary rewards the MAD of an odd group is 0, and a minority row gets +-1 / epsilon, about 1000.
+`clamp` bounds it, which is ours; without it `graded` must declare that rewards are graded. Source: arXiv 2601.22582 and
+its code.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class McGrpoSettings(AdvantageSettings):
 
 
 class McGrpo(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """The reward minus the group's median, over the median absolute deviation (MC-GRPO)."""
 
     settings_type = McGrpoSettings
     settings: McGrpoSettings
@@ -44,7 +45,7 @@ class McGrpo(GroupEstimator):
     scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a median without a bound where rewards may be binary.
+        """Refuse to run without a clamp where rewards may be binary.
 
         Raises:
             ConfigError: with the settings to choose from.
@@ -56,7 +57,7 @@ class McGrpo(GroupEstimator):
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That no row is at the median of an even group."""
+        """A remark if groups are even, which have no row at the median."""
         samples = recipe.rollout.samples_per_prompt
         if samples % 2:
             return []
@@ -66,7 +67,7 @@ class McGrpo(GroupEstimator):
         ]
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward, by the module's formula."""
         middle = median(rewards)
         width = median(abs(reward - middle) for reward in rewards) + self.settings.epsilon
         found = [(reward - middle) / width for reward in rewards]

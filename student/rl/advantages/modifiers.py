@@ -1,10 +1,10 @@
-"""Modifiers of credit: ACE, SNGS and StableReinforce's filter.
+"""Modifiers of credit: ACE, SNGS and StableReinforce's filter of outliers.
 
     ace          A < 0:  A (1 + alpha softplus(c)),   c = log pi(y) - log pi_ref(y) of the whole response
     sngs         A < 0:  A min(lambda0 + kappa p, 1),  p the share of rewards of the group >= threshold
     outliers     A -> (A - mean) / std over the batch;  0 where that is beyond `sigma`
 
-ACE penalises confident errors more; c is that of the policy that sampled, and the mean per token with `per_token`.
+ACE penalises confident errors more; in c, pi is the policy that sampled, and with `per_token` c is the mean per token.
 SNGS weakens negative credit in groups that rarely succeed. Sources: ACE, arXiv 2602.21420 (text; alpha is not stated
 there); SNGS of GUI-Libra, 2602.22190 (text; lambda0 and kappa are not stated); the filter: the released code of
 R1-Reward, 2505.02835.
@@ -40,7 +40,7 @@ class AceSettings(AdvantageSettings):
 
 
 class Ace(Modifier):
-    """ACE; see the module for the formula."""
+    """A larger penalty for errors that the policy is confident in (ACE)."""
 
     settings_type = AceSettings
     settings: AceSettings
@@ -61,7 +61,7 @@ class Ace(Modifier):
         return Needs(signals=(SignalNeed(REFERENCE, PayloadSpec.sampled()),))
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
-        """See the module; metric factor, the mean over the rows that it punishes."""
+        """New credit per row; metric factor, its mean over the rows with negative credit."""
         found: list[Credit] = []
         factors: list[float] = []
         for outcome, value in zip(outcomes, credit, strict=True):
@@ -84,7 +84,7 @@ class SngsSettings(AdvantageSettings):
 
 
 class Sngs(Modifier):
-    """SNGS; see the module for the formula."""
+    """A smaller penalty in groups that rarely succeed (SNGS)."""
 
     settings_type = SngsSettings
     settings: SngsSettings
@@ -101,7 +101,7 @@ class Sngs(Modifier):
             raise ConfigError("advantage 'sngs' with lambda0 1 changes nothing; lower lambda0 or leave it out.")
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
-        """See the module; metric factor, the mean over the rows that it spares."""
+        """New credit per row; metric factor, its mean over the rows with negative credit."""
         found, factors = list(credit), []
         s = self.settings
         for group in self.groups(outcomes):
@@ -115,7 +115,7 @@ class Sngs(Modifier):
 
 
 def _errors_times(value: Credit, factor: float) -> Credit:
-    """Negative credit times a factor, of each token where it is by token."""
+    """Multiply negative credit by a factor; where credit is per token, only its negative entries."""
     if isinstance(value, np.ndarray):
         return np.where(value < 0, value * np.float32(factor), value)
     return value * factor if value < 0 else value
@@ -129,7 +129,7 @@ class OutliersSettings(AdvantageSettings):
 
 
 class Outliers(Modifier):
-    """StableReinforce's filter; see the module for the formula."""
+    """Standardised credit without outliers (StableReinforce)."""
 
     settings_type = OutliersSettings
     settings: OutliersSettings
@@ -138,7 +138,7 @@ class Outliers(Modifier):
     scale_free = shift_free = "batch"
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
-        """See the module; rows count by their mean credit. Metric dropped, a share of the rows."""
+        """New credit per row; a row is judged by its mean credit. Metric dropped, a share of the rows."""
         means = [float(np.mean(value)) for value in credit]
         width = deviation(means, 1) + self.settings.epsilon
         centre = math.fsum(means) / max(1, len(means))

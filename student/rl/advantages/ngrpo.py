@@ -2,9 +2,8 @@
 
     A_i = (r_i - mean') / (std' + epsilon),   mean' and std' over r_1 ... r_n and `count` times `best`
 
-Groups that are all right get 0; all wrong ones are pushed down, so the credit does not add up to 0. The authors clip
-asymmetrically: clip_low 0.16, clip_high 0.24. Source: the released code of arXiv
-2509.18851, nangongrui-ngr/NGRPO.
+All-right groups get 0; the answers of all-wrong groups are pushed down, so the credit does not add up to 0. The authors
+clip asymmetrically: clip_low 0.16, clip_high 0.24. Source: the released code of arXiv 2509.18851, nangongrui-ngr/NGRPO.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class NgrpoSettings(AdvantageSettings):
 
 
 class Ngrpo(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """GRPO's advantage with virtual rows of the best reward (NGRPO)."""
 
     settings_type = NgrpoSettings
     settings: NgrpoSettings
@@ -39,7 +38,7 @@ class Ngrpo(GroupEstimator):
     equal_groups = "learns"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module; groups of one get 0."""
+        """One advantage per reward, by the module's formula; groups of one get 0."""
         every = [*rewards, *[self.settings.best] * self.settings.count]
         spread = deviation(every, 1)
         if len(rewards) < 2 or spread == 0.0:

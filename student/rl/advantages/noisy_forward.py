@@ -1,14 +1,14 @@
-"""The forward correction of a noisy verifier: weights by how often right answers are refused.
+"""The forward correction for a noisy verifier: weights that depend on how often it refuses right answers.
 
     A_i = fn - 1 + v_i         fn - 1 for a refused answer, fn for an accepted one;   E[A | right] = 0
 
-v is the verdict, 0 or 1, and fn the share of right answers that the verifier refuses; how often it accepts wrong ones
-need not be known. With `learns: true` fn is that which reward appeals finds, smoothed over steps:
+v is the verdict, 0 or 1, and fn is the share of right answers that the verifier refuses; how often it accepts wrong
+ones need not be known. With `learns: true` fn is estimated from reward appeals and smoothed over steps:
 
     fn <- memory fn + (1 - memory) (overturned / asked * refused) / (accepted + overturned / asked * refused)
 
-It is reward less the constant 1 - fn, so a group's mean would take it away: it stands in for one. The backward
-correction is reward noisy_verifier. Source: arXiv 2510.00915 (text; the smoothing is ours).
+It is the reward minus the constant 1 - fn, so subtracting a group's mean would cancel it: it takes the place of a group
+baseline. The backward correction is reward noisy_verifier. Source: arXiv 2510.00915 (text; the smoothing is ours).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NoisyForwardSettings(AdvantageSettings):
 
 
 class NoisyForward(GroupEstimator):
-    """The estimator; see the module for the formula. Its state is fn."""
+    """The forward correction for a noisy verifier; its state is fn."""
 
     settings_type = NoisyForwardSettings
     settings: NoisyForwardSettings
@@ -50,21 +50,21 @@ class NoisyForward(GroupEstimator):
         self.rate = settings.false_negative
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse to learn from appeals that are never made.
+        """Refuse to learn fn from appeals that are never made.
 
         Raises:
-            ConfigError: naming the reward.
+            ConfigError: naming the reward to add.
         """
         made = any(str(entry.get("name", "")).rpartition(":")[2].lower() == "appeals" for entry in recipe.rewards)
         if self.settings.learns and not made:
             raise ConfigError("advantage noisy_forward learns from appeals; add reward appeals, or set learns: false.")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward, by the module's formula."""
         return [self.rate - 1.0 + reward for reward in rewards]
 
     def observe(self, report: StepReport) -> None:
-        """Move fn by the appeals of the step."""
+        """Update fn from the appeals of the step."""
         asked = sum(outcome.notes.get(ASKED, 0.0) for outcome in report.outcomes)
         judged = [outcome.notes[ACCEPTED] for outcome in report.outcomes if ACCEPTED in outcome.notes]
         if not self.settings.learns or not asked:
@@ -77,9 +77,9 @@ class NoisyForward(GroupEstimator):
             self.rate = memory * self.rate + (1.0 - memory) * wrong / (accepted + wrong)
 
     def state_dict(self) -> dict[str, Any]:
-        """Fn."""
+        """The estimate of fn."""
         return {"rate": self.rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore what `state_dict` gave."""
         self.rate = float(state.get("rate", self.settings.false_negative))

@@ -1,10 +1,10 @@
-"""The reward against a critic's value of the prompt: a baseline for single answers, and A-LoL's filter.
+"""The reward minus a critic's value of the prompt: a baseline for single answers, and A-LoL's filter.
 
     A_i = r_i - V(x_i),   V(x) method critic's value before the first token
 
-With `keep: positive` answers that are no better than their prompt promises are in no loss and no mean (A-LoL), and
-metric known_share says how many are left. Before the critic's first fit V is 0. Sources: A-LoL, arXiv 2305.14718, and
-the released code, abaheti95/LoL-RL; the baseline by itself is REINFORCE's.
+With `keep: positive`, answers that are no better than the value of their prompt are left out of the loss and its means
+(A-LoL), and metric known_share shows how many remain. Before the critic's first fit V is 0. Sources: A-LoL, arXiv
+2305.14718, and the released code, abaheti95/LoL-RL; the baseline by itself is REINFORCE's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PromptValueSettings(AdvantageSettings):
 
 
 class PromptValue(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """The reward minus a critic's value of the prompt (A-LoL)."""
 
     settings_type = PromptValueSettings
     settings: PromptValueSettings
@@ -43,17 +43,17 @@ class PromptValue(GroupEstimator):
         """Refuse a recipe without a critic.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming this advantage.
         """
         check_critic(recipe, "advantage prompt_value")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards themselves: the value is of the row."""
+        """The rewards themselves; `refine` subtracts the value."""
         return list(rewards)
 
     def refine(self, row: Row, credit: Credit) -> Credit | None:
-        """See the module; None for an answer that is left out."""
-        # Of an episode whose history is cut, what was replayed before its first window has no value.
+        """The reward minus V; None for an answer that `keep` leaves out."""
+        # With a cut history, tokens that were replayed before the first window have no value.
         first = row.sequences[0][1]
         value = 0.0 if row.values is None or not row.length else float(row.values[first])
         found = float(np.mean(credit)) - value

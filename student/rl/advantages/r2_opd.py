@@ -1,14 +1,14 @@
-"""R2-OPD (reward-aligned): a teacher's reward by token, more of it where its sign is the verdict's, of the same sum.
+"""R2-OPD (reward-aligned): a teacher's reward per token, shifted to tokens where its sign agrees with the verdict.
 
     d_t   log T(y_t) - log mu(y_t), mu the policy that sampled;   z = 1 for a right answer, -1 for a wrong one
     g_t   sigmoid(beta z d_t / nu),   nu the median of |d| over the answer, at least 1e-8
     A_t = Z g_t d_t,   Z so that the sum of |A| over the answer is that of |d|
 
-Tokens that a right answer shares with the teacher weigh more, and so do tokens of a wrong answer that the teacher
-disowns; no sign changes. beta 0 is distillation alone, and so are answers that the length limit cut. Most tokens of a
-language model have a d near 0, so nu is small, and the authors' beta of 0.001 moves what lies far from it. Use it with
-objective policy_gradient without a clip. Another method of this name drops spans by their progress (arXiv 2608.19408)
-and is not offered. Source: arXiv 2609.35517 (notes on its text, which give these equations; no code is public).
+In a right answer tokens that the teacher likes weigh more, in a wrong answer tokens that it dislikes; no sign changes.
+With beta 0 it is distillation alone, as it is for answers that the length limit cut. Most tokens of a language model
+have d near 0, so nu is small and the authors' beta of 0.001 moves only what lies far from it. Use it with objective
+policy_gradient without a clip. Another method of this name drops spans by their progress (arXiv 2608.19408) and is not
+offered. Source: arXiv 2609.35517 (notes on its text, which give these equations; no code is public).
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class R2OpdSettings(AdvantageSettings):
 
 
 class R2Opd(Advantage):
-    """The estimator; see the module for the formula. Metric moved: the share of the sum of |d| that changed tokens."""
+    """A teacher's reward per token, weighted towards agreement with the verdict (R2-OPD).
+
+    Metric moved: half the sum of |A - d|, as a share of the sum of |d|.
+    """
 
     settings_type = R2OpdSettings
     settings: R2OpdSettings
     evidence = "abstract"
     equal_groups = "learns"
     refines = reads_behaviour = sees_threshold = True
-    # Right and wrong do not change as long as the threshold lies between them.
+    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
     shift_free = scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
@@ -70,13 +73,13 @@ class R2Opd(Advantage):
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """Z of each row; 0 for an answer that was cut, whose verdict is about the limit."""
+        """The sign z of each row; 0 for an answer that was cut, whose verdict reflects the length limit."""
         self.fired = {}
         least = self.settings.threshold
         return [0.0 if o.truncated else 1.0 if known(o) >= least else -1.0 for o in outcomes]
 
     def refine(self, row: Row, credit: Credit) -> Credit:
-        """[T] A of each token; 0 where it is not trained on."""
+        """[T] float32 A of each token; 0 where it is not trained on."""
         mask, found, gaps = row.loss_mask, np.zeros(row.length), teacher_gaps(row)
         found[mask] = self.by_token(gaps, float(np.mean(credit)))
         moved, whole = self.fired.get("moved", (0.0, 0.0))
@@ -85,12 +88,12 @@ class R2Opd(Advantage):
         return found.astype(np.float32)
 
     def by_token(self, gaps: NDArray[np.float64], sign: float) -> NDArray[np.float64]:
-        """[T] A from d and the answer's z."""
+        """A of each token, from d and the answer's z, both in float64."""
         size = np.abs(gaps)
         if not sign or not size.any():
             return gaps
-        # The logistic function by tanh, which does not overflow.
+        # The sigmoid by way of tanh, which cannot overflow.
         gate = 0.5 * (1.0 + np.tanh(0.5 * self.settings.beta * sign * gaps / max(float(np.median(size)), _LEAST)))
         mass = float((gate * size).sum())
-        # All tokens may stand against the verdict with a gate of 0: then nothing is left to share out.
+        # Every gate may underflow to 0, when all tokens go against the verdict: then d is kept.
         return gate * gaps * (float(size.sum()) / mass) if mass > 0.0 else gaps

@@ -1,11 +1,11 @@
-"""REC's balance: as many wrong answers as right ones, and the mean of those that are left.
+"""REC's balance: drop surplus wrong answers until there are as many as right ones, then subtract the mean of the rest.
 
     right   answers with r >= mean r of the group
     where there are more wrong ones than right ones, the surplus of wrong ones, chosen at random, has A_i = 0
     A_i = (r_i - mean r) / std r over those that are left,   std (n) with `scale: std`, else 1
 
-What is left out stays in the denominators. It goes with objective rec. Which answers are left out is drawn by step and
-prompt, so that a step that is taken again leaves out the same. Source: REC, arXiv 2509.24203, by the released code of
+Dropped answers stay in the denominators. It is meant for objective rec. The random choice depends on step and prompt
+alone, so a step that is repeated drops the same answers. Source: REC, arXiv 2509.24203, by the released code of
 Trinity-RFT (its advantage rec with drop: balance, read).
 """
 
@@ -35,7 +35,7 @@ class RecBalanceSettings(AdvantageSettings):
 
 
 class RecBalance(Advantage):
-    """The estimator; see the module for the formula. Metric dropped, a share of the answers."""
+    """Centred rewards over as many wrong answers as right ones (REC); metric dropped, a share of the answers."""
 
     settings_type = RecBalanceSettings
     settings: RecBalanceSettings
@@ -49,11 +49,11 @@ class RecBalance(Advantage):
         self.scale_free = "group" if settings.scale == "std" else ""
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """One advantage per row, by the module's formula."""
         found: list[Credit] = [0.0] * len(outcomes)
         dropped = 0
         for places in self.groups(outcomes):
-            # By the keys, because the order of the outcomes must decide nothing.
+            # Sorted by key, because the result must not depend on the order of the outcomes.
             left = self._left(sorted(places, key=lambda place: _key(outcomes[place])), outcomes)
             dropped += len(places) - len(left)
             rewards = [known(outcomes[place]) for place in left]
@@ -71,7 +71,7 @@ class RecBalance(Advantage):
         wrong = [place for place in places if known(outcomes[place]) < mean]
         surplus = 2 * len(wrong) - len(places)
         first = outcomes[places[0]]
-        # Rounding of a mean of equal rewards makes no answer wrong.
+        # If rewards are equal and their mean is rounded up, all would count as wrong: keep them.
         if surplus <= 0 or len(wrong) == len(places):
             return list(places)
         order = stream(self.settings.seed, "rec_balance", first.step, first.uid).permutation(len(wrong))

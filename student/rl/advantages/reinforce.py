@@ -1,8 +1,8 @@
-"""REINFORCE's advantage: the reward against a constant.
+"""REINFORCE's advantage: the reward minus a constant.
 
     A_i = r_i - baseline
 
-Unbiased for every baseline, with a large variance; groups whose rewards all agree are learnt from too.
+Unbiased for every baseline, with a large variance. Groups whose rewards all agree are learnt from too.
 Source: Williams, 1992.
 """
 
@@ -25,7 +25,7 @@ class ReinforceSettings(AdvantageSettings):
 
 
 class Reinforce(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """The reward minus a constant (REINFORCE)."""
 
     settings_type = ReinforceSettings
     settings: ReinforceSettings
@@ -33,5 +33,5 @@ class Reinforce(GroupEstimator):
     equal_groups = "learns"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward."""
         return [reward - self.settings.baseline for reward in rewards]

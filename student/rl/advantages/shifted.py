@@ -1,10 +1,11 @@
-"""Group baselines other than the mean: OPMD's and AsymRE's.
+"""Group baselines other than the mean: those of OPMD and AsymRE.
 
     opmd       A_i = (r_i - b) / (1 + tau),   b = mean r, or tau log mean exp(r / tau) with `soft`
     asym_re    A_i = r_i - (mean r + delta),  delta < 0 leans towards right answers off policy
 
-Both go with ratio none and need no old log-probs. Groups of one have only the shift. Sources: AsymRE, arXiv
-2506.20520; OPMD as arXiv 2509.24203 has it (REC family); the released code of Trinity-RFT.
+Both are meant for ratio none and need no old log-probs. OPMD gives 0 to a group whose rewards all agree; AsymRE gives
+it -delta. Sources: AsymRE, arXiv 2506.20520; OPMD as arXiv 2509.24203 has it (REC family); the released code of
+Trinity-RFT.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class OpmdSettings(AdvantageSettings):
 
 
 class Opmd(GroupEstimator):
-    """OPMD's estimator; see the module for the formula."""
+    """The reward minus a mean or a soft maximum of the group, scaled by the temperature (OPMD)."""
 
     settings_type = OpmdSettings
     settings: OpmdSettings
@@ -38,7 +39,7 @@ class Opmd(GroupEstimator):
     shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward, by the module's formula."""
         tau, best = self.settings.tau, max(rewards)
         if len(set(rewards)) == 1:
             return [0.0] * len(rewards)
@@ -56,7 +57,7 @@ class AsymReSettings(AdvantageSettings):
 
 
 class AsymRe(GroupEstimator):
-    """AsymRE's estimator; see the module for the formula."""
+    """The reward minus the group's mean with a constant shift (AsymRE)."""
 
     settings_type = AsymReSettings
     settings: AsymReSettings
@@ -66,6 +67,6 @@ class AsymRe(GroupEstimator):
     shift_free = "group"
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward, by the module's formula."""
         baseline = math.fsum(rewards) / len(rewards) + self.settings.delta
         return [reward - baseline for reward in rewards]

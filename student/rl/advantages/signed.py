@@ -2,8 +2,8 @@
 
     A_i = positive  where r_i >= threshold,   -negative  elsewhere
 
-W-REINFORCE weighs right answers by 0.1 and wrong ones by 1 (the default); PSR is positive 1 and negative 0, NSR
-positive 0. Rows of weight 0 stay in the denominators. Source: the released code of arXiv 2506.01347,
+W-REINFORCE weighs right answers by 0.1 and wrong ones by 1 (the default). PSR is positive 1 and negative 0; NSR is
+positive 0 and negative 1. Rows of weight 0 stay in the denominators. Source: the released code of arXiv 2506.01347,
 TianHongZXY/RLVR-Decomposed.
 """
 
@@ -31,14 +31,14 @@ class SignedSettings(AdvantageSettings):
 
 
 class Signed(GroupEstimator):
-    """The estimator; see the module for the formula."""
+    """A constant for right answers and another for wrong ones (PSR, NSR, W-REINFORCE)."""
 
     settings_type = SignedSettings
     settings: SignedSettings
     evidence = "text and code"
     equal_groups = "learns"
     sees_threshold = True
-    # Right and wrong do not change as long as the threshold lies between them.
+    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
     shift_free = scale_free = "group"
 
     def check(self, recipe: Recipe) -> None:
@@ -51,6 +51,6 @@ class Signed(GroupEstimator):
             raise ConfigError("advantage 'signed' with positive 0 and negative 0 gives no credit; raise one of them.")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
-        """See the module."""
+        """One advantage per reward, by the module's formula."""
         s = self.settings
         return [s.positive if reward >= s.threshold else -s.negative for reward in rewards]

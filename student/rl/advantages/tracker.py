@@ -3,9 +3,9 @@
     A_i = (r_i - v(x)),   then standardised over the batch
     v(x) <- memory v(x) + (1 - memory) mean r of the step,   v(x) = mean r of the step's other prompts before the first
 
-No group is needed: with rollout.samples_per_prompt 1 this is the only estimator here that has a baseline of the prompt.
-The paper moves the memory by how far the policy has gone since the prompt was last seen, which is not offered; its
-shaping by entropy is modifier entropy_shaping. Source: arXiv 2512.18215 (notes; the constant memory is ours).
+No group is needed: with rollout.samples_per_prompt 1 it still has a baseline of the prompt. In the paper the memory
+depends on how far the policy has moved since the prompt was last seen, which is not offered; its shaping by entropy is
+modifier entropy_shaping. Source: arXiv 2512.18215 (notes; the constant memory is ours).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ValueTrackerSettings(AdvantageSettings):
 
 
 class Tracker(Advantage):
-    """The estimator; see the module for the formula. Its state is the value of each prompt."""
+    """The reward minus a running value of its prompt, standardised (MSSR); its state is the value of each prompt."""
 
     settings_type = ValueTrackerSettings
     settings: ValueTrackerSettings
@@ -49,7 +49,7 @@ class Tracker(Advantage):
         self.shift_free = "batch"
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That prompts without a second coming have no value of their own."""
+        """A remark if prompts hardly ever recur, so that none has a value of its own."""
         if not never_again(recipe):
             return []
         return [
@@ -58,7 +58,7 @@ class Tracker(Advantage):
         ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module; metric known, the share of rows whose prompt has a value."""
+        """One advantage per row; metric known, the share of rows whose prompt has a value."""
         if not outcomes:
             return []
         before = self._before(outcomes)
@@ -69,20 +69,20 @@ class Tracker(Advantage):
 
     @staticmethod
     def _before(outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """By prompt what the others of the step earned: a mean with its own rewards would follow them."""
+        """For each prompt the mean reward of the step's other prompts; its own would bias the baseline."""
         mine: dict[str, list[float]] = {}
         for outcome in outcomes:
             mine.setdefault(outcome.uid, []).append(known(outcome))
         sums = {uid: math.fsum(rewards) for uid, rewards in mine.items()}
         total, alone = math.fsum(sums[uid] for uid in sorted(sums)), len(mine) == 1
-        # A single prompt has nothing but itself.
+        # A step of one prompt has only its own rewards.
         return {
             uid: total / len(outcomes) if alone else (total - sums[uid]) / (len(outcomes) - len(rewards))
             for uid, rewards in mine.items()
         }
 
     def observe(self, report: StepReport) -> None:
-        """Move the values."""
+        """Move the values towards the step's rewards of on-policy rows."""
         rewards: dict[str, list[float]] = {}
         for outcome in report.outcomes:
             if outcome.reward is not None and outcome.on_policy:
@@ -93,9 +93,9 @@ class Tracker(Advantage):
             self.values[uid] = self.settings.memory * old + (1.0 - self.settings.memory) * new
 
     def state_dict(self) -> dict[str, Any]:
-        """The values."""
+        """The value of each prompt."""
         return {"values": dict(self.values)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.values = {str(uid): float(value) for uid, value in state.get("values", {}).items()}

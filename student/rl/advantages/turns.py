@@ -1,14 +1,12 @@
-"""Credit by turn of an episode: every token of a turn has the credit of its turn.
+"""Credit per turn of an episode, the same for all tokens of the turn: TRLOO and MAPO.
 
     G_k = r_k + gamma G_{k+1}                                  the return from turn k on
-
     trloo   A_k = n / (n - 1) (G_k - mean G_k) over the n episodes of the group that reached turn k, which is G_k minus
             the mean of the others; an episode that is alone at its turn keeps A_k = G_k          (TRLOO of Dr.Kernel)
     mapo    A_k = w (G_k - mean) / std over turn k of the group + (1 - w) (G_k - mean) / std over all turns of the step
 
-r_k are the rewards by turn; where an episode has none, its reward counts in its last turn. Sources: TRLOO, arXiv
-2602.05885 (core_algos of hkust-nlp/KernelGYM); MAPO, 2603.06194, of which w and gamma were not found: 0.5 and 1 are
-ours.
+r_k are the rewards by turn; an episode without any has its reward at its last turn. Sources: TRLOO, arXiv 2602.05885
+(core_algos of hkust-nlp/KernelGYM); MAPO, 2603.06194, of which w and gamma were not found: 0.5 and 1 are ours.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class MapoSettings(TurnSettings):
 
 
 def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:
-    """[turns] the return from each turn of an episode on."""
+    """[turns] float64 discounted return from each turn of an episode on."""
     rewards = np.zeros(max(1, len(outcome.spans)))
     if outcome.turn_rewards:
         rewards = np.array(outcome.turn_rewards, dtype=np.float64)
@@ -55,9 +53,9 @@ def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:
 
 
 def normalised(values: Sequence[float], *, scale: bool) -> NDArray[np.float64]:
-    """Values less their mean, over their deviation (n - 1) with `scale`; equal ones and a single one give 0."""
+    """[n] float64 values minus their mean, with `scale` over their deviation (n - 1); 0 for equal or single ones."""
     found = np.array(values, dtype=np.float64)
-    ordered = np.sort(found)  # sums in an order of their size, so that the order of the episodes changes nothing
+    ordered = np.sort(found)  # summed in order of size, so that the order of the episodes has no effect
     if len(found) < 2 or ordered[0] == ordered[-1]:
         return np.zeros_like(found)
     centred: NDArray[np.float64] = found - ordered.mean()
@@ -65,7 +63,7 @@ def normalised(values: Sequence[float], *, scale: bool) -> NDArray[np.float64]:
 
 
 def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
-    """The credit of each token from that of its turn; a row without turns is one."""
+    """The credit of each token [T], from that of its turn; one number for a row without turns."""
     if not outcome.spans:
         return float(values[-1])
     found = np.zeros(outcome.length, dtype=np.float32)
@@ -75,7 +73,7 @@ def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
 
 
 class TurnAdvantage(Advantage):
-    """Base: subclasses turn the returns of all episodes into credits of the same shape."""
+    """Base of credit by turn: subclasses turn the returns of all episodes into credit of the same shape."""
 
     settings_type = TurnSettings
     settings: TurnSettings
@@ -90,11 +88,11 @@ class TurnAdvantage(Advantage):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """Credits by episode and turn.
+        """Credit by episode and turn, in the shape of `returns`.
 
         Args:
-            returns: by episode and turn.
-            groups: places (episode, turn) that are compared with each other: of one prompt, at one turn.
+            returns: for each episode [turns].
+            groups: sets of (episode, turn) that are compared with each other: those of one prompt at the same turn.
         """
         raise TypeError(f"{type(self).__name__} does not implement of_turns")
 
@@ -109,7 +107,7 @@ class TurnAdvantage(Advantage):
 
 
 class Trloo(TurnAdvantage):
-    """The estimator; see the module for the formula."""
+    """The return of a turn minus the mean of the others at that turn (TRLOO)."""
 
     evidence = "text and code"
     shift_free = "group"
@@ -117,7 +115,7 @@ class Trloo(TurnAdvantage):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See the module."""
+        """See `TurnAdvantage.of_turns`."""
         found = [values.copy() for values in returns]
         for group in groups:
             own = [float(returns[episode][turn]) for episode, turn in group]
@@ -128,7 +126,7 @@ class Trloo(TurnAdvantage):
 
 
 class Mapo(TurnAdvantage):
-    """The estimator; see the module for the formula."""
+    """The return of a turn, standardised over its turn and over the whole step (MAPO)."""
 
     settings_type = MapoSettings
     settings: MapoSettings
@@ -141,9 +139,9 @@ class Mapo(TurnAdvantage):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See the module."""
+        """See `TurnAdvantage.of_turns`."""
         mix = self.settings.mix
-        # Sums in an order of their size, so that the order of the episodes changes nothing.
+        # Summed in order of size, so that the order of the episodes has no effect.
         every = np.sort(np.concatenate([np.zeros(0), *returns]))
         mean, deviation = (float(every.mean()), float(every.std())) if len(every) else (0.0, 0.0)
         found = [(1 - mix) * (values - mean) / (deviation + _EPSILON) for values in returns]
