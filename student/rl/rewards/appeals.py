@@ -1,11 +1,11 @@
-"""Appeals against a verifier: a judge looks again at some of the answers that it refused.
+"""Appeals against a verifier: a judge re-examines some of the answers that the verifier refused.
 
     a refused answer is asked about with probability `share`; the judge's yes overturns the verdict
 
-Rewards stay as they are: what is found is how often the verifier is wrong, in metrics appeals/overturned and
-appeals/unknown, and advantage noisy_forward with `learns: true` corrects by it. Which answers are asked about is
-drawn by their keys, so a step that is taken again asks about the same. Source: arXiv 2510.00915 (text; the question
-is ours).
+Rewards stay as they are. What is measured is how often the verifier is wrong, in metrics appeals/overturned and
+appeals/unknown; advantage noisy_forward with `learns: true` corrects for it. Which answers are asked about is drawn
+from their keys, so a step that is repeated asks about the same ones. Source: arXiv 2510.00915 (text; the question is
+ours).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AppealsSettings(AskedSettings, ChatSettings):
 
 
 class Appeals(Asked):
-    """The reward; see the module."""
+    """Appeals to a judge against the verifier's refusals; changes no reward."""
 
     settings_type = AppealsSettings
     settings: AppealsSettings
@@ -59,17 +59,17 @@ class Appeals(Asked):
         self.client = ChatClient(settings)
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That no term learns from the appeals."""
+        """A remark if no advantage learns from the appeals."""
         firsts = [term.chain.first.settings for term in terms if hasattr(term, "chain")]
         if any(getattr(settings, "learns", False) for settings in firsts):
             return []
         return ["reward 'appeals' measures and changes no reward; advantage noisy_forward with learns: true goes by it"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """Ask, and note the answers on the rows, and on all of them what the verifier said."""
+        """Note the verdict of every row, and the judge's on the refused rows that were drawn."""
         for row in rows:
             accepted = is_correct(row)
-            # The verdict and not the reward, of which other parts may have made another number.
+            # The verdict, not the reward, which other parts may have changed.
             row.notes |= {} if accepted is None else {ACCEPTED: float(accepted)}
         chosen = [row for row in rows if is_correct(row) is False and self._drawn(row)]
         for row, value in zip(chosen, self.asked(chosen), strict=True):
@@ -84,7 +84,7 @@ class Appeals(Asked):
         return bool(drawn < self.settings.share)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """1 where the judge takes the answer for right, 0 where not."""
+        """1 if the judge accepts the answer, 0 if not; None if it says neither yes nor no."""
         text = filled(self.settings.question, prompt, answer)
         words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
         return float(words[-1].lower() == "yes") if words else None

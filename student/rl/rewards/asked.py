@@ -1,4 +1,4 @@
-"""Rewards that ask someone else about each answer, several at once; what cannot be told is unknown, never 0."""
+"""Base of rewards that ask a service or other code about each answer, in parallel; no answer means unknown, never 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class AskedSettings(RewardSettings):
-    """Settings of rewards that ask someone else: a service, or code in a process of its own."""
+    """Settings of rewards that ask a service, or code in a process of its own."""
 
     adds: bool = Field(False, description="Add to the verdict, as a part, instead of standing in for it.")
     weight: float = Field(1.0, description="Multiplies the reward.")
@@ -38,7 +38,7 @@ class AskedSettings(RewardSettings):
 
 
 class Asked(Reward):
-    """The base: subclasses give `value` of an answer."""
+    """Base of rewards that ask about each answer: subclasses give `value` of one."""
 
     settings_type: ClassVar[type[RewardSettings]] = AskedSettings
     settings: AskedSettings
@@ -51,24 +51,24 @@ class Asked(Reward):
         self._told: set[str] = set()
 
     def needs(self) -> Needs:
-        """A verdict to add to, or nothing."""
+        """The verdict, if this reward is added to it."""
         return Needs(reward="verdict" if self.settings.adds else "any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a weight of 0, and a weight that no term would see.
+        """Refuse a weight of 0, and a weight that every advantage would cancel.
 
         Raises:
-            ConfigError: for 0, or when every advantage divides by the deviation of the rewards.
+            ConfigError: for 0, or if every advantage divides by the deviation of the rewards.
         """
         if not self.settings.weight:
             raise ConfigError(f"reward {self.label!r} with weight 0 rewards nothing; raise weight or leave it out.")
-        # A negative weight turns the order of the answers round, which no deviation takes back.
+        # A negative weight reverses the order of the answers, which dividing by a deviation does not undo.
         moves = not self.settings.adds and self.settings.weight > 0.0 and self.settings.weight != 1.0
         if moves and terms and len(recipe.rewards) == 1:
             check_scale(f"weight {self.settings.weight:g} of reward {self.label!r}", terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Set the reward, or the part, of each row; metric unknown is the share without a value."""
         for row, value in zip(rows, self.asked(rows), strict=True):
             self.fire("unknown", float(value is None))
             if not self.settings.adds:
@@ -77,11 +77,11 @@ class Asked(Reward):
                 row.reward_parts[self.label] = self.settings.weight * value
 
     def asked(self, rows: Sequence[Row]) -> list[float | None]:
-        """What each answer is worth; None where that cannot be told."""
+        """The value of each answer; None where it cannot be determined."""
         return self.told(rows, self.value)
 
     def told(self, rows: Sequence[Row], ask: Callable[[Prompt, str], T | None]) -> list[T | None]:
-        """What `ask` says about each answer, several at once; None where it could not be asked."""
+        """What `ask` returns for each answer, `workers` at a time; None where asking failed. Warns of new reasons."""
 
         def safely(row: Row) -> tuple[T | None, str]:
             try:
@@ -89,7 +89,7 @@ class Asked(Reward):
             except (ChatFailed, CheckFailed) as error:
                 return None, str(error)
 
-        # Threads, because a service is waited for; code that may hang runs in processes of its own (reward function).
+        # Threads suffice to wait for a service; code that may hang runs in its own processes (reward function).
         with ThreadPoolExecutor(self.settings.workers) as threads:
             found = list(threads.map(safely, rows))
         for reason in dict.fromkeys(reason for _, reason in found if reason):
@@ -104,9 +104,9 @@ class Asked(Reward):
         return [value for value, _ in found]
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """What an answer is worth; None where that cannot be told.
+        """The value of an answer; None where it cannot be determined.
 
         Raises:
-            ChatFailed, CheckFailed: where no service could be asked.
+            ChatFailed, CheckFailed: if the service or the code could not be asked.
         """
         raise TypeError(f"{type(self).__name__} does not implement value")

@@ -1,11 +1,11 @@
-"""What a reward is: it looks at rows that have their signals and verdicts, whole groups of them, and rewards them.
+"""Base class of rewards: they look at rows that have their signals and verdicts, in whole groups, and reward them.
 
     reward of a row = the whole (a plug-in's, or else the verdict's value) + the sum of its parts
 
-A reward of kind "whole" sets `row.reward` and stands in for the verdict; there is at most one. One of kind "part" adds
+A reward of kind "whole" sets `row.reward` and replaces the verdict; there is at most one. A reward of kind "part" adds
 to `row.reward_parts` under its name. Rewards may leave [0, 1], be given by turn (`row.turn_rewards`) or by token
 (`row.token_rewards`), and take rows out of the statistics (`row.reward = None`) or out of the loss alone
-(`row.trained = False`). What is not known is None or left out, never 0.
+(`row.trained = False`). What is unknown is None or left out, never 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RewardSettings(Settings):
 
 
 class RewardServices(Protocol):
-    """What a reward may ask of the loop."""
+    """What a reward may ask of the training loop."""
 
     @property
     def tokenizer(self) -> Any:
@@ -49,23 +49,23 @@ class RewardServices(Protocol):
         model: str = "student",
         temperature: float | None = None,
     ) -> list[Scores]:
-        """What the student now, or a copy of it, says about any responses; see `student.controllers.Services.read`.
+        """Scores of responses under the student's present weights, or a copy; see `student.controllers.Services.read`.
 
-        With sharded weights every rank must ask equally often, also when it has nothing to ask.
+        With sharded weights every rank must call this equally often, even when it has nothing to read.
         """
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """The final answer of each row, in a form that equal answers share; None where there is none."""
+        """The final answer of each row, in a form that equal answers share; None where it has none."""
 
 
 class Reward:
     """A reward.
 
     Attributes:
-        kind: "whole" when it gives the whole reward, "part" when it adds to it.
-        by_group: whether the reward of a row depends on the other rows of its group; they are then all rewarded anew
-            when a later round of a rollout strategy adds to the group.
-        turns_for: advantages that read rewards by turn, for the message, where it gives such; "" where it gives none.
+        kind: "whole" if it gives the whole reward, "part" if it adds to it.
+        by_group: whether the reward of a row depends on the other rows of its group. All of them are then rewarded
+            again when a later round of a rollout strategy adds to the group.
+        turns_for: if it gives rewards by turn, the advantages that read these, for the error message; else "".
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
         fired: what it did since this was last cleared, as metrics (sum, count).
     """
@@ -86,14 +86,14 @@ class Reward:
         return str(self.settings.name).rpartition(":")[2]
 
     def needs(self) -> Needs:
-        """What it needs; verdicts, unless it says otherwise."""
+        """What it needs; by default verdicts."""
         return Needs(reward="verdict")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Look at the whole recipe before anything is loaded, also in a dry run.
 
         Raises:
-            ConfigError: when it could do nothing in it, as rewards by turn that no term's advantage reads.
+            ConfigError: if it could have no effect, for example rewards by turn that no advantage reads.
         """
         chains = [getattr(term, "chain", None) for term in terms]
         read = any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains)
@@ -107,26 +107,26 @@ class Reward:
         """Look at the first training prompts before the student is loaded, also in a dry run.
 
         Raises:
-            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
+            DataError, ConfigError: if they lack what it reads, or it cannot work with them.
         """
 
     def bounds(self) -> tuple[float, float] | None:
-        """The least and the largest that it gives with these settings; None where they are not known."""
+        """The least and the largest value that it gives with these settings; None if they are not known."""
         return None
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """What a person should know of it in the recipe although it works, one clause each."""
+        """What the user should know about it in this recipe although it works, one clause each."""
         return []
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """Reward `rows`: whole groups, all of this rank's or those of a round, and those before it where groups grow.
+        """Reward `rows`, which hold whole groups: this rank's, or those of a round and, if groups grew, all before.
 
-        Must not change what `state_dict` saves: a step that was interrupted is taken again after a resume.
+        Must not change what `state_dict` saves: a step that was interrupted is repeated after a resume.
         """
         raise PluginError(f"{type(self).__name__} does not implement reward.")
 
     def observe(self, report: StepReport) -> None:
-        """Learn from the finished step, of which every rank gets the same outcomes."""
+        """Learn from the finished step; every rank gets the same outcomes."""
 
     def close(self) -> None:
         """Release worker processes."""
@@ -139,13 +139,13 @@ class Reward:
         """Restore what `state_dict` gave."""
 
     def fire(self, metric: str, total: float, count: float = 1.0) -> None:
-        """Add to a metric of what it did."""
+        """Add `total` and `count` to one of its metrics."""
         old = self.fired.get(metric, (0.0, 0.0))
         self.fired[metric] = (old[0] + total, old[1] + count)
 
 
 def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that answer the same prompt, group by group."""
+    """Rows grouped by the prompt that they answer."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.key.group, []).append(row)
@@ -153,26 +153,26 @@ def in_groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def is_correct(row: Row) -> bool | None:
-    """Whether the verifier found the answer correct, None where it could not tell."""
+    """Whether the verifier found the answer correct; None if it could not tell."""
     value = row.verdict_value
     return None if value is None else value >= 1.0
 
 
 def passes_cut_answers(terms: Sequence[Term]) -> str:
-    """The name of a term that leaves answers out which the length limit cut; "" where none does."""
+    """The name of a term that leaves out answers which the length limit cut; "" if there is none."""
     leaving = [term.settings.name for term in terms if getattr(term.settings, "skip_truncated", False)]
     return leaving[0] if leaving else ""
 
 
 def check_scale(what: str, terms: Sequence[Term]) -> None:
-    """Refuse a factor of all rewards where every advantage divides by their deviation.
+    """Refuse a factor on all rewards where every advantage divides by their deviation.
 
     Args:
         what: the factor and its reward, for the message.
-        terms: of the objective.
+        terms: those of the objective.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming the factor and an advantage.
     """
     chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
     if chains and all(chain.scale_free for chain in chains):

@@ -1,12 +1,12 @@
-"""Rewards by token, which advantage gae adds up: a KL in the reward (PPO's), and RTO's reward of a DPO model.
+"""Rewards by token, which advantage gae sums: PPO's KL in the reward, and RTO's reward from a DPO model.
 
     kl_penalty   r_t -= beta (log mu(y_t) - log pi_ref(y_t))
     rto          r_t += clip(beta (log pi_dpo(y_t) - log pi_ref(y_t)), -bound, bound)
 
 mu is the policy that sampled, pi_ref the model of `teachers.reference`, and the DPO model is the teacher. Both add to
-what else rewards a row, which counts at its last token; an advantage that does not look at rewards by token would not
-see them, and is refused. Sources: the KL, arXiv 1909.08593; RTO, 2404.18922 and the released code, zkshan2002/RTO
-(beta 0.05, bound 0.05).
+the row's other reward, which counts at its last token. An advantage that does not read rewards by token would ignore
+them, so it is refused. Sources: the KL, arXiv 1909.08593; RTO, 2404.18922 and the released code, zkshan2002/RTO (beta
+0.05, bound 0.05).
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ if TYPE_CHECKING:
 
 
 class TokenRewards(Reward):
-    """The base: subclasses give `tokens` of a row."""
+    """Base of rewards by token: subclasses give `tokens` of a row."""
 
     by_group = False
     roles: tuple[str, ...] = ()
-    """Whose log-probs of the response tokens it reads."""
+    """Models whose log-probs of the response tokens it reads."""
 
     def needs(self) -> Needs:
         """The log-probs of the roles; no verdicts."""
         return Needs(signals=tuple(SignalNeed(role, PayloadSpec.sampled()) for role in self.roles))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse rewards that no advantage sees.
+        """Refuse rewards by token that no advantage reads.
 
         Raises:
-            ConfigError: naming gae.
+            ConfigError: naming the advantage to use.
         """
         check_seen(self.label, terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """Add to the rewards by token."""
+        """Add to `row.token_rewards`; rows that the student did not sample are skipped."""
         for row in rows:
             if not np.isfinite(row.behaviour_logp[row.loss_mask]).all():
                 continue  # the student did not sample it
-            # What the environment wrote was not the student's choice and earns nothing.
+            # Tokens of the environment are not the student's choice and earn nothing.
             found = np.where(row.loss_mask, self.tokens(row), 0.0).astype(np.float32)
             row.token_rewards = found if row.token_rewards is None else row.token_rewards + found
             self.fire("by_token", float(found.sum()), float(row.loss_mask.sum()))
 
     def tokens(self, row: Row) -> NDArray[np.float32]:
-        """[T] what each token adds; anything where it is not trained on."""
+        """[T] the reward of each token; any value where the token is not trained on."""
         raise TypeError(f"{type(self).__name__} does not implement tokens")
 
 
 def check_seen(label: str, terms: Sequence[Term]) -> None:
-    """Refuse rewards by token that no advantage looks at.
+    """Refuse rewards by token that no advantage reads.
 
     Raises:
-        ConfigError: naming gae.
+        ConfigError: naming the advantage to use.
     """
     chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
     if chains and not any(part.sums_token_rewards for chain in chains for part in chain.parts):
@@ -81,7 +81,7 @@ def check_seen(label: str, terms: Sequence[Term]) -> None:
 
 
 def log_probs(row: Row, role: str) -> NDArray[np.float32]:
-    """[T] log-probs of the response tokens under a role that was asked for."""
+    """[T] float32 log-probs of the response tokens under a role, nats."""
     return np.asarray(row.log_probs(role), np.float32)
 
 
@@ -92,7 +92,7 @@ class KlPenaltySettings(RewardSettings):
 
 
 class KlPenalty(TokenRewards):
-    """The KL in the reward; see the module for the formula."""
+    """A KL to the reference in the reward of each token (PPO)."""
 
     settings_type = KlPenaltySettings
     settings: KlPenaltySettings
@@ -100,7 +100,7 @@ class KlPenalty(TokenRewards):
     roles = (REFERENCE,)
 
     def tokens(self, row: Row) -> NDArray[np.float32]:
-        """See the module."""
+        """[T] minus beta times the log-ratio of the sampling policy to the reference."""
         return -self.settings.beta * (row.behaviour_logp - log_probs(row, REFERENCE))
 
 
@@ -112,7 +112,7 @@ class RtoSettings(RewardSettings):
 
 
 class Rto(TokenRewards):
-    """RTO; see the module for the formula."""
+    """The clipped log-ratio of a DPO model to the reference as a reward of each token (RTO)."""
 
     settings_type = RtoSettings
     settings: RtoSettings
@@ -120,7 +120,7 @@ class Rto(TokenRewards):
     roles = (TEACHER, REFERENCE)
 
     def tokens(self, row: Row) -> NDArray[np.float32]:
-        """See the module; metric clipped, a share of the tokens."""
+        """[T] the clipped reward; metric clipped, a share of the tokens."""
         found = self.settings.beta * (log_probs(row, TEACHER) - log_probs(row, REFERENCE))
         bound, mask = self.settings.bound, row.loss_mask
         self.fire("clipped", float((np.abs(found[mask]) > bound).sum()), float(mask.sum()))

@@ -1,4 +1,4 @@
-"""The rewards of a recipe, in order."""
+"""The rewards of a recipe, applied in order to scored rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class RewardChain:
     """Applies rewards one after the other to scored rows.
 
     Args:
-        rewards: at most one of kind "whole".
+        rewards: at most one of them of kind "whole".
 
     Raises:
-        ConfigError: for two rewards that both give the whole, two parts of one name, or a kind that there is not.
+        ConfigError: for two rewards that both give the whole, two with one name, or an unknown kind.
     """
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
@@ -49,19 +49,19 @@ class RewardChain:
 
     @property
     def by_group(self) -> bool:
-        """Whether any of them compares the answers of a group."""
+        """Whether any reward compares the answers of a group."""
         return any(reward.by_group for reward in self.parts)
 
     @property
     def reads_signals(self) -> bool:
-        """Whether any of them reads what models say about the rows."""
+        """Whether any reward reads the scores of models."""
         return any(reward.needs().signals for reward in self.parts)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Let each reward look at the recipe.
 
         Raises:
-            ConfigError: when one could do nothing in it.
+            ConfigError: if one could have no effect in it, or if rewards leave the range that an advantage accepts.
         """
         for reward in self.parts:
             reward.check(recipe, terms)
@@ -77,7 +77,7 @@ class RewardChain:
             reward.check_prompts(prompts)
 
     def _check_range(self, terms: Sequence[Term]) -> None:
-        """Refuse rewards that leave the range which an advantage takes, where the ranges of all of them are known.
+        """Refuse rewards outside the range that an advantage accepts, if the bounds of all of them are known.
 
         Raises:
             ConfigError: with the range to set.
@@ -85,7 +85,7 @@ class RewardChain:
         known = [bounds for reward in self.parts if (bounds := reward.bounds()) is not None]
         if not known or len(known) < len(self.parts):
             return
-        # Where no reward stands in for the verdict, that is added, between 0 and 1.
+        # If no reward replaces the verdict, its value from 0 to 1 is added.
         low = sum(bounds[0] for bounds in known)
         high = sum(bounds[1] for bounds in known) + (self.whole is None)
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
@@ -101,15 +101,14 @@ class RewardChain:
         """Reward scored rows.
 
         Raises:
-            PluginError: when a reward gives turns or tokens a number of rewards that is not theirs.
+            PluginError: if a reward returns something, or sets rewards of a wrong shape or that are not finite.
         """
         for row in rows:
-            # With a whole among them, an unset `row.reward` means unknown from here on: the verdict no longer stands
-            # in.
+            # With a whole reward, an unset `row.reward` means unknown from here on, instead of the verdict's value.
             row.rewarded = self.whole is not None
         for reward in self.parts:
             returned = reward.reward(rows, services)  # type: ignore[func-returns-value]
-            if returned is not None:  # which would do nothing
+            if returned is not None:  # a returned value would be ignored
                 raise PluginError(
                     f"reward {reward.settings.name!r} returned {short(returned)}; it returns nothing, and sets "
                     "row.reward or row.reward_parts[self.label] of each row."
@@ -118,7 +117,7 @@ class RewardChain:
                 _check(reward, row)
 
     def aside(self) -> RewardChain:
-        """The same rewards with counts of their own, for rows that are not of the step, also in another thread."""
+        """The same rewards with separate counts, for rows outside the step, possibly in another thread."""
         parts = [copy.copy(reward) for reward in self.parts]
         for part in parts:
             part.fired = {}
@@ -129,12 +128,12 @@ class RewardChain:
         return [dict(reward.fired) for reward in self.parts]
 
     def recount(self, counted: Sequence[Mapping[str, tuple[float, float]]]) -> None:
-        """Go back to what had been counted then."""
+        """Reset the counts to those that `counted` returned."""
         for reward, fired in zip(self.parts, counted, strict=True):
             reward.fired = dict(fired)
 
     def take(self) -> dict[str, float]:
-        """What the rewards did since the last call, as sums that can be added over ranks."""
+        """What the rewards counted since the last call, as sums that can be added over ranks; resets the counts."""
         found = {}
         for reward in self.parts:
             for metric, (total, count) in reward.fired.items():
@@ -149,7 +148,7 @@ class RewardChain:
             reward.observe(report)
 
     def close(self) -> None:
-        """Release what the rewards hold."""
+        """Release the resources of the rewards."""
         for reward in self.parts:
             reward.close()
 
@@ -164,7 +163,7 @@ class RewardChain:
 
 
 def fired_metrics(counts: Mapping[str, float]) -> dict[str, float]:
-    """Metrics REWARD/METRIC from the sums of `RewardChain.take`, of one rank or added over all."""
+    """Metrics REWARD/METRIC from the sums of `RewardChain.take`, of one rank or added over all ranks."""
     found = {}
     for name, count in counts.items():
         if name.startswith(_FIRED) and name.endswith("/count") and count:
@@ -198,7 +197,7 @@ def _check(reward: Reward, row: Row) -> None:
         )
     finer = [("turn", row.turn_rewards or ()), ("token", () if row.token_rewards is None else row.token_rewards)]
     for what, values in finer:
-        # Here, where the reward can be named: as credit that is not finite it would be blamed on the advantage.
+        # Checked here, where the reward can be named: later it would be blamed on the advantage.
         if not np.isfinite(np.asarray(values, np.float64)).all():
             raise PluginError(
                 f"reward {reward.settings.name!r} gave a {what} of sample {row.key.sample} of prompt {row.key.uid} a "

@@ -1,11 +1,11 @@
-"""ACE-RL: the share of a prompt's own constraints that an answer satisfies, each judged by itself.
+"""ACE-RL: the share of a prompt's own constraints that an answer satisfies, each judged separately.
 
     whole = mean over the constraints of  1 where satisfied, 1/2 where in part, 0 where not
 
-Constraints are a kept column of the prompts, a list or a text with one to a line. Constraints about which the judge
-gives no clear word are left out of the mean; without any the reward is unknown. So it is where the judge fails over one
-of them: a mean over those that it happened to answer would be of other constraints in every row. Source: ACE-RL,
-arXiv 2509.04903 (inferred from its abstract: the levels and the question are ours).
+Constraints are a kept column of the prompts, a list or a text with one constraint per line. Constraints on which the
+judge gives no clear word are left out of the mean; if none remains, the reward is unknown. It is also unknown if the
+judge fails on one of them: a mean over those it happened to answer would be over other constraints in every row.
+Source: ACE-RL, arXiv 2509.04903 (inferred from its abstract: the levels and the question are ours).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChecklistSettings(AskedSettings, ChatSettings):
 
 
 class Checklist(Asked):
-    """The reward; see the module for the formula."""
+    """The share of a prompt's constraints that a judge finds satisfied (ACE-RL)."""
 
     settings_type = ChecklistSettings
     settings: ChecklistSettings
@@ -55,10 +55,10 @@ class Checklist(Asked):
         self.client = ChatClient(settings)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse prompts that do not keep their constraints.
+        """Refuse a recipe whose prompts do not keep the column of constraints, and a weight without effect.
 
         Raises:
-            ConfigError: with the setting that keeps them.
+            ConfigError: with the setting to change.
         """
         super().check(recipe, terms)
         check_kept(recipe, self.settings.column, "reward checklist")
@@ -73,11 +73,11 @@ class Checklist(Asked):
             self._constraints(prompt)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """See the module.
+        """The mean level over the constraints; None if the judge gives a clear word on none.
 
         Raises:
             DataError: for a prompt without constraints.
-            ChatFailed: when the judge gave no answer.
+            ChatFailed: if the judge gave no answer.
         """
         levels = [self._level(prompt, answer, str(constraint)) for constraint in self._constraints(prompt)]
         clear = [level for level in levels if level is not None]
@@ -94,7 +94,7 @@ class Checklist(Asked):
         return constraints
 
     def _level(self, prompt: Prompt, answer: str, constraint: str) -> float | None:
-        """How far a constraint is satisfied; None where the judge gives no clear word."""
+        """How far a constraint is satisfied, 0 to 1; None if the judge gives no clear word."""
         text = filled(self.settings.question, prompt, answer, constraint=constraint)
         words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
         return _LEVELS[words[-1].lower()] if words else None

@@ -1,11 +1,11 @@
-"""A reward that moves with the length of the answer along half a cosine, for right and wrong answers apart.
+"""A reward that moves with the length of the answer along half a cosine, separately for right and wrong answers.
 
     r = end + (start - end) (1 + cos(pi L / longest)) / 2,   L tokens that the student wrote
     right   start 1.1, end 0.7      wrong   start 0, end -0.3      longer, or cut by the limit   -0.5
 
-Short right answers are paid most; a wrong one costs more the longer it is (with start below end it is the other way
-round, as in arXiv 2502.03373, where the form is from). The numbers are those of TT-OPD's runs (arXiv 2605.02943,
-longest 12288), of which an episode counts as a whole. Evidence: text and code.
+Short right answers earn most, and wrong ones cost more the longer they are (with start below end it is the reverse, as
+in arXiv 2502.03373, where the form is from). The numbers are those of TT-OPD's runs (arXiv 2605.02943, longest 12288),
+where an episode counts as a whole. Evidence: text and code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CosineLengthSettings(RewardSettings):
 
 
 class CosineLength(Reward):
-    """The reward; see the module for the formula."""
+    """A reward by correctness and length, along half a cosine."""
 
     settings_type = CosineLengthSettings
     settings: CosineLengthSettings
@@ -45,12 +45,12 @@ class CosineLength(Reward):
     evidence = "text and code"
 
     def bounds(self) -> tuple[float, float]:
-        """Ends of the cosines, and what is over."""
+        """The smallest and the largest of the cosines' ends and `over`."""
         ends = (*self.settings.right, *self.settings.wrong, self.settings.over)
         return min(ends), max(ends)
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That cut answers are not learnt from."""
+        """A remark if a term leaves out the cut answers that `over` is meant for."""
         leaving = passes_cut_answers(terms)
         if not leaving:
             return []
@@ -60,7 +60,7 @@ class CosineLength(Reward):
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module; metrics length (of `longest`) and over (share)."""
+        """Set the whole reward; metrics length (as a share of `longest`) and over (share of rows)."""
         for row in rows:
             length, right = int((~row.tool_mask).sum()) if row.tool_mask is not None else row.length, is_correct(row)
             over = row.truncated or length > self.settings.longest
@@ -70,6 +70,6 @@ class CosineLength(Reward):
             self.fire("over", float(over))
 
     def value(self, right: bool, length: int) -> float:
-        """The reward r of a known answer that is not too long."""
+        """The reward r of a judged answer of at most `longest` tokens."""
         start, end = self.settings.right if right else self.settings.wrong
         return end + (start - end) * (1 + math.cos(math.pi * length / self.settings.longest)) / 2

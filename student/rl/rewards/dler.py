@@ -1,12 +1,12 @@
-"""DLER: correctness, and nothing for an answer that the length limit cut, however right it reads.
+"""DLER: the verdict, and 0 for an answer that the length limit cut, however right it reads.
 
     whole = 0                 for a response over the limit
             verdict           else
 
-With `easy_limit` the limit of a group depends on how often it is right (DA-DLER): `easy_limit` where at least
-`easy_share` of its answers are, `limit` else. An answer over a shorter limit than the rollout's counts as cut. The rest
-of DLER are settings elsewhere: a group's mean over the deviation of the batch, clip_low 0.2, clip_high 0.28, and groups
-that are all right or all wrong drawn again. Sources: arXiv 2510.15110 and the authors' code (github NVlabs/DLER).
+With `easy_limit` the limit of a group depends on its success (DA-DLER): `easy_limit` if at least `easy_share` of its
+answers are right, else `limit`. An answer over a limit shorter than the rollout's counts as cut. The rest of DLER are
+settings elsewhere: a group's mean over the deviation of the batch, clip_low 0.2, clip_high 0.28, and drawing again
+groups that are all right or all wrong. Sources: arXiv 2510.15110 and the authors' code (github NVlabs/DLER).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DlerSettings(RewardSettings):
 
 
 class Dler(Reward):
-    """The reward; see the module for the formula."""
+    """The verdict, and 0 for answers over the length limit (DLER)."""
 
     settings_type = DlerSettings
     settings: DlerSettings
@@ -50,7 +50,7 @@ class Dler(Reward):
     evidence = "text and code"
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse limits that no answer can reach.
+        """Refuse a limit that no answer can exceed.
 
         Raises:
             ConfigError: with the setting to lower.
@@ -64,7 +64,7 @@ class Dler(Reward):
             )
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That nothing but the verdict is left of it."""
+        """A remark if a term leaves out cut answers, so that only the verdict remains."""
         leaving = passes_cut_answers(terms)
         if not leaving or self.settings.limit is not None:
             return []
@@ -74,7 +74,7 @@ class Dler(Reward):
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Set the whole reward; metric cut_share, the share of rows over the limit."""
         for group in in_groups(rows):
             limit = self._limit(group)
             for row in group:
@@ -84,6 +84,6 @@ class Dler(Reward):
 
     def _limit(self, group: Sequence[Row]) -> int | None:
         values = [value for row in group if (value := row.verdict_value) is not None]
-        # Answers that could not be judged have no say in how easy the prompt is.
+        # Answers that could not be judged do not count in how easy the prompt is.
         easy = bool(values) and sum(value >= 1.0 for value in values) / len(values) >= self.settings.easy_share
         return self.settings.easy_limit if easy and self.settings.easy_limit is not None else self.settings.limit

@@ -1,4 +1,4 @@
-"""A reward from a plain function of a prompt and an answer, by dotted path.
+"""A reward from a plain Python function of a prompt and an answer, by dotted path.
 
     def brevity(prompt, answer):          # my_rewards.py
         return -len(answer) / 1000
@@ -6,8 +6,8 @@
     rewards: [{name: function, function: "my_rewards:brevity"}]
 
 `prompt` is an `opd.tasks.Prompt` and `answer` the student's text. The function returns a number in any range, True or
-False for 1 and 0, or None where it cannot tell. It runs in processes of its own: a call that hangs or crashes leaves
-the reward of its row unknown and disturbs no other.
+False for 1 and 0, or None if it cannot tell. It runs in separate processes: a call that hangs or crashes leaves the
+reward of its row unknown and affects no other row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FunctionSettings(AskedSettings):
 
 
 class FunctionReward(Asked):
-    """The reward; see the module."""
+    """A reward from a Python function."""
 
     settings_type = FunctionSettings
     settings: FunctionSettings
@@ -55,13 +55,13 @@ class FunctionReward(Asked):
         """Import the function.
 
         Raises:
-            ConfigError: when there is none, or its weight changes nothing.
+            ConfigError: if it cannot be imported, or its weight has no effect.
         """
         self._check.load()
         super().check(recipe, terms)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """What the function returns."""
+        """What the function returns for an answer."""
         return self._check(prompt, answer)
 
     def close(self) -> None:

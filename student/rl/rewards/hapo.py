@@ -6,8 +6,8 @@
            weight min(f, 0)       for a wrong one
            0                      while the prompt has no correct answer yet
 
-The history takes the lengths of a step after its update. Source: the code of arXiv 2505.11225, HCY123902/HAPO; the
-default floor -0.7 keeps a long correct answer above a wrong one.
+The history is updated with the lengths of a step after its update. Source: the code of arXiv 2505.11225,
+HCY123902/HAPO; the default floor -0.7 keeps a long correct answer above a wrong one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HapoSettings(RewardSettings):
 
 
 class Hapo(Reward):
-    """The reward; see the module for the formula."""
+    """A length bonus relative to the prompt's shortest correct answer (HAPO); its state is these lengths."""
 
     settings_type = HapoSettings
     settings: HapoSettings
@@ -52,40 +52,40 @@ class Hapo(Reward):
         self.shortest: dict[str, int] = {}
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That prompts without a second coming have no history."""
+        """A remark if prompts hardly ever recur, so that they have no history."""
         if not never_again(recipe):
             return []
         return ["reward 'hapo' is 0 until a prompt comes again, and a procedural task hardly ever gives one twice"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Add the length reward as a part; metric known_prompts, the share of rows with a history."""
         for row in rows:
             correct = is_correct(row)
             if correct is None:
                 continue
             if correct:
-                # By way of the notes, because `observe` sees the outcomes of all ranks and not their rows.
+                # Passed on as a note, because `observe` sees the outcomes of all ranks, not their rows.
                 row.notes[_LENGTH] = float(row.length)
             value = self.value(row.length, self.shortest.get(row.key.uid), correct=correct)
             row.reward_parts[self.label] = self.settings.weight * value
             self.fire("known_prompts", float(row.key.uid in self.shortest))
 
     def value(self, length: int, shortest: int | None, *, correct: bool) -> float:
-        """The length reward, -1 to 1, of an answer of `length` tokens beside the shortest correct one before."""
+        """The length reward, -1 to 1, of an answer of `length` tokens, given the shortest correct length so far."""
         if shortest is None:
             return 0.0
         f = math.cos(math.pi / 2 * min(length / shortest, 2.0))
         return max(f, self.settings.floor) if correct else min(f, 0.0)
 
     def observe(self, report: StepReport) -> None:
-        """Remember the shortest correct answers of all ranks."""
+        """Update the shortest correct lengths from all ranks."""
         for outcome in report.outcomes:
             if _LENGTH in outcome.notes:
                 length = int(outcome.notes[_LENGTH])
                 self.shortest[outcome.uid] = min(length, self.shortest.get(outcome.uid, length))
 
     def state_dict(self) -> dict[str, Any]:
-        """The history."""
+        """The shortest correct length of each prompt."""
         return {"shortest": dict(self.shortest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""IGPO: a turn is worth what it adds to the student's own belief in the right answer.
+"""IGPO: a turn is worth what it adds to the student's own probability of the right answer.
 
     p_k     exp of the mean log-prob of the reference answer's tokens, read after turn k and what it led to;
             p_0 before the first turn
@@ -6,9 +6,9 @@
     r_K     the verdict's value      for the last one
 
 The rewards are by turn (`row.turn_rewards`), for advantages that read them (trloo, mapo); the row's own reward stays
-the verdict. The answer is read after the text `before`, and never enters the student's input. At discount 1 the turns'
-rewards add up to p_{K-1} - p_0 and the verdict. Source: the code of arXiv 2510.14967, GuoqingWang1/IGPO; the outcome
-there is a token F1.
+the verdict. The reference answer is read after the text `before`, and never enters the student's input. At discount 1
+the turns' rewards add up to p_{K-1} - p_0 plus the verdict. Source: the code of arXiv 2510.14967, GuoqingWang1/IGPO;
+the outcome there is a token F1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class IgpoSettings(RewardSettings):
 
 
 class Igpo(Reward):
-    """The reward; see the module for the formula."""
+    """Rewards by turn for gains in the probability of the right answer (IGPO)."""
 
     settings_type = IgpoSettings
     settings: IgpoSettings
@@ -48,7 +48,7 @@ class Igpo(Reward):
     turns_for = "trloo or mapo"
 
     def needs(self) -> Needs:
-        """Verdicts, and the student, which reads the reference answers."""
+        """Verdicts, and the student, which scores the reference answers."""
         return Needs(reward="verdict", models=frozenset({STUDENT}))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -62,7 +62,7 @@ class Igpo(Reward):
                 _reference(prompt)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module.
+        """Set the rewards by turn of judged episodes; metrics belief (at the last turn's start) and gain (per turn).
 
         Raises:
             DataError: for a prompt without a reference answer.
@@ -70,7 +70,7 @@ class Igpo(Reward):
         judged = [(row, value) for row in rows if (value := row.verdict_value) is not None and row.turns]
         items, counts = [], []
         for row, _ in judged:
-            # Where a turn begins, what the turn before it led to has been read. After the last one the verdict speaks.
+            # At the start of a turn, what the turn before led to has been read. The last turn gets the verdict instead.
             places = [row.turns[0][0], *(start for start, _ in row.turns[1:])]
             items += [self._item(row, place, services.tokenizer) for place in places]
             counts.append(len(places))

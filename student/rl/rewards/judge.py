@@ -4,9 +4,9 @@
     http_judge   whole = score,          POST {"prompt", "answer", "reference"} -> {"score": number or null}
     grpc_judge   whole = score,          opd.wire.v1.JudgeService/Judge of protos/opd/wire/v1/judge.proto
 
-With `adds` the reward is a part beside the verdict, times `weight`. A judge that is down, hangs, or says nothing that
-can be read leaves the reward of its row unknown, counted in metric judge/unknown, and never 0. Its answers are kept by
-content (`opd.tasks.chat`), so a step that is taken again is judged alike. Source: ours.
+The reward is multiplied by `weight`; with `adds` it is a part beside the verdict. If a judge is down, hangs or gives no
+readable answer, the reward of the row is unknown, never 0, and counted in metric judge/unknown. Answers are cached by
+content (`opd.tasks.chat`), so a step that is repeated is judged alike. Source: ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JudgeSettings(AskedSettings, GraderSettings):
 
 
 class Judge(Asked):
-    """A chat model that grades; see the module."""
+    """A chat model that grades."""
 
     settings_type = JudgeSettings
     settings: JudgeSettings
@@ -37,7 +37,7 @@ class Judge(Asked):
         self.client = ChatClient(settings)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """See the module."""
+        """The grade over the best one; None if it cannot be read."""
         return graded(self.client, self.settings, prompt, answer)
 
 
@@ -46,7 +46,7 @@ class HttpJudgeSettings(AskedSettings, ScorerSettings):
 
 
 class HttpJudge(Asked):
-    """A service that scores; see the module."""
+    """A JSON service that scores."""
 
     settings_type = HttpJudgeSettings
     settings: HttpJudgeSettings
@@ -56,7 +56,7 @@ class HttpJudge(Asked):
         self.client = JsonClient(settings)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """See the module."""
+        """The service's score; None if it gives none."""
         return scored(self.client, self.settings.path, prompt, answer)
 
 
@@ -65,7 +65,7 @@ class GrpcJudgeSettings(AskedSettings, GrpcSettings):
 
 
 class GrpcJudge(Asked):
-    """A judge that speaks gRPC; see the module."""
+    """A gRPC service that scores."""
 
     settings_type = GrpcJudgeSettings
     settings: GrpcJudgeSettings
@@ -75,7 +75,7 @@ class GrpcJudge(Asked):
         self.client = GrpcJudgeClient(settings)
 
     def value(self, prompt: Prompt, answer: str) -> float | None:
-        """See the module."""
+        """The service's score; None if it gives none."""
         return scored(self.client, "judge", prompt, answer)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""MatchTIR (arXiv 2601.10712): each turn is paid for the reference calls that its own calls match.
+"""MatchTIR (arXiv 2601.10712): each turn is rewarded for the reference calls that its own tool calls match.
 
     S_ij    [names agree] (1 + J(parameter names) + equal values) / (2 + |parameters of the reference|)
     hard    r(call i) = S_ij of the one reference call j that it is assigned, the sum of all S as large as can be;
@@ -6,9 +6,10 @@
     soft    r(call i) = sum_j T_ij S_ij, T the plan of transport with entropy 0.1, cost -S and uniform margins
     r_k     the mean over the calls of turn k, 0 without calls; the last turn is paid the verdict's value
 
-Reference calls stand in the prompt's column `calls`, as for `toolrl`. The rewards are by turn, for advantages that read
-them (`matchtir`, `trloo`, `gigpo`); the row's own reward stays the verdict. The released code assigns greedily, best
-pair first, under the name of the optimal assignment that is made here. Evidence: text and code (quchangle1/MatchTIR).
+J is the Jaccard index. Reference calls are in the prompt's column `calls`, as for `toolrl`. The rewards are by turn,
+for advantages that read them (`matchtir`, `trloo`, `gigpo`); the row's own reward stays the verdict. The released code
+assigns greedily, best pair first, and calls it optimal assignment; here the assignment is optimal. Evidence: text and
+code (quchangle1/MatchTIR).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class MatchTirSettings(RewardSettings):
 
 
 class MatchTir(Reward):
-    """The reward; see the module for the formula."""
+    """Rewards by turn for tool calls that match reference calls (MatchTIR)."""
 
     settings_type = MatchTirSettings
     settings: MatchTirSettings
@@ -49,7 +50,7 @@ class MatchTir(Reward):
     turns_for = "matchtir or trloo"
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module; metrics matched (of a call) and calls (of an episode).
+        """Set the rewards by turn; metrics matched (mean reward of a call) and calls (mean number per episode).
 
         Raises:
             DataError: for reference calls that are not valid.
@@ -70,7 +71,7 @@ class MatchTir(Reward):
                 self.fire("matched", one)
 
     def paid(self, scores: NDArray[np.float64]) -> list[float]:
-        """The reward of each call from S [calls, references]."""
+        """The reward of each call, from S [calls, references]."""
         from scipy.optimize import linear_sum_assignment
 
         if not scores.size:
@@ -85,7 +86,7 @@ class MatchTir(Reward):
 
 
 def similarity(reference: Sequence[Call], calls: Sequence[Call]) -> NDArray[np.float64]:
-    """S of the module, [calls, references], in [0, 1]."""
+    """S of the module's formula, [calls, references], in [0, 1]."""
     found = np.zeros((len(calls), len(reference)))
     for i, call in enumerate(calls):
         for j, wanted in enumerate(reference):
@@ -100,9 +101,9 @@ def similarity(reference: Sequence[Call], calls: Sequence[Call]) -> NDArray[np.f
 
 
 def transport(scores: NDArray[np.float64], entropy: float, rounds: int = 200) -> NDArray[np.float64]:
-    """The plan with cost -scores and uniform margins 1/m, 1/n (Sinkhorn, in logarithms)."""
+    """[m, n] transport plan with cost -scores and uniform margins 1/m, 1/n (Sinkhorn in log space)."""
     m, n = scores.shape
-    # Potentials in logarithms: exp(score / entropy) overflows as the entropy becomes small.
+    # In log space, because exp(score / entropy) overflows for a small entropy.
     kernel = scores / entropy
     rows, columns = np.zeros(m), np.zeros(n)
     for _ in range(rounds):

@@ -1,12 +1,12 @@
-"""The backward correction of a noisy verifier: a reward whose mean is the true one, from known error rates.
+"""The backward correction for a noisy verifier: a reward whose expectation is the truth, given the error rates.
 
     whole = (v - fp) / (1 - fp - fn),      E[whole | truth] = truth
 
-v is the verdict, 0 or 1; fp is the rate at which wrong answers are accepted and fn that at which right ones are
-refused. Both are affine in v, so that a group's mean takes the correction away and a deviation also its scale: it acts
-with rates that differ within a group (never here), or without a group's mean, or on the weight of a prompt, where the
-advantage keeps the scale of rewards and rates differ by domain. What cannot act is refused.
-Source: arXiv 2510.00915.
+v is the verdict, 0 or 1; fp is the rate at which wrong answers are accepted and fn the rate at which right ones are
+refused. The reward is affine in v, so subtracting a group's mean removes the shift, and dividing by a deviation also
+the scale. The correction therefore acts only without a group's mean, or as a weight on prompts, where rates differ by
+domain and the advantage keeps the scale of rewards. (It would also act if rates differed within a group, which they
+never do here.) What cannot act is refused. Source: arXiv 2510.00915.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NoisyVerifierSettings(RewardSettings, Rates):
 
 
 class NoisyVerifier(Reward):
-    """The reward; see the module for the formula."""
+    """The backward correction of a verdict for known error rates."""
 
     settings_type = NoisyVerifierSettings
     settings: NoisyVerifierSettings
@@ -63,10 +63,10 @@ class NoisyVerifier(Reward):
     by_group = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a correction that the advantage takes away again.
+        """Refuse rates that are all 0 or add up to 1, and a correction that an advantage would cancel.
 
         Raises:
-            ConfigError: naming the term.
+            ConfigError: with what to change.
         """
         s = self.settings
         if s.false_positive + s.false_negative >= 1:
@@ -89,7 +89,7 @@ class NoisyVerifier(Reward):
                 )
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module; verdicts with partial credit are corrected by the same line."""
+        """Set the whole reward; verdicts with partial credit are corrected by the same formula. Metric shift."""
         for row in rows:
             value = row.verdict_value
             rates = self.settings.domains.get(row.prompt.domain or "", self.settings)

@@ -4,7 +4,7 @@
            -(|y| - (L - B)) / B * penalty  L - B < |y| <= L
            -penalty                        |y| > L
 
-L is the length limit and B the buffer, tokens. Source: arXiv 2503.14476, its section on overlong rewards.
+L is the length limit and B the buffer, both in tokens. Source: arXiv 2503.14476, its section on overlong rewards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OverlongSettings(RewardSettings):
 
 
 class Overlong(Reward):
-    """The reward; see the module for the formula."""
+    """A penalty that grows before the length limit (DAPO)."""
 
     settings_type = OverlongSettings
     settings: OverlongSettings
@@ -47,14 +47,14 @@ class Overlong(Reward):
         self.limit = settings.limit or 0
 
     def needs(self) -> Needs:
-        """Nothing: a length is known at once."""
+        """Nothing: it reads only lengths."""
         return Needs()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Take the limit from the recipe.
+        """Take the limit from the recipe if it is not set.
 
         Raises:
-            ConfigError: when no response can be long enough, or the buffer is longer than the limit.
+            ConfigError: if no response can be long enough, or the buffer is longer than the limit.
         """
         longest = recipe.rollout.max_new_tokens
         self.limit = self.settings.limit or longest
@@ -70,11 +70,11 @@ class Overlong(Reward):
             )
 
     def bounds(self) -> tuple[float, float]:
-        """The whole penalty, and none."""
+        """The full penalty, and 0."""
         return -self.settings.penalty, 0.0
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That the answers with the whole penalty are not learnt from."""
+        """A remark if a term leaves out the cut answers, which have the full penalty."""
         leaving = passes_cut_answers(terms)
         if not leaving or self.limit < recipe.rollout.max_new_tokens:
             return []
@@ -84,10 +84,10 @@ class Overlong(Reward):
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Add the penalty as a part; metric bites, the share of rows with a penalty."""
         buffer = self.settings.buffer
         for row in rows:
-            # By length alone, as the source has it: an answer that ends in the buffer by itself is late all the same.
+            # By length alone, as in the source: an answer that ends by itself within the buffer is penalised too.
             over = min(max(row.length - (self.limit - buffer), 0), buffer)
             row.reward_parts[self.label] = -self.settings.penalty * over / buffer
             self.fire("bites", float(over > 0))

@@ -1,14 +1,15 @@
-"""PR (Dr.Kernel): a turn is paid for what it measured: correctness, speed-up, and how much of the time is its own code.
+"""PR (Dr.Kernel): rewards each turn for measured correctness, speed-up and share of time in its own kernels.
 
     r_k = correct_weight c_k + speed_weight s_k + coverage_weight v_k [c_k = 1]
     s_k = min(speed-up, cap), 0 under `floor`;   r_k = penalty for a decoy, and for a turn without measures
 
-The environment measures: `Observation.info["measures"] = {"correct": 1, "speedup": 1.7, "coverage": 0.4, "decoy": 0}`
-after each turn, coverage being the share of the profiled time that is spent in the student's own kernels. A decoy is a
-kernel that is defined and not used. Rewards are by turn, for advantages that read them (`trloo`); the row's own reward
-stays the verdict, and an episode in which nothing was measured keeps the rewards of its environment. Source: the
-released code of arXiv 2602.05885 (hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness
-and speed, and its penalty, were not found: 1, 1 and 0 are ours.
+After each turn the environment reports its measures as
+`Observation.info["measures"] = {"correct": 1, "speedup": 1.7, "coverage": 0.4, "decoy": 0}`, where coverage is the
+share of the profiled time spent in the student's own kernels, and a decoy is a kernel that is defined and not used.
+Rewards are by turn, for advantages that read them (`trloo`); the row's own reward stays the verdict, and an episode in
+which nothing was measured keeps the rewards of its environment. Source: the released code of arXiv 2602.05885
+(hkust-nlp/KernelGYM, read): cap 3, floor 0, coverage 0.5; its weights of correctness and speed, and its penalty, were
+not found: 1, 1 and 0 are ours.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ProfilingSettings(RewardSettings):
 
 
 class Profiling(Reward):
-    """The reward; see the module for the formula."""
+    """Rewards by turn from measured correctness, speed-up and coverage (PR)."""
 
     settings_type = ProfilingSettings
     settings: ProfilingSettings
@@ -49,7 +50,7 @@ class Profiling(Reward):
     turns_for = "trloo"
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module; metrics correct, decoys and unmeasured (shares of turns) and speedup (of correct ones)."""
+        """Set the rewards by turn; metrics correct, decoys, unmeasured (shares of turns), speedup (of correct ones)."""
         for row in rows:
             turns = [measured(row, turn) for turn in range(len(row.turns))]
             if not any(turns):
@@ -64,7 +65,7 @@ class Profiling(Reward):
                     self.fire("speedup", found.get("speedup", 0.0))
 
     def paid(self, found: Mapping[str, float]) -> float:
-        """The reward r of a turn from its measures."""
+        """The reward r of a turn, from its measures."""
         s, correct = self.settings, found.get("correct", 0.0) > 0
         if not found or found.get("decoy", 0.0) > 0:
             return s.penalty
@@ -75,5 +76,5 @@ class Profiling(Reward):
 
 
 def measured(row: Row, turn: int) -> dict[str, float]:
-    """What the environment measured of a turn, by name; empty where it measured nothing."""
+    """What the environment measured of a turn, by name; empty if it measured nothing."""
     return {name: row.notes[f"{name}/{turn}"] for name in NAMES if f"{name}/{turn}" in row.notes}

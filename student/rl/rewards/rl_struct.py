@@ -1,4 +1,4 @@
-"""RL-Struct: a reward in tiers for answers that must be JSON, the form weighing more than the content.
+"""RL-Struct: a tiered reward for answers that must be JSON, in which form weighs more than content.
 
     whole = w_s structure + w_f format + w_v validity + w_c correctness,   a tier counts only when those before it hold
 
@@ -7,7 +7,7 @@ format        it holds nothing else
 validity      the JSON fits the schema (`json_schema`, or column `schema_column` of the prompt), else structure alone
 correctness   the verifier's verdict
 
-Correctness needs structure and validity, not format. A valid answer whose verdict is unknown has no reward. The
+Correctness needs structure and validity, but not format. A valid answer whose verdict is unknown has no reward. The
 abstract names tiers, a hierarchy and weights that structure dominates; definitions and weights here are inferred.
 Source: RL-Struct, arXiv 2512.00319, as far as its abstract goes.
 """
@@ -50,7 +50,7 @@ class RlStructSettings(RewardSettings):
 
 
 class RlStruct(Reward):
-    """The reward; see the module for the formula."""
+    """A tiered reward for answers that must be JSON (RL-Struct)."""
 
     settings_type = RlStructSettings
     settings: RlStructSettings
@@ -59,11 +59,11 @@ class RlStruct(Reward):
     by_group = False
 
     def needs(self) -> Needs:
-        """Verdicts, where they have a weight."""
+        """Verdicts, if correctness has a weight."""
         return Needs(reward="verdict" if self.settings.correctness else "any")
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That there is no schema to fit."""
+        """A remark if there is no schema to fit."""
         column = self.settings.schema_column
         given = any(hasattr(one, "task") or column in one.keep_columns for one in sources(recipe))
         if not self.settings.validity or self.settings.json_schema is not None or given:
@@ -74,7 +74,7 @@ class RlStruct(Reward):
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Set the whole reward; one metric per tier, its mean value."""
         for row in rows:
             tiers = self.tiers(row)
             known = {name: value for name, value in tiers.items() if value is not None}
@@ -85,7 +85,7 @@ class RlStruct(Reward):
                 self.fire(name, value)
 
     def tiers(self, row: Row) -> dict[str, float | None]:
-        """Each tier's value, 0 to 1; None for a correctness that is wanted and unknown."""
+        """The value of each tier, 0 to 1; None for a correctness that is needed and unknown."""
         found = find_json(row.text)
         if found is None:
             return {"structure": 0.0, "format": 0.0, "validity": 0.0, "correctness": 0.0}

@@ -4,9 +4,9 @@
     p0     the same without the reasoning
     whole  (1 - format_weight) max(0, p - p0) + format_weight * format
 
-The response is cut at the last `answer_start`; what comes before is the reasoning, and the reference takes the place of
+The response is cut at the last `answer_start`: what comes before is the reasoning, and the reference answer replaces
 what follows up to `answer_end`. format is 1 for a response with both marks in order, else 0. Probabilities are averaged
-and not multiplied, so that one unlikely token costs at most 1 / length. The reward carries no gradient.
+and not multiplied, so one unlikely token costs at most 1 / length. The reward carries no gradient.
 
 Groups whose rewards differ too little to learn from are left out of the step: those with a standard deviation below
 `filter` times its moving average over steps (decay `filter_decay`, begun in step 6, used from step 11 on).
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SPREAD = "rlpr/spread"
 _FIRST_AVERAGED, _FIRST_FILTERED = 5, 10
-"""Steps from 0."""
+"""Step indices, from 0, at which the moving average and the filter begin."""
 
 
 class RlprSettings(RewardSettings):
@@ -53,7 +53,7 @@ class RlprSettings(RewardSettings):
 
 
 class Rlpr(Reward):
-    """The reward; see the module for the formula."""
+    """The student's probability of the reference answer as a reward (RLPR); its state is the filter's average."""
 
     settings_type = RlprSettings
     settings: RlprSettings
@@ -65,7 +65,7 @@ class Rlpr(Reward):
         self.average: float | None = None
 
     def needs(self) -> Needs:
-        """The student, which reads the reference answers; no verdicts."""
+        """The student, which scores the reference answers; no verdicts."""
         return Needs(reward="any", models=frozenset({STUDENT}))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
@@ -87,13 +87,13 @@ class Rlpr(Reward):
             _reference(prompt)
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That the filter never begins."""
+        """A remark if the run ends before the filter begins."""
         if not self.settings.filter or recipe.train.steps > _FIRST_FILTERED:
             return []
         return [f"the filter of reward 'rlpr' begins with step {_FIRST_FILTERED} and never acts in this run"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module.
+        """Set the whole reward, and leave out groups by the filter; metrics gain and left_out.
 
         Raises:
             DataError: for a prompt without a reference answer.
@@ -102,7 +102,7 @@ class Rlpr(Reward):
         able = [i for i, start in enumerate(starts) if start >= 0]
         items = [self._item(rows[i], rows[i].text[: starts[i]], services.tokenizer) for i in able]
         items += [self._item(rows[i], "", services.tokenizer) for i in able]
-        # In one call, also when there is nothing to read: ranks of a sharded student must ask equally often.
+        # One call, even with nothing to read: ranks of a sharded student must call equally often.
         means = [_mean_probability(scores.sampled) for scores in services.read(items)]
         gains = {i: max(0.0, means[k] - means[k + len(able)]) for k, i in enumerate(able)}
         weight = self.settings.format_weight
@@ -112,7 +112,7 @@ class Rlpr(Reward):
         self._filter(rows)
 
     def _item(self, row: Row, reasoning: str, tokenizer: Any) -> ScoreItem:
-        """The reference answer as a response to the prompt, the reasoning and the mark."""
+        """The reference answer as a response to the prompt, the reasoning and `answer_start`."""
         reference = _reference(row.prompt)
         before = tokenizer(reasoning + self.settings.answer_start, add_special_tokens=False)["input_ids"]
         answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
@@ -128,7 +128,7 @@ class Rlpr(Reward):
     def _filter(self, rows: Sequence[Row]) -> None:
         for group in in_groups(rows):
             spread = deviation([row.reward or 0.0 for row in group], 0)
-            # On one row of the group, so that each group counts once in the average.
+            # Noted on one row of the group, so that each group counts once in the average.
             group[0].notes[_SPREAD] = spread
             left_out = (
                 self.average is not None
@@ -140,7 +140,7 @@ class Rlpr(Reward):
                 row.reward = None
 
     def observe(self, report: StepReport) -> None:
-        """Move the average of the spreads of all ranks' groups."""
+        """Update the moving average with the spreads of all ranks' groups."""
         spreads = [outcome.notes[_SPREAD] for outcome in report.outcomes if _SPREAD in outcome.notes]
         if report.step < _FIRST_AVERAGED or not spreads:
             return
@@ -148,7 +148,7 @@ class Rlpr(Reward):
         self.average = mean if self.average is None else decay * self.average + (1 - decay) * mean
 
     def state_dict(self) -> dict[str, Any]:
-        """The average."""
+        """The moving average of the spread."""
         return {"average": self.average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Rewards of rows that come in rounds: a reward sees every group whole, whichever rounds its rows came in.
+"""Rewards of rows that arrive in rounds: a reward sees every group whole, even if its rows came in different rounds.
 
-Where a round adds to a group and a reward compares the answers of a group, all rows so far are rewarded anew, as if
-they had come at once: what rewards had given them is taken back first, and so is what rewards had counted.
+If a round adds to a group and a reward compares the answers of a group, all rows so far are rewarded again, as if they
+had arrived at once. What rewards had set on the rows and counted in metrics is undone first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class StepRewards:
 
     Args:
         chain: the rewards of the recipe.
-        services: what they may ask.
+        services: what the rewards may ask of the loop.
 
     Attributes:
-        rows: everything that has been rewarded.
+        rows: all rows rewarded so far.
     """
 
     def __init__(self, chain: RewardChain, services: RewardServices) -> None:
@@ -36,10 +36,10 @@ class StepRewards:
         self.rows: list[Row] = []
 
     def __call__(self, rows: Sequence[Row]) -> None:
-        """Reward `rows`, and those before them anew where a group has grown."""
+        """Reward `rows`, and all rows before them again if a group has grown."""
         again: list[Row] = []
         if self._chain.by_group and any(row.key.group in self._groups for row in rows):
-            # All rows and not the grown groups alone: what a reward has counted cannot be taken back row by row.
+            # All rows, not only the grown groups: what a reward has counted cannot be undone row by row.
             again = list(self.rows)
             for given in self._given:
                 given.restore()
@@ -57,7 +57,7 @@ class StepRewards:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a row had before it was rewarded."""
+    """The state of a row before it was rewarded."""
 
     row: Row
     values: dict[str, Any]

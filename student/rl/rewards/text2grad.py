@@ -2,11 +2,11 @@
 
     r_t = +weight for the tokens of a span that is quoted as good, -weight as bad;   the rest 0
 
-The judge answers with JSON, {"good": ["span", ...], "bad": [...]}; a span that does not occur in the answer is left
-out and counted in text2grad/unmatched, and an answer about which it says nothing readable has an unknown reward. What
-else rewards the row counts at its last token. Advantage gae adds the rewards up; the paper's penalty is reward
-kl_penalty with beta 0.2, which it adapts towards a KL of 6 and we do not. The authors train a judge of their own that
-marks words. Source: the released code of arXiv 2505.22338, microsoft/Text2Grad; the question is ours.
+The judge answers with JSON, {"good": ["span", ...], "bad": [...]}. A span that does not occur in the answer is skipped
+and counted in text2grad/unmatched; without a readable answer of the judge the reward is unknown. The row's other
+rewards count at its last token. Advantage gae sums the rewards. The paper's penalty is reward kl_penalty with beta 0.2;
+the paper adapts beta towards a KL of 6, which is not built here. The authors train a judge of their own that marks
+words. Source: the released code of arXiv 2505.22338, microsoft/Text2Grad; the question is ours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Text2GradSettings(AskedSettings, ChatSettings):
 
 
 class Text2Grad(Asked):
-    """The reward; see the module for the formula."""
+    """Rewards by token from spans that a judge quotes as good or bad (Text2Grad)."""
 
     settings_type = Text2GradSettings
     settings: Text2GradSettings
@@ -58,16 +58,16 @@ class Text2Grad(Asked):
         self.client = ChatClient(settings)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse rewards that no advantage sees, and a weight of nothing.
+        """Refuse rewards by token that no advantage reads, and a weight of 0.
 
         Raises:
-            ConfigError: naming gae, or the weight.
+            ConfigError: naming the advantage to use, or the weight.
         """
         super().check(recipe, terms)
         check_seen(self.label, terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Add to the rewards by token; metrics unknown (rows) and unmatched (spans)."""
         for row, spans in zip(rows, self.told(rows, self.spans), strict=True):
             self.fire("unknown", float(spans is None))
             if not self.settings.adds:
@@ -78,19 +78,19 @@ class Text2Grad(Asked):
                 row.token_rewards = found if row.token_rewards is None else row.token_rewards + found
 
     def spans(self, prompt: Prompt, answer: str) -> list[tuple[str, float]] | None:
-        """Quoted spans with their signs; None where the judge says nothing that can be read."""
+        """Quoted spans with their signs; None if the judge's answer cannot be read."""
         question = filled(self.settings.question, prompt, answer)
         said = object_in(self.client.ask([{"role": "user", "content": question}]))
         if said is None:
             return None
         quoted = {name: said.get(name) or [] for name in _SIGNS}
-        # A text in place of a list would be read letter by letter, and a number would end the run.
+        # A string in place of a list would be read character by character, and a number would raise.
         if not all(isinstance(spans, list) for spans in quoted.values()):
             return None
         return [(str(span), sign) for name, sign in _SIGNS.items() for span in quoted[name]]
 
     def tokens(self, pieces: Sequence[str], spans: Sequence[tuple[str, float]]) -> NDArray[np.float32]:
-        """[T] the reward of each token; spans that overlap add up."""
+        """[T] float32 reward of each token; overlapping spans add up."""
         found = np.zeros(len(pieces), np.float32)
         for span, sign in spans:
             places = tokens_of(pieces, span)

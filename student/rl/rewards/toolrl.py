@@ -1,12 +1,12 @@
-"""ToolRL: how well the calls of an answer match reference calls, in [-3, 4].
+"""ToolRL: how well the tool calls of an answer match reference calls, in [-3, 4].
 
     S      (J(names) + sum over matched pairs of J(parameter names) + equal values) / (1 + |G| + sum_j |parameters|)
     whole  format + 6 S - 3,    format 1 for at least one call and none that does not parse, else 0
 
-G are the reference calls, J the Jaccard index. Every reference call is matched with at most one of the answer's, the
-best pair first; names must agree. Calls that are not asked for lower J(names). Reference calls stand in the prompt's
-column `calls`: [{"name": ..., "arguments": {...}}], or its JSON text; a row without them has no reward. Source: the
-code of arXiv 2504.13958, qiancheng0/ToolRL.
+G are the reference calls, J the Jaccard index. Every reference call is matched with at most one of the answer's calls,
+best pair first; names must agree. Calls without a match lower J(names). Reference calls are in the prompt's column
+`calls`: [{"name": ..., "arguments": {...}}], or its JSON text; a row without them has no reward. Source: the code of
+arXiv 2504.13958, qiancheng0/ToolRL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolRlSettings(RewardSettings):
 
 
 class ToolRl(Reward):
-    """The reward; see the module for the formula."""
+    """A reward for tool calls that match reference calls (ToolRL)."""
 
     settings_type = ToolRlSettings
     settings: ToolRlSettings
@@ -45,15 +45,15 @@ class ToolRl(Reward):
     by_group = False
 
     def needs(self) -> Needs:
-        """No verdicts."""
+        """Nothing: no verdicts are read."""
         return Needs(reward="any")
 
     def bounds(self) -> tuple[float, float]:
-        """No match without form, and a whole one with it."""
+        """-3 without a match and without form, 4 for a full match with it."""
         return -3.0, 4.0
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module.
+        """Set the whole reward; metric matched, the mean of S.
 
         Raises:
             DataError: for reference calls that are not valid.
@@ -72,14 +72,14 @@ class ToolRl(Reward):
 
 
 def match_share(reference: Sequence[Call], calls: Sequence[Call]) -> float:
-    """S of the module, in [0, 1]; 1 where nothing is asked for and nothing called."""
+    """S of the module's formula, in [0, 1]; without reference calls 1 if nothing is called, else 0."""
     if not reference:
         return float(not calls)
     pairs = sorted(
         ((_pair(r, c), i, j) for i, r in enumerate(reference) for j, c in enumerate(calls) if r.name == c.name),
         key=lambda pair: (-pair[0], pair[1], pair[2]),
     )
-    # Best pair first: a reference call that two calls resemble pays for the better one alone.
+    # Best pair first: of two calls that resemble one reference call, only the better one is matched with it.
     score, taken, used = jaccard([r.name for r in reference], [c.name for c in calls]), set[int](), set[int]()
     for value, i, j in pairs:
         if i not in taken and j not in used:
@@ -99,7 +99,7 @@ def _pair(reference: Call, call: Call) -> float:
 
 
 def same_value(wanted: Any, found: Any, coerced: bool) -> bool:
-    """Whether an argument is the reference's; text of an XML call may be the value as it is, or as JSON."""
+    """Whether an argument equals the reference's; the text of an XML call may be the value itself, or its JSON."""
     if wanted == found or not coerced:
         return bool(wanted == found)
     try:
@@ -109,16 +109,16 @@ def same_value(wanted: Any, found: Any, coerced: bool) -> bool:
 
 
 def jaccard(one: Sequence[str], other: Sequence[str]) -> float:
-    """Of multisets; 1 for two empty ones."""
+    """The Jaccard index of two multisets; 1 if both are empty."""
     a, b = Counter(one), Counter(other)
     return sum((a & b).values()) / (sum((a | b).values()) or 1) if a or b else 1.0
 
 
 def reference_calls(row: Row, column: str) -> list[Call] | None:
-    """The reference calls in a column of the prompt, a list or the JSON text of one; None where there are none.
+    """The reference calls in a column of the prompt, a list or the JSON text of one; None if it has none.
 
     Raises:
-        DataError: when one is not {"name": ..., "arguments": {...}}.
+        DataError: if a call is not {"name": ..., "arguments": {...}}.
     """
     wanted = row.prompt.extra.get(column)
     if wanted is None:
@@ -134,7 +134,7 @@ def _reference(one: Any, row: Row) -> Call:
     arguments = _parsed(one.get("arguments") or {}) if named else None
     if not isinstance(arguments, dict):
         raise DataError(f"a reference call of {row.prompt.name} is {str(one)[:80]}; it needs a name and arguments.")
-    # In parquet every call has the arguments of all.
+    # Parquet gives every call the union of all arguments, with None where a call has none.
     return Call(one["name"], {name: value for name, value in arguments.items() if value is not None})
 
 

@@ -1,10 +1,10 @@
-"""What the judge of a simulated world gave: -1, 0 or 1, and `cut` to an episode that ran out of turns or tokens.
+"""The judge's reward of an episode in a simulated world: -1, 0 or 1, and `cut` if turns or tokens ran out.
 
     whole  r = the reward of the episode's last turn, where the judge gives its verdict
 
-A verdict alone is 1 or 0, so that failed and half-done episodes would look alike, and method `trustee` could never see
-a mean below 0. Episodes that broke or were not judged have no reward and enter no mean. Source: TRUSTEE, arXiv
-2604.17739 (text; what a cut episode gets is not said, and ours).
+A verdict alone is 1 or 0, so failed and half-done episodes would look alike, and method `trustee` could never see a
+mean below 0. Episodes that failed with an error or were not judged have no reward and enter no mean. Source: TRUSTEE,
+arXiv 2604.17739 (text; it does not say what a cut episode gets, so that is ours).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TrusteeRewardSettings(RewardSettings):
 
 
 class TrusteeReward(Reward):
-    """The reward; see the module for the formula."""
+    """The judge's reward of a simulated episode (TRUSTEE)."""
 
     settings_type = TrusteeRewardSettings
     settings: TrusteeRewardSettings
@@ -39,11 +39,11 @@ class TrusteeReward(Reward):
     by_group = False
 
     def needs(self) -> Needs:
-        """Verdicts: whether there is one says whether the episode was judged."""
+        """Verdicts, which show whether an episode was judged."""
         return Needs(reward="verdict")
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Set the whole reward; metrics solved, failed and cut, shares of the rows with a verdict."""
         for row in rows:
             value = row.verdict_value
             if value is None:

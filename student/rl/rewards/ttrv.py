@@ -1,13 +1,12 @@
-"""TTRV: reinforcement learning at test time, without labels: the more samples agree with an answer, the better.
+"""TTRV: reinforcement learning at test time without labels: an answer earns more the more samples agree with it.
 
     whole_i = share(answer_i) - diversity * H / log m
 
 share is the part of the group's votes for the answer of row i, H the entropy of all its answers in nats and m the
-number of different ones; the second term is 0 for m = 1. Rows without an answer vote for nothing and have no reward.
-
-H is one number for a whole group, so any advantage that takes the group's mean off cancels it: such a recipe is
-refused, and with `diversity: 0` only the majority counts. Advantages `signed` and `drpo` take no mean off: there H
-moves a group's answers across their threshold. Source: the code of arXiv 2510.06783, Akshit21112002/TTRV.
+number of different ones; the second term is 0 for m = 1. Rows without an answer do not vote and have no reward. H is
+one number for a whole group, so an advantage that subtracts the group's mean cancels it: such a recipe is refused, and
+with `diversity: 0` only the majority counts. Advantages `signed` and `drpo` subtract no mean: there H moves a group's
+answers across their threshold. Source: the code of arXiv 2510.06783, Akshit21112002/TTRV.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class TtrvSettings(RewardSettings):
 
 
 class Ttrv(Reward):
-    """The reward; see the module for the formula."""
+    """The share of a group's samples that agree with an answer (TTRV)."""
 
     settings_type = TtrvSettings
     settings: TtrvSettings
@@ -46,14 +45,14 @@ class Ttrv(Reward):
     evidence = "text and code"
 
     def needs(self) -> Needs:
-        """A reward of its own: no labels."""
+        """No labels or verdicts: the answers vote."""
         return Needs(reward="any")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one, and an entropy that cannot act.
+        """Refuse groups of one, and an entropy term that an advantage would cancel.
 
         Raises:
-            ConfigError: for rollout.samples_per_prompt of 1, or an advantage that takes a group's mean off.
+            ConfigError: for rollout.samples_per_prompt of 1, or an advantage that subtracts a group's mean.
         """
         if recipe.rollout.samples_per_prompt < 2:
             raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
@@ -69,7 +68,7 @@ class Ttrv(Reward):
                 )
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module."""
+        """Set the whole reward; metric majority_share, the votes of the commonest answer."""
         answers = dict(zip(map(id, rows), services.extract(rows), strict=True))
         for group in in_groups(rows):
             votes = Counter(answer for row in group if (answer := answers[id(row)]) is not None)

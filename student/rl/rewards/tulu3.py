@@ -2,9 +2,9 @@
 
     whole = scale * [verdict is correct],   - penalty for an answer that the length limit cut, right or wrong
 
-Scores of a reward model do not count. The recipe goes on with PPO (objective ppo, method critic), reward kl_penalty
-with beta 0.05 (0.07 at 70B), learning rate 3e-7, temperature 1 and answers of up to 2048 tokens: examples/recipes has
-it. The authors begin the critic from their reward model, ours is heads on the student's features. Sources: arXiv
+The scores of a reward model do not count. The recipe, in examples/recipes, uses PPO (objective ppo, method critic),
+reward kl_penalty with beta 0.05 (0.07 at 70B), learning rate 3e-7, temperature 1 and answers of up to 2048 tokens. The
+authors initialise the critic from their reward model; here it is heads on the student's features. Sources: arXiv
 2411.15124; scale and penalty from the documentation of allenai/open-instruct.
 """
 
@@ -33,7 +33,7 @@ class Tulu3Settings(RewardSettings):
 
 
 class Tulu3(Reward):
-    """The reward; see the module for the formula."""
+    """Ten for a right answer, and a penalty for a cut one (Tulu 3)."""
 
     settings_type = Tulu3Settings
     settings: Tulu3Settings
@@ -42,20 +42,20 @@ class Tulu3(Reward):
     evidence = "text and code"
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a scale that no term would see.
+        """Refuse a scale that every advantage would cancel.
 
         Raises:
-            ConfigError: when every advantage divides by the deviation of the rewards, and nothing else is added.
+            ConfigError: if every advantage divides by the deviation of the rewards, and there is no other reward.
         """
         if not self.settings.penalty and self.settings.scale != 1.0 and len(recipe.rewards) == 1:
             check_scale(f"scale {self.settings.scale:g} of reward 'tulu3' with penalty 0", terms)
 
     def bounds(self) -> tuple[float, float]:
-        """The penalty, and the scale."""
+        """Minus the penalty, and the scale."""
         return -self.settings.penalty, self.settings.scale
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """That the answers with the penalty are not learnt from."""
+        """A remark if a term leaves out the cut answers that the penalty is meant for."""
         leaving = passes_cut_answers(terms)
         if not leaving or not self.settings.penalty:
             return []
@@ -65,10 +65,10 @@ class Tulu3(Reward):
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
-        """See the module; metric cut_share."""
+        """Set the whole reward; metric cut_share."""
         for row in rows:
             right = is_correct(row)
-            # A cut answer costs the penalty, whatever the verifier could or could not say.
+            # A cut answer gets the penalty, whether or not the verifier could judge it.
             known = None if right is None else self.settings.scale * right
             row.reward = -self.settings.penalty if row.truncated else known
             self.fire("cut_share", float(row.truncated))
