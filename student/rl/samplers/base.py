@@ -3,12 +3,13 @@
     pool    = the planned prompts and (candidates - 1) times as many further ones of the run
     chosen  = the `prompts_per_step` of the pool with the highest scores
 
-Every rank plans the whole step from the same state, which comes from the outcomes of all ranks: so all make the same
-choice, and an interrupted step is planned again as it was. The result of a prompt is its success, a number in [0, 1]:
-the mean reward of its answers, or with `signal: divergence` exp(-d / scale), where d is the divergence from the teacher
-in nats per token, estimated from the sampled tokens. So samplers work for distillation too; that map is ours.
+Every rank plans the whole step from the same state, which comes from the outcomes of all ranks, so all ranks make the
+same choice, and an interrupted step is planned again as it was. The result of a prompt is its success in [0, 1]: the
+mean reward of its answers, clipped, or with `signal: divergence` exp(-d / scale), where d is the divergence from the
+teacher in nats per token, estimated from the sampled tokens. Samplers therefore work for distillation too; that map is
+ours.
 
-Put samplers before other methods of a recipe: prompts that they add get rows as the recipe plans them.
+Put samplers before other methods of a recipe, since the rows of prompts that they add are planned by the recipe alone.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SamplerSettings(SignalSettings):
 
 
 class SignalMethod(Controller):
-    """Base of methods that learn from the success of prompts or of kinds of prompts.
+    """Base of methods that learn from the success of prompts or of kinds of prompts (arms).
 
     Attributes:
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
@@ -74,7 +75,7 @@ class SignalMethod(Controller):
     why_not_stale = "it keeps what a step was planned by until the step has been trained on"
     evidence: ClassVar[str] = ""
     remembers: ClassVar[bool] = True
-    """Whether it goes by the outcome of a prompt, or of its kind, when it was last answered."""
+    """Whether it uses earlier outcomes of the same prompt or kind of prompts."""
 
     def __init__(self, settings: SignalSettings) -> None:
         super().__init__(settings)
@@ -94,17 +95,17 @@ class SignalMethod(Controller):
         return Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Keep what rows are planned by.
+        """Keep the recipe's settings of the rollout, by which rows are planned.
 
         Raises:
-            ConfigError: for a column that prompts do not keep.
+            ConfigError: for a column in `by` that prompts do not keep.
         """
         self._rollout = recipe.rollout
         if self.settings.by not in ("prompt", "domain"):
             check_kept(recipe, self.settings.by, f"method {self.settings.name!r} (by)")
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That prompts without a second coming have no history."""
+        """A remark if prompts hardly ever recur, so that they have no history."""
         if not self.remembers or self.settings.by != "prompt" or not never_again(recipe):
             return []
         return [
@@ -113,20 +114,20 @@ class SignalMethod(Controller):
         ]
 
     def arm(self, prompt: Prompt) -> str:
-        """What of a prompt has a history, by the setting `by`."""
+        """The arm of a prompt, which has a history of results: the prompt, its domain or its column, by `by`."""
         if self.settings.by == "prompt":
             return prompt.uid
         return (prompt.domain or "") if self.settings.by == "domain" else str(prompt.extra.get(self.settings.by, ""))
 
     def arm_of(self, outcome: Outcome) -> str:
-        """The same of a row that was sampled."""
+        """The arm of a sampled row."""
         if self.settings.by == "prompt":
             return outcome.uid
         return outcome.domain if self.settings.by == "domain" else outcome.tags.get(self.settings.by, "")
 
     def success(self, outcome: Outcome) -> float | None:
-        """The success of a row, in [0, 1]; None where it is not known."""
-        # Given, hinted and replayed answers do not tell how often the student succeeds by itself now.
+        """The success of a row, in [0, 1]; None if it is unknown or the row is not on policy."""
+        # Given, hinted and replayed answers do not show how often the present student succeeds by itself.
         if not outcome.on_policy:
             return None
         if self.settings.signal == "reward":
@@ -137,7 +138,7 @@ class SignalMethod(Controller):
         return math.exp(-max(divergence, 0.0) / self.settings.scale)
 
     def results(self, outcomes: Sequence[Outcome]) -> dict[str, list[list[float]]]:
-        """The successes of each group of answers, by arm."""
+        """By arm, the successes of each group of answers."""
         groups: dict[tuple[str, str], list[float]] = {}
         for outcome in outcomes:
             value = self.success(outcome)
@@ -149,7 +150,7 @@ class SignalMethod(Controller):
         return found
 
     def rows_of(self, plan: StepPlan, prompt: Prompt, samples: int | None = None) -> tuple[PlannedRow, ...]:
-        """Rows for a prompt: those that the plan has, or new ones; with `samples`, so many new ones."""
+        """Rows for a prompt: those that the plan has, or new ones; with `samples`, this many new ones."""
         known = tuple(row for row in plan.rows if row.key.uid == prompt.uid)
         if self._rollout is None:
             raise RuntimeError(f"method {self.settings.name!r} plans before it has seen the recipe.")
@@ -167,22 +168,22 @@ class SignalMethod(Controller):
         return tuple(replace(row, tags={**row.tags, self.settings.by: self.arm(prompt)}) for row in known)
 
     def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
-        """Send `values` to all ranks with the rows of a prompt of this step; their means become metrics."""
+        """Attach `values` to the step's rows of a prompt, so that all ranks get them; their means become metrics."""
         if plan.step != self._planned:
             self._notes, self._planned = {}, plan.step
         self._notes[prompt.uid] = {f"{self.label}/{name}": value for name, value in values.items()}
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Put the notes on the rows."""
+        """Write the notes on the rows."""
         for row in rows:
             row.notes.update(self._notes.get(row.key.uid, {}))
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Means over the prompts of what was noted, and informative_share: those whose answers differ in success."""
+        """Means of the notes over prompts, and informative_share: prompts whose answers differ in success."""
         noted: dict[str, dict[str, float]] = {}
         for outcome in services.outcomes:
-            # All rows of a prompt carry the same notes, so one of them speaks for it.
+            # All rows of a prompt carry the same notes, so one row is enough.
             noted.setdefault(outcome.uid, dict(outcome.notes))
         names = sorted({name for notes in noted.values() for name in notes if name.startswith(f"{self.label}/")})
         metrics = {}
@@ -196,7 +197,7 @@ class SignalMethod(Controller):
 
 
 class Sampler(SignalMethod):
-    """Base of samplers: subclasses give `scores`, or `choose`, and learn in `observe`."""
+    """Base of samplers: subclasses give `scores` or `choose`, and learn in `observe`."""
 
     settings_type = SamplerSettings
     settings: SamplerSettings
@@ -237,40 +238,44 @@ class Sampler(SignalMethod):
         pool = list(planned)
         if self.settings.candidates > 1:
             pool += self.services.prompts(len(planned) * (self.settings.candidates - 1))
-        # A short table comes round within one pool, and a prompt chosen twice would be a group of twice the size.
+        # A short table wraps around within one pool, and a prompt chosen twice would be a group of twice the size.
         return list({prompt.uid: prompt for prompt in pool}.values())
 
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """The prompts of the step, each with its score above the mean of the pool."""
+        """The prompts of the step in the order of the pool, each with its score minus the mean of the pool.
+
+        Raises:
+            PluginError: for scores of a wrong number, or that are not numbers.
+        """
         scores = self.scores(pool, rng)
         if not hasattr(scores, "__len__"):
             raise PluginError(f"{type(self).__name__}.scores gave {short(scores)}; it returns a list of numbers.")
         if len(scores) != len(pool):
             raise PluginError(f"{type(self).__name__} gave {len(scores)} scores for a pool of {len(pool)} prompts.")
         for prompt, score in zip(pool, scores, strict=True):
-            if not hasattr(score, "__float__") or math.isnan(score):  # among NaN no order would mean anything
+            if not hasattr(score, "__float__") or math.isnan(score):  # NaN has no order
                 raise PluginError(f"{type(self).__name__} gave {prompt.name} the score {short(score)}; give a number.")
-        # Ties go to the earlier prompt, and the chosen ones keep the order of the pool: a function of the scores alone.
+        # Ties go to the earlier prompt and the pool's order is kept, so the choice depends on the scores alone.
         order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
         mean = math.fsum(scores) / len(scores)
         return [(pool[i], scores[i] - mean) for i in sorted(order)]
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-        """What each prompt is worth."""
+        """The score of each prompt of the pool; the highest are chosen."""
         raise PluginError(f"{type(self).__name__} does not implement scores.")
 
     def knows(self, prompt: Prompt) -> bool:
-        """Whether there is a history of the prompt, or of its kind."""
+        """Whether the prompt, or its kind, has a history."""
         return False
 
 
 class SuccessRates:
-    """Success rates by arm: the mean of each new group of answers enters with weight 1 - memory.
+    """Running success rates by arm: the mean of each new group of answers enters with weight 1 - memory.
 
     Args:
-        memory: weight of the past; 0 keeps the last rate alone.
+        memory: weight of the past; 0 keeps only the last rate.
     """
 
     def __init__(self, memory: float) -> None:
@@ -278,7 +283,7 @@ class SuccessRates:
         self.known: dict[str, float] = {}
 
     def learn(self, results: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """Take the successes of a step."""
+        """Update the rates with the successes of a step."""
         for arm, groups in results.items():
             for group in groups:
                 mean = math.fsum(group) / len(group)
@@ -286,7 +291,7 @@ class SuccessRates:
                 self.known[arm] = self.memory * old + (1.0 - self.memory) * mean
 
     def get(self, arm: str) -> float | None:
-        """The rate of an arm, None while it has none."""
+        """The rate of an arm; None if it has none yet."""
         return self.known.get(arm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -299,7 +304,7 @@ class SuccessRates:
 
 
 class RateSampler(Sampler):
-    """A sampler whose state is the success rate of each arm."""
+    """A sampler whose state is the success rate of each arm when it was last answered."""
 
     def __init__(self, settings: SamplerSettings) -> None:
         super().__init__(settings)
@@ -310,7 +315,7 @@ class RateSampler(Sampler):
         return self.rates.get(self.arm(prompt)) is not None
 
     def observe(self, report: StepReport) -> None:
-        """Take the rates of the step."""
+        """Update the rates with the step."""
         self.rates.learn(self.results(report.outcomes))
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,10 +323,10 @@ class RateSampler(Sampler):
         return self.rates.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.rates.load_state_dict(state)
 
 
 def never_begins(what: str, name: str, step: int, steps: int) -> str:
-    """The remark that a part of a method never begins."""
+    """The remark that a part of a method begins after the end of the run."""
     return f"a {what} of method {name!r} begins with step {step} and never acts: the run has {steps} (train.steps)"

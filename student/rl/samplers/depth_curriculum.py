@@ -1,13 +1,13 @@
-"""Composition-RL's curriculum: composed prompts of growing depth, each depth until it is solved often enough.
+"""Composition-RL's curriculum: composed prompts of growing depth, moving on when a depth is solved often enough.
 
     depth 1 first;   rate <- memory rate + (1 - memory) mean success of the step's prompts
     the depth grows by one, and the rate begins anew, where rate >= rise_at
 
 `opd compose` writes prompts with their depth in column `depth`, which `prompts.keep_columns` keeps; prompts without
-one have depth 1. `candidates` bounds how far a step reads on to find prompts of its depth, and the nearest lower
-depths fill up what is missing (metric depth_curriculum/at_depth). The authors train each depth to its end and go on
-from its checkpoint, with numbers that are not published: when to rise is ours. Source: Composition-RL, arXiv
-2602.12036 (text).
+one have depth 1. `candidates` bounds how far a step reads on to find prompts of its depth; the nearest lower depths,
+and then the higher ones, fill up what is missing (metric depth_curriculum/at_depth). The authors train each depth to
+its end and go on from its checkpoint, with numbers that are not published: when to rise is ours. Source:
+Composition-RL, arXiv 2602.12036 (text).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DepthCurriculumSettings(SamplerSettings):
 
 
 class DepthCurriculum(Sampler):
-    """The curriculum; see the module. Its state is the depth and the smoothed success at it."""
+    """A curriculum of composed prompts (Composition-RL); its state is the depth and its smoothed success."""
 
     settings_type = DepthCurriculumSettings
     settings: DepthCurriculumSettings
@@ -55,7 +55,7 @@ class DepthCurriculum(Sampler):
         self.rate: float | None = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse prompts that are all of depth 1, because they do not keep their column.
+        """Refuse a recipe whose prompts do not keep the column of depths, so that all would have depth 1.
 
         Raises:
             ConfigError: naming the setting that keeps it.
@@ -64,17 +64,20 @@ class DepthCurriculum(Sampler):
         check_kept(recipe, self.settings.column, f"method {self.settings.name!r}")
 
     def depth_of(self, prompt: Prompt) -> int:
-        """Of a prompt; 1 where nothing is said."""
+        """The depth of a prompt; 1 if its column is missing or empty."""
         return int(prompt.extra.get(self.settings.column) or 1)
 
     def knows(self, prompt: Prompt) -> bool:
-        """Whether anything was answered at the depth."""
+        """Whether any prompt was answered at the present depth."""
         return self.rate is not None
 
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """The first prompts of the depth, then of the depths below it, then of those above; the score is the depth."""
+        """The first prompts of the present depth, then of lower depths, then of higher ones, the nearest first.
+
+        Their score is the present depth.
+        """
 
         def order(index: int) -> tuple[bool, int, int]:
             depth = self.depth_of(pool[index])
@@ -83,11 +86,11 @@ class DepthCurriculum(Sampler):
         return [(pool[i], float(self.depth)) for i in sorted(range(len(pool)), key=order)[:count]]
 
     def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
-        """Also whether the prompt is of the depth."""
+        """Also note whether the prompt has the present depth."""
         super().note(plan, prompt, at_depth=float(self.depth_of(prompt) == self.depth), **values)
 
     def observe(self, report: StepReport) -> None:
-        """Smooth the success of the step's prompts of the depth, and go deeper where it is high enough."""
+        """Update the smoothed success with the step's prompts of the present depth, and go deeper if it is high."""
         mine = [o for o in report.outcomes if o.notes.get(f"{self.label}/at_depth")]
         found = [math.fsum(group) / len(group) for groups in self.results(mine).values() for group in groups]
         if not found:
@@ -98,9 +101,9 @@ class DepthCurriculum(Sampler):
             self.depth, self.rate = self.depth + 1, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Depth and smoothed success."""
+        """The depth and its smoothed success."""
         return {"depth": self.depth, "rate": self.rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.depth, self.rate = int(state["depth"]), state["rate"]

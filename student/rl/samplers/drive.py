@@ -1,12 +1,12 @@
-"""DRIVE (Pre-GRPO): phases that keep the hardest prompts of the phase before, with more answers to each.
+"""DRIVE (Pre-GRPO): phases that each keep the hardest prompts of the phase before, with more answers to each.
 
     set of a phase = the `keep` share of the set before it with the lowest success rates,   ties by uid
     answers to a prompt = `samples` of the phase
 
-Phases begin at given steps; before the first, all prompts are used. Prompts outside the set are passed over, so
-`candidates` bounds how far a step reads on; where it does not find enough, the hardest of the others fill the step
-(metric drive/inside). Source: arXiv 2511.06307 (text; its thresholds are not stated, those here are ours). Its first
-stage, on many easy prompts with 8 answers, is the run before the first phase; its hard stage has 64 answers.
+Phases begin at given steps; before the first one all prompts are used. Prompts outside the set are skipped, and
+`candidates` bounds how far a step reads on; if it does not find enough, the hardest of the others fill the step (metric
+drive/inside). Source: arXiv 2511.06307 (text; its thresholds are not stated, those here are ours). Its first stage, on
+many easy prompts with 8 answers, is the run before the first phase; its hard stage has 64 answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Phase(Settings):
-    """A phase."""
+    """A phase of the curriculum."""
 
     step: int = Field(ge=1, description="The step it begins with.")
     keep: float = Field(1 / 3, gt=0, lt=1, description="Share of the prompts before it that it keeps.")
@@ -54,7 +54,7 @@ class DriveSettings(SamplerSettings):
 
 
 class Drive(RateSampler):
-    """The sampler; see the module. Its state is the rates and the set of the phase."""
+    """A curriculum of ever harder prompts (DRIVE); its state is the success rates and the set of the phase."""
 
     settings_type = DriveSettings
     settings: DriveSettings
@@ -66,21 +66,21 @@ class Drive(RateSampler):
         self.entered = 0
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That a phase never begins."""
+        """Also a remark if a phase begins after the end of the run."""
         late = [phase.step for phase in self.settings.phases if phase.step >= recipe.train.steps]
         found = [] if not late else [never_begins("phase", self.settings.name, late[0], recipe.train.steps)]
         return super().remarks(recipe) + found
 
     def phase(self, step: int) -> int:
-        """How many phases have begun."""
+        """How many phases have begun at a step."""
         return sum(step >= phase.step for phase in self.settings.phases)
 
     def draw(self, planned: Sequence[Prompt], step: int) -> list[Prompt]:
-        """Further prompts only once there is a set to find."""
+        """The pool; only the planned prompts while there is no set."""
         return list(planned) if self.kept is None else super().draw(planned, step)
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-        """Prompts of the set at random, then the others, the hardest first; without a set as they come."""
+        """The set in random order, then the others, the hardest first; without a set the order of the pool."""
         if self.kept is None:
             return [-float(i) for i in range(len(pool))]
         inside = set(self.kept)
@@ -91,19 +91,19 @@ class Drive(RateSampler):
         return found
 
     def rows_for(self, plan: StepPlan, prompt: Prompt) -> tuple[PlannedRow, ...]:
-        """As many as the phase wants."""
+        """Rows of a chosen prompt, as many as the phase says."""
         phase = self.phase(plan.step)
         return self.rows_of(plan, prompt, self.settings.phases[phase - 1].samples if phase else None)
 
     def note(self, plan: StepPlan, prompt: Prompt, **values: float) -> None:
-        """Also whether the prompt is of the set."""
+        """Also note whether the prompt is in the set."""
         inside = float(self.kept is None or self.arm(prompt) in self.kept)
         super().note(plan, prompt, inside=inside, **values)
 
     def observe(self, report: StepReport) -> None:
-        """Take the rates of the step, and form the set of a phase that begins with the next one."""
+        """Update the rates, and form the set of a phase that begins with the next step."""
         super().observe(report)
-        # Now, after the last answers of the phase before it: a set formed later would be judged by the new phase's own.
+        # Formed right after the last answers of the phase before: later it would also reflect the new phase's answers.
         while self.entered < self.phase(report.step + 1):
             keep = self.settings.phases[self.entered].keep
             known = sorted(self.rates.known) if self.kept is None else self.kept
@@ -112,10 +112,10 @@ class Drive(RateSampler):
             self.entered += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Rates, the set, and how many phases formed it."""
+        """The rates, the set, and how many phases have formed it."""
         return {**super().state_dict(), "kept": self.kept, "entered": self.entered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.kept, self.entered = state["kept"], int(state["entered"])

@@ -1,14 +1,16 @@
-"""Group-robust RL: weights and numbers of answers by how hard a prompt has proved (Prompt-GDRO, Rollout-GDRO).
+"""Group-robust RL: weights of prompts and numbers of answers by observed difficulty (Prompt-GDRO, Rollout-GDRO).
 
     class of a prompt   the bin of its running success rate, edges 0.4 and 0.75, left only `hysteresis` beyond an edge
+
     prompt_gdro    score of a class = EMA of its mean loss / its share of the rows,   loss of a row = 1 - success
                    weight = (1 - gamma) softmax(eta score) + gamma / classes,   mean 1 over the step, at most 15
+
     rollout_gdro   answers to a prompt in proportion to sqrt(v) of its class,   v the EMA of its variance of success
                    whole numbers between `least` and `most` times rollout.samples_per_prompt, in all exactly as planned
 
-The released code weighs by the policy loss of the rows, whose mean is near 0 on policy; here it is the rate of failure.
-It also finds the numbers of answers by a bandit over counts; here they are those that its theory says are best. Prompts
-without a rate are a class of their own. Source: arXiv 2601.19280 and the released code, kishanpb/verl-gdro.
+The released code weighs by the policy loss of the rows, whose mean is near 0 on policy; here it is the failure rate. It
+also finds the numbers of answers by a bandit over counts; here they are those that its theory derives as optimal.
+Prompts without a rate are a class of their own. Source: arXiv 2601.19280 and the released code, kishanpb/verl-gdro.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _LARGEST = 15.0
 
 
 class GdroSettings(SignalSettings):
-    """Settings that both share."""
+    """Settings that both methods share."""
 
     edges: list[float] = Field(default_factory=lambda: [0.4, 0.75], description="Edges of the bins of success rates.")
     hysteresis: float = Field(0.03, ge=0, description="How far beyond an edge a prompt must go to change its class.")
@@ -53,7 +55,7 @@ class GdroSettings(SignalSettings):
 
 
 class Gdro(SignalMethod):
-    """The base: classes of prompts and an average of each; subclasses say of what."""
+    """Base: classes of prompts and an average for each; subclasses say what is averaged."""
 
     settings_type = GdroSettings
     settings: GdroSettings
@@ -66,7 +68,7 @@ class Gdro(SignalMethod):
         self.average: dict[str, float] = {}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse steps of one prompt, which has nothing to be weighed against.
+        """Refuse steps of a single prompt, which has nothing to be compared with.
 
         Raises:
             ConfigError: with the setting to raise.
@@ -79,16 +81,16 @@ class Gdro(SignalMethod):
             )
 
     def class_of(self, prompt: Prompt) -> str:
-        """The class of a prompt."""
+        """The class of a prompt, by its running success rate."""
         found = self.classes.get(self.arm(prompt))
         return NEW if found is None else str(found)
 
     def measured(self, groups: Sequence[Sequence[float]]) -> float:
-        """What is averaged, of the groups of a class."""
+        """The quantity that is averaged, from the groups of answers of a class."""
         raise TypeError(f"{type(self).__name__} does not implement measured")
 
     def observe(self, report: StepReport) -> None:
-        """Move the averages by the classes that prompts had, then rates and classes."""
+        """Update the averages by the classes that prompts had in the step, and then rates and classes."""
         results = self.results(report.outcomes)
         by_class: dict[str, list[list[float]]] = {}
         for arm, groups in results.items():
@@ -105,31 +107,31 @@ class Gdro(SignalMethod):
         edges, slack = self.settings.edges, self.settings.hysteresis
         if old is None:
             return sum(rate >= edge for edge in edges)
-        # Up only beyond an edge, down only below it: in between the class stays, or noise would toss it to and fro.
+        # Within the slack around an edge the class stays, or noise would flip it back and forth.
         above = sum(rate >= edge + slack for edge in edges)
         below = sum(rate >= edge - slack for edge in edges)
         return max(above, min(old, below))
 
     def state_dict(self) -> dict[str, Any]:
-        """Rates, classes and averages."""
+        """The rates, classes and averages."""
         return {**self.rates.state_dict(), "classes": dict(self.classes), "average": dict(self.average)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.rates.load_state_dict(state)
         self.classes = {str(arm): int(place) for arm, place in state["classes"].items()}
         self.average = {str(name): float(value) for name, value in state["average"].items()}
 
 
 class PromptGdroSettings(GdroSettings):
-    """Settings of the weights."""
+    """Settings of Prompt-GDRO."""
 
     eta: float = Field(0.65, gt=0, description="How sharply weights follow scores.")
     gamma: float = Field(0.01, ge=0, lt=1, description="Share of the weight that all classes have alike.")
 
 
 class PromptGdro(Gdro):
-    """The weights; see the module for the formula."""
+    """Larger weights for prompts of classes that fail more often (Prompt-GDRO)."""
 
     settings_type = PromptGdroSettings
     settings: PromptGdroSettings
@@ -139,25 +141,25 @@ class PromptGdro(Gdro):
         self._weight: dict[str, float] = {}
 
     def measured(self, groups: Sequence[Sequence[float]]) -> float:
-        """The mean loss."""
+        """The mean loss, 1 - success."""
         values = [1.0 - value for group in groups for value in group]
         return math.fsum(values) / len(values)
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Decide the weight of each prompt, from the rows of all ranks."""
+        """Set the weight of each prompt, from the planned rows of all ranks."""
         names = {row.key.uid: self.class_of(row.prompt) for row in plan.rows}
         rows = [names[row.key.uid] for row in plan.rows]
         shares = {name: rows.count(name) / len(rows) for name in sorted(set(rows))}
-        # Losses are divided by the shares, because a frequent class already counts once per row.
+        # Divide losses by the shares, because a frequent class already counts once per row.
         weights = class_weights(
             {name: self.average.get(name, 0.0) / share for name, share in shares.items()},
             self.settings.eta,
             self.settings.gamma,
         )
-        # Mean 1 over rows, so that the learning rate keeps its meaning.
+        # Mean 1 over rows, so that the effective learning rate does not change.
         mean = math.fsum(weights[name] * share for name, share in shares.items()) if rows else 1.0
         if plan.step != self._planned:
-            # Those of earlier steps would weigh rows that are replayed, until a resume forgot them.
+            # Weights of earlier steps would also apply to replayed rows, but would be lost on a resume.
             self._weight = {}
         self._weight |= {uid: min(weights[name] / mean, _LARGEST) for uid, name in names.items()}
         for prompt in {row.key.uid: row.prompt for row in plan.rows}.values():
@@ -172,27 +174,27 @@ class PromptGdro(Gdro):
         )
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Multiply the weights onto the rows."""
+        """Multiply the rows' weights by those of their prompts."""
         for row in super().compose(rows):
             row.weight *= self._weight.get(row.key.uid, 1.0)
         return rows
 
 
 class RolloutGdroSettings(GdroSettings):
-    """Settings of the numbers of answers."""
+    """Settings of Rollout-GDRO."""
 
     least: int = Field(2, ge=1, description="Fewest answers to a prompt.")
     most: float = Field(3.0, ge=1, description="Most answers to a prompt, in multiples of rollout.samples_per_prompt.")
 
 
 class RolloutGdro(Gdro):
-    """The numbers of answers; see the module for the formula."""
+    """More answers to prompts of classes with a larger variance of success (Rollout-GDRO)."""
 
     settings_type = RolloutGdroSettings
     settings: RolloutGdroSettings
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse bounds between which no number can move.
+        """Refuse bounds that leave every prompt the same number of answers.
 
         Raises:
             ConfigError: with the settings to change.
@@ -207,7 +209,7 @@ class RolloutGdro(Gdro):
             )
 
     def measured(self, groups: Sequence[Sequence[float]]) -> float:
-        """The mean variance of success."""
+        """The mean variance of success within a group."""
         found = []
         for group in groups:
             mean = math.fsum(group) / len(group)
@@ -215,7 +217,7 @@ class RolloutGdro(Gdro):
         return math.fsum(found) / len(found)
 
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Give each prompt its number of answers; a class that was never measured has the largest variance, 1/4."""
+        """Set each prompt's number of answers; an unmeasured class counts with the largest variance, 1/4."""
         prompts = list({row.key.uid: row.prompt for row in plan.rows}.values())
         if not prompts:
             return plan
@@ -244,9 +246,10 @@ def class_weights(scores: Mapping[str, float], eta: float, gamma: float) -> dict
 
 
 def allocate(variances: Sequence[float], total: int, *, least: int, most: int) -> list[int]:
-    """Whole numbers in [least, most] that add up to `total`, as nearly in proportion to sqrt(variance) as they can be.
+    """Whole numbers in [least, most] that add up to `total`, as nearly in proportion to sqrt(variance) as they can.
 
-    One at a time to the place that is farthest below its share; ties go to the earlier place.
+    They are given out one at a time, to the place farthest below its share; ties go to the earlier place. If `most`
+    is reached everywhere, they add up to less than `total`.
     """
     counts = [least] * len(variances)
     width = [math.sqrt(max(variance, 0.0)) for variance in variances]
@@ -256,6 +259,6 @@ def allocate(variances: Sequence[float], total: int, *, least: int, most: int) -
         able = [i for i, count in enumerate(counts) if count < most]
         if not able:
             break
-        # One at a time, because rounded shares would not add up to the rows that the step has planned.
+        # One at a time, because rounded shares need not add up to `total`.
         counts[max(able, key=lambda i: (share[i] - counts[i], -i))] += 1
     return counts

@@ -1,4 +1,4 @@
-"""GPS: a small generative model predicts the success of prompts it has not seen, from those it has.
+"""GPS: a small generative model predicts the success of unseen prompts from the results of others.
 
     observe   q(z | prompts and rates of the step) by an encoder, p(z | steps before) by a recurrent prior
               one step of Adam on   - E log p(rates | z, prompts) + KL(q || p)
@@ -6,9 +6,9 @@
     choose    greedily by   - (g - target)^2 + lambda D
               D   distance from what is chosen already, plus the distance from the mean of the last steps
 
-The paper's model has about 20M parameters and reads WordLlama embeddings; this one has about 30k and reads signed
-hashes of character n-grams, which need no model, so it generalises over wording and length and not over meaning.
-lambda, M and the widths are ours. Source: arXiv 2602.01970 (text; no code is public).
+The paper's model has about 20M parameters and reads WordLlama embeddings. This one has about 30k and reads signed
+hashes of character n-grams, which need no model, so it generalises over wording and length but not over meaning. Here
+Adam takes `fits` steps. lambda, M and the widths are ours. Source: arXiv 2602.01970 (text; no code is public).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GpsSettings(SamplerSettings):
 
 
 class Gps(Sampler):
-    """The sampler; see the module. Its state is the model with its optimizer and the mean of the last steps."""
+    """Prompts by a generative model of success (GPS); its state is the model and the mean of recent prompts."""
 
     settings_type = GpsSettings
     settings: GpsSettings
@@ -58,13 +58,13 @@ class Gps(Sampler):
         self._model: GpsModel | None = None
         self._seen = 0
         self._recent: NDArray[np.float32] = np.zeros(_WIDTH, np.float32)
-        # Outcomes do not hold what prompts say. It is saved, so that a run that is resumed after the update of a step
-        # learns from it; a step that is planned again fills it anew.
+        # Outcomes do not hold the prompts' texts, so their features are saved for a run that resumes after an update.
+        # A step that is planned again fills them anew.
         self._features: dict[str, NDArray[np.float32]] = {}
 
     @property
     def model(self) -> GpsModel:
-        """The model, made on first use."""
+        """The model, created on first use."""
         if self._model is None:
             from student.rl.samplers.gps_model import GpsModel
 
@@ -72,13 +72,13 @@ class Gps(Sampler):
         return self._model
 
     def knows(self, prompt: Prompt) -> bool:
-        """Whether the model has seen anything: it needs no history of the prompt itself."""
+        """Whether the model was ever fitted; it needs no history of the prompt itself."""
         return self._seen > 0
 
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """See the module; the score is nearness to the target."""
+        """The prompts of the step; the score is -(g - target)^2, minus the pool's mean."""
         features = np.stack([features_of(prompt) for prompt in pool])
         rates = self.model.predict(features, self.settings.draws, int(rng.integers(2**31)))
         near = -((rates - self.settings.target) ** 2)
@@ -86,7 +86,7 @@ class Gps(Sampler):
         least = np.full(len(pool), np.inf)
         chosen: list[int] = []
         for _ in range(count):
-            # Distance to the nearest prompt chosen so far: the next should add what is not there yet.
+            # Distance to the nearest prompt chosen so far, so that the next one adds something new.
             apart = np.where(np.isinf(least), 0.0, least) + far
             worth = near + self.settings.diversity * apart
             worth[chosen] = -np.inf
@@ -99,7 +99,7 @@ class Gps(Sampler):
         return [(pool[i], float(near[i] - near.mean())) for i in sorted(chosen)]
 
     def observe(self, report: StepReport) -> None:
-        """Fit the model to the rates of the step."""
+        """Fit the model to the success rates of the step."""
         results = {arm: groups for arm, groups in self.results(report.outcomes).items() if arm in self._features}
         if not results:
             return
@@ -114,12 +114,12 @@ class Gps(Sampler):
         self._seen += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, steps seen and recent prompts."""
+        """The model with its optimizer, the number of fitted steps, recent prompts, and the step's features."""
         model = None if self._model is None else self._model.state_dict()
         return {"model": model, "seen": self._seen, "recent": self._recent, "features": dict(self._features)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self._seen, self._recent = int(state["seen"]), np.asarray(state["recent"], np.float32)
         self._features = {str(arm): np.asarray(value, np.float32) for arm, value in state["features"].items()}
         self._model = None
@@ -128,11 +128,11 @@ class Gps(Sampler):
 
 
 def features_of(prompt: Prompt) -> NDArray[np.float32]:
-    """[64] of unit length: signed hashes of a prompt's character 1- to 3-grams, and its length in the last place."""
+    """[64] float32, unit length: signed hashes of a prompt's character 1- to 3-grams; last its log length."""
     text = prompt.text if prompt.messages is None else "\n".join(m["content"] for m in prompt.messages)
     text = f" {text} "
     found = np.zeros(_WIDTH, np.float32)
-    # Each n-gram is hashed once, however often it occurs: long prompts repeat most of theirs.
+    # Hash each distinct n-gram once: long prompts repeat most of theirs.
     grams = Counter(text[start : start + size] for size in (1, 2, 3) for start in range(len(text) - size + 1))
     for gram, count in grams.items():
         code = int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=4).digest(), "little")

@@ -1,4 +1,4 @@
-"""GPS' model: success rates of prompts from their features and a latent of the policy's present ability."""
+"""GPS' model: predicts success rates of prompts from their features and a latent of the policy's present ability."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LATENT, _HIDDEN = 8, 64
 
 
 class GpsModel:
-    """Encoder, recurrent prior and decoder, with their optimizer; float32 on the CPU, the same on every rank.
+    """Encoder, recurrent prior and decoder with their optimizer; float32 on the CPU, the same on every rank.
 
     Args:
-        width: of the features of a prompt.
+        width: D, the width of a prompt's features.
         seed: decides the first weights and all draws.
         learning_rate: of Adam.
     """
 
     def __init__(self, width: int, seed: int, learning_rate: float) -> None:
         self._seed = seed
-        # Apart from the run's own stream, which dropout draws from and a checkpoint holds.
+        # A forked generator, so that the run's own, which dropout uses and a checkpoint holds, does not move.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net = nn.ModuleDict(
@@ -45,7 +45,7 @@ class GpsModel:
 
     @torch.no_grad()
     def predict(self, features: NDArray[np.float32], draws: int, seed: int) -> NDArray[np.float64]:
-        """[N] mean success rates of prompts [N, D] under the prior of the coming step."""
+        """[N] mean success rates of prompts with features [N, D], over draws from the prior of the coming step."""
         mean, width = self._prior()
         noise = torch.from_numpy(_noise(seed, "predict", draws))
         total = sum(self._decode(torch.from_numpy(features), mean + width * draw).sigmoid() for draw in noise)
@@ -53,7 +53,17 @@ class GpsModel:
         return (total / draws).double().numpy()
 
     def fit(self, features: NDArray[np.float32], rates: NDArray[np.float32], steps: int, *, seed: int) -> float:
-        """Steps of Adam on the negative evidence bound, then move the memory on; returns the last bound, nats."""
+        """Take `steps` steps of Adam on the negative evidence lower bound, then advance the recurrent memory.
+
+        Args:
+            features: [N, D] of the step's prompts.
+            rates: [N] their success rates.
+            steps: of Adam.
+            seed: of the draws.
+
+        Returns:
+            The last negative bound, nats.
+        """
         x, y = torch.from_numpy(features), torch.from_numpy(rates)
         noise = torch.from_numpy(_noise(self._seed, f"fit/{seed}", steps))
         loss = torch.zeros(())
@@ -81,7 +91,7 @@ class GpsModel:
         return _gaussian(self.net["prior"](self.memory)[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and memory."""
+        """Weights, Adam's moments and memory."""
         moments = {str(i): dict(value) for i, value in self.optimizer.state_dict()["state"].items()}
         return {"net": dict(self.net.state_dict()), "moments": moments, "memory": self.memory}
 

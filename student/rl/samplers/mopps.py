@@ -1,12 +1,12 @@
-"""MoPPS: prompts whose success rate, drawn from a posterior, is nearest to a target.
+"""MoPPS: chooses prompts whose success rate, drawn from a Beta posterior, is nearest to a target.
 
     rate ~ Beta(a, b) of the prompt,   a = b = 1 before it was ever answered         (Thompson sampling)
     topk       score = -(rate - target)^2
     threshold  score = 0 inside [low, high], minus the distance to it outside
     after n answers with success rate s:   a <- lam a + (1 - lam) + s n,   b <- lam b + (1 - lam) + (1 - s) n
 
-lam below 1 forgets, because the policy moves; 0 keeps the last answers alone. The authors draw 16 times the batch as
-candidates. Their one-line update gives n = 1 the weight 8 by operator precedence, which is not copied. Source: the
+lam below 1 forgets, because the policy moves; 0 keeps only the last answers. The authors draw 16 times the batch as
+candidates. By operator precedence, their one-line update gives n = 1 the weight 8, which is not copied. Source: the
 released code of arXiv 2507.04632, thu-rllab/MoPPS, as notes on it give it; the default of lam is ours.
 """
 
@@ -39,7 +39,7 @@ class MoppsSettings(SamplerSettings):
 
 
 class Mopps(Sampler):
-    """The sampler; see the module for the formula. Its state is a and b of each prompt."""
+    """Prompts by Thompson sampling of success rates (MoPPS); its state is a and b of each prompt."""
 
     settings_type = MoppsSettings
     settings: MoppsSettings
@@ -54,7 +54,7 @@ class Mopps(Sampler):
         return self.arm(prompt) in self.counts
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-        """See the module."""
+        """A score for each prompt from a draw of its rate."""
         s, found = self.settings, []
         for prompt in pool:
             rate = float(rng.beta(*self.counts.get(self.arm(prompt), (1.0, 1.0))))
@@ -63,7 +63,7 @@ class Mopps(Sampler):
         return found
 
     def observe(self, report: StepReport) -> None:
-        """Move the posteriors."""
+        """Update the posteriors with the step's results."""
         lam = self.settings.lam
         for arm, groups in self.results(report.outcomes).items():
             a, b = self.counts.get(arm, (1.0, 1.0))
@@ -72,9 +72,9 @@ class Mopps(Sampler):
             self.counts[arm] = (lam * a + (1 - lam) + right, lam * b + (1 - lam) + answers - right)
 
     def state_dict(self) -> dict[str, Any]:
-        """The posteriors."""
+        """The parameters a and b of each posterior."""
         return {"counts": {arm: list(pair) for arm, pair in self.counts.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.counts = {str(arm): (float(a), float(b)) for arm, (a, b) in state["counts"].items()}

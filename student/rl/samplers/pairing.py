@@ -1,11 +1,11 @@
-"""Positive-negative pairing: half of a step from prompts that are hardly ever solved, half from hardly ever failed.
+"""Positive-negative pairing: half of a step from prompts that rarely succeed, half from prompts that rarely fail.
 
     p  the success rate of the prompt when it was last answered
     first half    the lowest p above 0;    second half   the highest p below 1
 
-Prompts with p of 0 or 1 come last; `explore` of the step goes to prompts without a rate, without which none would ever
-get one. The paper forms single pairs, of which a step here holds several; its weights by rare outcome are advantage
-weighted_grpo. Source: arXiv 2602.03452 (inferred from its abstract).
+Prompts with p of 0 or 1 come last. The share `explore` of a step goes to prompts without a rate, because otherwise none
+would ever get one. The paper forms single pairs, of which a step here holds several; its weights by rare outcome are
+advantage weighted_grpo. Source: arXiv 2602.03452 (inferred from its abstract).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PairingSettings(SamplerSettings):
 
 
 class Pairing(RateSampler):
-    """The sampler; see the module for the formula. Its state is the rates."""
+    """Hard and easy prompts in equal numbers; its state is the success rates."""
 
     settings_type = PairingSettings
     settings: PairingSettings
@@ -42,7 +42,7 @@ class Pairing(RateSampler):
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """See the module; the score is the distance of p from 1/2."""
+        """The prompts of the step; the score is the distance of p from 1/2, minus the pool's mean."""
         order = [pool[int(i)] for i in rng.permutation(len(pool))]
         rated = [(rate, prompt) for prompt in order if (rate := self.rates.get(self.arm(prompt))) is not None]
         new = [prompt for prompt in order if not self.knows(prompt)]
@@ -54,7 +54,7 @@ class Pairing(RateSampler):
             chosen = [prompt for _, prompt in useful]
         else:
             chosen = [prompt for _, prompt in (*useful[:low], *(useful[-high:] if high else []))]
-        # Answers all right or all wrong have nothing to compare: only where nothing else is left.
+        # Prompts whose answers are all right or all wrong give nothing to compare, so they only fill up.
         never = [prompt for rate, prompt in rated if rate in (0.0, 1.0)]
         chosen += [*new, *never][: count - len(chosen)]
         mean = math.fsum(map(self._distance, pool)) / len(pool)

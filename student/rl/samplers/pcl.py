@@ -1,12 +1,12 @@
-"""PCL: prompts whose value, predicted by a model that learns along with the policy, is nearest to a target.
+"""PCL: chooses prompts whose value, predicted by a model that learns along with the policy, is nearest to a target.
 
     pool    k times the prompts of a step,   chosen   those with the smallest |V(x) - tau|
     after the updates V(x) moves towards the mean reward of the answers to each chosen prompt
 
-V is a linear head on the student's hidden state behind the prompt, so that prompts that were never answered have a
-value, and every prompt of the pool costs one forward pass over it; the paper trains a second model of the policy's
-size. Before the first fit V is tau for every prompt. Rank 0 reads for all. Source: arXiv 2510.01135 (text; the head,
-its optimizer and its rate are ours).
+V is a linear head on the student's hidden state after the prompt, so prompts that were never answered have a value too,
+and the pool costs one forward pass over its prompts; the paper trains a second model of the policy's size. Before the
+first fit V is tau for every prompt. All ranks use the states that rank 0 read. Source: arXiv 2510.01135 (text; the
+head, its optimizer and its rate are ours).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PclSettings(SamplerSettings):
 
 
 class Pcl(Sampler):
-    """The sampler; see the module. Its state is the head with its moments, and the features of the last step."""
+    """Prompts by predicted value (PCL); its state is the head with its moments, and the last step's features."""
 
     settings_type = PclSettings
     settings: PclSettings
@@ -50,11 +50,11 @@ class Pcl(Sampler):
 
     def __init__(self, settings: PclSettings) -> None:
         super().__init__(settings)
-        # [H + 1]: weights and, last, the bias; made when the width is known.
+        # [H + 1]: weights, then the bias. Created in the first fit, when the width H is known.
         self.head: NDArray[np.float64] | None = None
         self.moments: NDArray[np.float64] | None = None
         self.moved = 0
-        # Outcomes do not hold what prompts say; a run that is resumed after an update learns from what is saved here.
+        # Outcomes do not hold the prompts' texts, so their features are saved for a run that resumes after an update.
         self._features: dict[str, NDArray[np.float32]] = {}
 
     def needs(self) -> Needs:
@@ -62,13 +62,13 @@ class Pcl(Sampler):
         return merge([super().needs(), Needs(models=frozenset({STUDENT}))])
 
     def knows(self, prompt: Prompt) -> bool:
-        """Whether the head has learnt from anything: it needs no history of the prompt itself."""
+        """Whether the head was ever fitted; it needs no history of the prompt itself."""
         return self.head is not None
 
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """See the module; the score is nearness to the target."""
+        """The prompts of the step; keeps the features of the chosen ones for `observe`."""
         features = self._read(pool)
         if plan.step != self._planned:
             self._features = {}
@@ -78,7 +78,7 @@ class Pcl(Sampler):
         return chosen
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-        """Minus the distance of the value from the target."""
+        """Minus the distance of each prompt's value from the target."""
         return [-abs(self.value(self._features[prompt.uid]) - self.settings.tau) for prompt in pool]
 
     def value(self, features: NDArray[np.float32]) -> float:
@@ -86,17 +86,17 @@ class Pcl(Sampler):
         return self.settings.tau if self.head is None else float((_with_one(features[None]) @ self.head)[0])
 
     def _read(self, pool: Sequence[Prompt]) -> NDArray[np.float32]:
-        """[N, H] hidden states behind the prompts, those that rank 0 read."""
+        """[N, H] float32 hidden states after the prompts, as rank 0 read them."""
         ids = [encode_prompt(prompt, self.services.tokenizer) for prompt in pool]
-        # A response of one token, which only says where the prompt ends.
+        # A response of one token, which only marks where the prompt ends.
         items = [ScoreItem(np.array([*found, found[-1]], np.uint32), len(found)) for found in ids]
         states = [scores.hidden for scores in self.services.read(items, PayloadSpec.hidden(), model=STUDENT)]
         found = np.stack([np.asarray(state, np.float32)[0] for state in states])
-        # Ranks may compute other last bits, and must choose the same prompts.
+        # Ranks may differ in the last bits, and must choose the same prompts.
         return np.asarray(self.services.gather(found)[0], np.float32)
 
     def observe(self, report: StepReport) -> None:
-        """Move the head towards the mean rewards of the step's prompts."""
+        """Fit the head to the mean success of the step's prompts."""
         rewards: dict[str, list[float]] = {}
         for outcome in report.outcomes:
             value = self.success(outcome)
@@ -116,16 +116,16 @@ class Pcl(Sampler):
             self.head, self.moments = adamw(self.head, self.moments, slope, self.moved, self.settings.learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Head, moments, how often they were moved, and features."""
+        """The head, its moments, the number of AdamW steps, and the features."""
         found = {"head": self.head, "moments": self.moments, "moved": self.moved}
         return found | {"features": dict(self._features)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore what `state_dict` gave."""
         self.head, self.moments, self.moved = state["head"], state["moments"], int(state["moved"])
         self._features = {str(uid): np.asarray(value, np.float32) for uid, value in state["features"].items()}
 
 
 def _with_one(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[N, H + 1] features and a 1 for the bias."""
+    """[N, H + 1] float64 features with a 1 for the bias."""
     return np.concatenate([features.astype(np.float64), np.ones((len(features), 1))], 1)

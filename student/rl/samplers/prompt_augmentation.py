@@ -1,9 +1,9 @@
-"""Prompt augmentation: every prompt of a step is asked through one of several templates, against collapse to one.
+"""Prompt augmentation: asks each prompt of a step through one of several templates, against collapse to one of them.
 
     template ~ uniform by (seed, step, prompt), the same for all answers to a prompt
     reward + format_weight where the answer matches the `format` of its template
 
-A prompt that its template would make longer than rollout.max_prompt_tokens is asked as it is (metric
+A prompt that its template would make longer than rollout.max_prompt_tokens is asked unchanged (metric
 prompt_augmentation/too_long_share). A template may begin the answer with a `prefix`, whose tokens are given and not
 trained on. The prompt keeps its uid, so histories and groups are those of the prompt whatever its template. The authors
 draw from about 13 templates, with rewards for each one's format. Source: arXiv 2602.03190 and the released code,
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Template(Settings):
-    """A way to ask."""
+    """A way to ask a prompt."""
 
     text: str = Field(description="What the student reads; {prompt} stands for the prompt, or the last user message.")
     prefix: str = Field("", description="What the answer begins with, given and not trained on.")
@@ -76,7 +76,7 @@ class PromptAugmentationSettings(ControllerSettings):
 
 
 class PromptAugmentation(Controller):
-    """The method; see the module. It has no state."""
+    """Asks prompts through random templates; it has no state."""
 
     settings_type = PromptAugmentationSettings
     settings: PromptAugmentationSettings
@@ -91,10 +91,10 @@ class PromptAugmentation(Controller):
         self._warned = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Keep how long a prompt may be.
+        """Keep the recipe's longest prompt.
 
         Raises:
-            ConfigError: for templates that are all alike, or a reward of formats that none has.
+            ConfigError: for templates that are all alike, or a format_weight without any format.
         """
         s = self.settings
         self._longest = recipe.rollout.max_prompt_tokens
@@ -107,7 +107,7 @@ class PromptAugmentation(Controller):
             )
 
     def start(self, services: Services) -> None:
-        """Encode the prefixes."""
+        """Encode the prefixes of the templates."""
         self._tokenizer = services.tokenizer
         for index, template in enumerate(self.settings.templates):
             if template.prefix:
@@ -144,7 +144,7 @@ class PromptAugmentation(Controller):
             )
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Reward the format."""
+        """Add the reward for the template's format, as part `format`."""
         for row in rows:
             place = row.tags.get(_TAG)
             if place in (None, _NONE):
@@ -158,7 +158,10 @@ class PromptAugmentation(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics templates, how many the step used, and format, the share of answers in theirs."""
+        """Metrics templates (how many the step used), too_long_share and format (share of answers in the format).
+
+        Their names begin with prompt_augmentation/.
+        """
         used = [outcome.tags[_TAG] for outcome in services.outcomes if _TAG in outcome.tags]
         metrics: dict[str, Any] = {"prompt_augmentation/templates": float(len(set(used) - {_NONE}))}
         if used:

@@ -1,9 +1,9 @@
-"""The null of prompt samplers: as many candidates as they have, and a random choice.
+"""The baseline of prompt samplers: as many candidates as they have, and a random choice.
 
     score ~ U(0, 1)
 
-A sampler has shown something only where it beats this at the same `candidates`, since drawing more also moves a run
-faster through its table. Source: ours.
+A sampler has shown an effect only if it beats this one at the same `candidates`, since drawing more prompts also moves
+a run faster through its table. Source: ours.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class RandomPrompts(Sampler):
-    """The sampler; see the module. It has no state."""
+    """A random choice among the candidates; it has no state."""
 
     evidence = "own"
     remembers = False
 
     def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-        """See the module."""
+        """A uniform random score for each prompt."""
         return [float(value) for value in rng.random(len(pool))]

@@ -1,10 +1,10 @@
-"""SEC: a bandit over kinds of prompts, paid by how much the policy learns from each.
+"""SEC: a bandit over kinds of prompts, rewarded by how much the policy learns from each kind.
 
     pay of a kind   mean |A| over its answers of the step,   A = (s - mean s) / std s within a prompt
     Q <- alpha pay + (1 - alpha) Q,    a kind is drawn with probability softmax(Q / tau), its prompt uniformly
 
 For binary rewards the pay of a prompt is 2 sqrt(p (1 - p)), largest at p = 1/2. Kinds that were never drawn have the
-Q of the best one. Kinds are domains, or values of a kept column such as a difficulty (`by`). Source: arXiv 2505.14970
+largest Q. Kinds are domains, or values of a kept column such as a difficulty (`by`). Source: arXiv 2505.14970
 (abstract; alpha and tau are ours).
 """
 
@@ -37,7 +37,7 @@ class SecSettings(SamplerSettings):
 
 
 class Sec(Sampler):
-    """The sampler; see the module for the formula. Its state is Q."""
+    """A bandit over kinds of prompts (SEC); its state is Q."""
 
     settings_type = SecSettings
     settings: SecSettings
@@ -48,13 +48,13 @@ class Sec(Sampler):
         self.value: dict[str, float] = {}
 
     def knows(self, prompt: Prompt) -> bool:
-        """Whether the kind was paid before."""
+        """Whether the kind has a Q."""
         return self.arm(prompt) in self.value
 
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """Draw a kind and then one of its prompts, until there are enough; the score is Q."""
+        """Draw a kind and then one of its prompts, until there are enough; the score is Q minus the pool's mean."""
         best = max(self.value.values(), default=0.0)
         left: dict[str, list[Prompt]] = {}
         for prompt in pool:
@@ -62,19 +62,19 @@ class Sec(Sampler):
         mean = math.fsum(self.value.get(self.arm(p), best) for p in pool) / len(pool)
         chosen = []
         for _ in range(count):
-            # Sorted: a draw is an index, which should not depend on the kind that came first in the pool.
+            # Sorted, so that the drawn index does not depend on the order of kinds in the pool.
             arms = sorted(left)
             weights = [math.exp((self.value.get(arm, best) - best) / self.settings.tau) for arm in arms]
             total = math.fsum(weights)
             arm = arms[int(rng.choice(len(arms), p=[weight / total for weight in weights]))]
             mine = left[arm]
             chosen.append((mine.pop(int(rng.integers(len(mine)))), self.value.get(arm, best) - mean))
-            if not mine:  # the others share its probability from now on
+            if not mine:  # the other kinds share its probability from here on
                 del left[arm]
         return chosen
 
     def observe(self, report: StepReport) -> None:
-        """Pay the kinds."""
+        """Update Q with the pay of each kind."""
         for arm, groups in self.results(report.outcomes).items():
             pay = [abs(value) for group in groups for value in standardised(group)]
             new, alpha = math.fsum(pay) / len(pay), self.settings.alpha
@@ -85,11 +85,11 @@ class Sec(Sampler):
         return {"value": dict(self.value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restore what `state_dict` gave."""
         self.value = {str(arm): float(value) for arm, value in state["value"].items()}
 
 
 def standardised(values: Sequence[float]) -> list[float]:
-    """Values less their mean over their deviation; zeros where all are equal."""
+    """Values minus their mean, over their population deviation; zeros if all are equal."""
     mean, width = math.fsum(values) / len(values), deviation(values, 0)
     return [(value - mean) / width if width else 0.0 for value in values]

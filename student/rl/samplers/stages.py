@@ -2,8 +2,8 @@
 
     stages: [{step: 0, domains: [math], max_new_tokens: 8192}, {step: 300, domains: [code]}]
 
-Prompts of other domains are passed over; `candidates` bounds how far a step reads on, and a step with too few prompts
-of its domains is smaller. The paper trains on mathematics first and on code then, with limits that grow; it makes
+Prompts of other domains are skipped, and `candidates` bounds how far a step reads on; a step that finds too few prompts
+of its domains is smaller. The paper trains on mathematics first and then on code, with limits that grow, and makes
 exactly one update per batch, which is train.minibatches 1 and train.epochs 1. Source: abstract of arXiv 2505.16400.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Stage(Settings):
-    """A stage."""
+    """A stage of the run."""
 
     step: int = Field(ge=0, description="The step it begins with.")
     domains: list[str] = Field(default_factory=list, description="Domains of its prompts; empty for all.")
@@ -54,7 +54,7 @@ class StagesSettings(SamplerSettings):
 
 
 class Stages(Sampler):
-    """The curriculum; see the module. It has no state: the step decides."""
+    """A curriculum of domains and lengths by step (AceReason-Nemotron); it has no state."""
 
     settings_type = StagesSettings
     settings: StagesSettings
@@ -62,7 +62,7 @@ class Stages(Sampler):
     remembers = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse limits over that of the recipe, which the handshake was made for.
+        """Refuse limits over the recipe's, which the handshake with the engine was made for.
 
         Raises:
             ConfigError: with the setting to raise.
@@ -76,7 +76,7 @@ class Stages(Sampler):
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """That a stage never begins."""
+        """A remark if a stage begins after the end of the run."""
         late = [stage.step for stage in self.settings.stages if stage.step >= recipe.train.steps]
         return [] if not late else [never_begins("stage", self.settings.name, late[0], recipe.train.steps)]
 
@@ -87,14 +87,14 @@ class Stages(Sampler):
     def choose(
         self, pool: Sequence[Prompt], count: int, rng: np.random.Generator, plan: StepPlan
     ) -> list[tuple[Prompt, float]]:
-        """The first prompts of the stage's domains."""
+        """The first prompts of the stage's domains; the score is the share of the pool that was skipped."""
         domains = self.stage(plan.step).domains
         found = [prompt for prompt in pool if not domains or (prompt.domain or "") in domains]
         passed = 1.0 - len(found) / len(pool)
         return [(prompt, passed) for prompt in found[:count]]
 
     def rows_for(self, plan: StepPlan, prompt: Prompt) -> tuple[PlannedRow, ...]:
-        """With the limit of the stage."""
+        """Rows of a chosen prompt, with the stage's length limit."""
         limit = self.stage(plan.step).max_new_tokens
         rows = self.rows_of(plan, prompt)
         return rows if limit is None else tuple(replace(r, max_new_tokens=min(r.max_new_tokens, limit)) for r in rows)
