@@ -13,9 +13,10 @@ R_seg = sum_i gamma^i r_i is its discounted reward.
 
 Values after the last turn are 0. A part includes its tags; where two parts share a token their advantages add up there,
 and tokens outside all parts have credit 0. A turn without action tags has A_low on all its tokens, and a turn without a
-readable switch keeps its subgoal. V_high and V_term read the state before the turn; V_low reads the state after the
-subgoal, or else after the switch, or else before the turn. The three heads are linear in the hidden states of the
-student's first weights, and each is fitted with AdamW to A + V of its turns in the step.
+readable switch keeps its subgoal; any text in it other than KEEP switches. V_high and V_term read the state before the
+turn; V_low reads the state after the subgoal, or else after the switch, or else before the turn, passing over a tag
+that ends the turn. The three heads are linear in the hidden states of the student's first weights, and each is fitted
+with AdamW to A + V of its turns in the step.
 
 Source: arXiv 2602.16165 (abstract) and the released code, JonP07/HiPER-agent (hier_gae/core_hgae.py, hier_mask.py,
 read; gamma 1 and lam_segment 0.95 are its defaults; lam_turn 1 is ours, its own was not found). Differences: the code

@@ -3,7 +3,7 @@
     A_ik   (R_i - mean_a R) / (std_a R + 1e-6),   a the agent that acted in turn k
 
 The mean and deviation of agent a are over all its turns in the episodes of the prompt, each turn a sample with its
-episode's reward; one mean for all agents would be biased towards those with more turns or other rewards. A single
+episode's reward; one mean for all agents would treat those with other rewards or numbers of turns unfairly. A single
 sample keeps R. The environment says who acts next (`Observation.info["agent"]`). Where agents have rows of their own,
 `group: [uid, agent]` of any estimator does the same. Evidence: text and code (langfengQ/DrMAS, read).
 """

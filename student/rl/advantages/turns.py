@@ -80,7 +80,7 @@ class TurnAdvantage(Advantage):
     reads_turns: ClassVar[bool] = True
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
-        """See the module."""
+        """Credit per token of each episode, from `of_turns`."""
         found = [returns(outcome, self.settings.discount) for outcome in outcomes]
         values = self.of_turns(found, self._at_turns(outcomes, found))
         return [spread(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
