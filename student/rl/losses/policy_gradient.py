@@ -204,7 +204,7 @@ class PolicyGradient(Term):
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the credit of this rank's rows from the outcomes of all ranks."""
-        # Only this step's rows: an entry keeps its row alive, so that no other object can take its id.
+        # Cleared every step: an entry keeps its row in memory, and thereby the row's id its own.
         self._credit = _ByRow()
         self._estimate(rows, outcomes, places)
 
@@ -224,7 +224,7 @@ class PolicyGradient(Term):
         return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
 
     def admits(self, row: Row | Outcome) -> bool:
-        """Also refuse truncated rows with `skip_truncated`."""
+        """Whether the row may be learnt from; with `skip_truncated` a truncated one may not."""
         return super().admits(row) and not (self.settings.skip_truncated and row.truncated)
 
     def _counts(self, outcome: Outcome) -> bool:
@@ -351,7 +351,7 @@ class PolicyGradient(Term):
         if dual is not None:
             bounded = torch.maximum(gain, dual * advantage)
             bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
-            # For A > 0 the clip already bounds the size of the loss; for A < 0 nothing else does.
+            # For A > 0 the clip already bounds the gain from above; for A < 0 nothing else bounds the loss.
             gain = torch.where(advantage < 0, bounded, gain)
         return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 

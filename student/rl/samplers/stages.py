@@ -62,7 +62,7 @@ class Stages(Sampler):
     remembers = False
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse limits over the recipe's, which the handshake with the engine was made for.
+        """Refuse limits over the recipe's, with which the handshake checks the teachers.
 
         Raises:
             ConfigError: with the setting to raise.
