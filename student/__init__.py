@@ -1,10 +1,10 @@
-"""The student: one training loop, a file per stage that it calls, methods (a paper a file) and RL plug-ins.
+"""The student: the training loop, one module per stage of a step, one file per published method, and RL plug-ins.
 
-The public face, imported lazily:
+The public interface, imported lazily so that `import student` does not load torch:
 
-    train       a whole job from a recipe
-    run_eval    a model on a recipe's held-out prompts
-    Recipe      everything that a job can be told
+    train       run a whole training job from a recipe
+    run_eval    evaluate a model on a recipe's held-out prompts
+    Recipe      all settings of a job
 """
 
 from importlib import import_module

@@ -1,13 +1,15 @@
-"""A model's answers to a recipe's training prompts, as the file that method `expert_rows` reads.
+"""Writes a model's answers to a recipe's training prompts, in the JSON lines format that method `expert_rows` reads.
+
+How an answer is chosen:
 
     greedy     the most likely token at every position
     sampled    one draw at the given temperature
-    verified   up to n draws: the first that the verifier calls correct; prompts without one are left out
-    best       n draws: the one with the highest verdict, among equals the most probable answer as a whole
+    verified   the first of up to n draws that the verifier calls correct; prompts without one are left out
+    best       of n draws, the one with the highest verdict; ties go to the answer with the highest total log-prob
 
-Each line is {"prompt", "answer", "tokens", "drawn", "value", "truncated"}: `drawn` counts the tokens of all draws that
-the answer cost, `value` is the verdict (null where the verifier cannot tell). Draws come from streams of their own, so
-the same recipe, model and seed give the same file.
+Each line is {"prompt", "answer", "tokens", "drawn", "value", "truncated"}: `tokens` is the length of the answer,
+`drawn` the number of tokens in all draws made for this prompt, and `value` the verdict (null where the verifier cannot
+tell). Every draw has its own named random stream, so the same recipe, model and seed give the same file.
 """
 
 import json
@@ -30,19 +32,19 @@ from student.rollout.answering import AnsweringModel
 How = Literal["greedy", "sampled", "verified", "best"]
 HOWS: tuple[How, ...] = get_args(How)
 _CHUNK = 1024
-"""Prompts answered between two writes."""
+"""Number of prompts that are answered before their answers are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """What a file of answers cost.
+    """What a file of answers contains and what it cost.
 
     Attributes:
-        prompts: asked.
-        answered: lines of the file.
+        prompts: number of prompts asked.
+        answered: number of prompts with an answer in the file, which is its number of lines.
         correct: share of the judged answers in the file that are correct; None when none could be judged.
-        tokens: of the answers in the file.
-        drawn: sampled in all, answers that were not kept included.
+        tokens: number of tokens of the answers in the file.
+        drawn: number of tokens sampled in all, including those of answers that were not kept.
     """
 
     prompts: int
@@ -64,28 +66,28 @@ def write_answers(
     temperature: float = 1.0,
     log: Callable[[str], None] = lambda line: None,
 ) -> AnswerReport:
-    """Answer `prompts` with the model at path `model` and write the file in one step.
+    """Answer `prompts` with `model` and write the file `out`, and a report of it with suffix .report.json.
 
     Args:
-        recipe: gives lengths, batch size, element type, attention, stop tokens and seed.
+        recipe: gives lengths, batch size, dtype, attention, stop tokens and seed.
         source: verifies the answers.
-        prompts: to be answered, each once.
-        model: folder or hub id.
-        out: the file; an existing one is replaced at the end.
-        how: see the module.
-        draws: most draws per prompt, for verified and best.
-        temperature: of the draws; greedy has none.
-        log: called with a line for people.
+        prompts: the prompts to answer, each listed once.
+        model: folder or hub id of the model that answers.
+        out: the output file. An existing one is replaced only when all prompts are answered.
+        how: how an answer is chosen, see the module.
+        draws: maximum number of draws per prompt, for verified and best.
+        temperature: sampling temperature; not used by greedy.
+        log: called with a line of progress after each chunk of prompts.
 
     Raises:
-        DataError: when not one prompt has an answer.
+        DataError: when no prompt has an answer.
     """
     answering = AnsweringModel.load(recipe, model)
     limit = recipe.rollout.max_new_tokens
     level = 0.0 if how == "greedy" else temperature
 
     def draw(chunk: Sequence[Prompt], number: int) -> list[Row]:
-        # The number of the draw stands for the step in the names of the random streams, so that draws differ.
+        # Random streams are named by the step. The number of the draw takes its place, so that draws differ.
         plan = plan_step(number, chunk, samples=1, max_new_tokens=limit, temperature=level)
         rows = answering.answer(plan.rows, "answers")
         for row in rows:
@@ -93,7 +95,7 @@ def write_answers(
         return rows
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    # What is at `out` is whole at any time: the answers of hours may be in use by a run that trains on them.
+    # `out` is replaced by one rename at the end, so a run that reads an earlier version never sees a partial file.
     draft = out.with_suffix(".part")
     kept: list[tuple[Row, int]] = []
     drawn = 0
@@ -123,10 +125,10 @@ def _report(prompts: int, kept: Sequence[Row], drawn: int) -> AnswerReport:
 
 
 def check_how(how: str) -> How:
-    """`how` as one of the known ways.
+    """Return `how`, narrowed to the literal type.
 
     Raises:
-        ConfigError: when it is none.
+        ConfigError: when it is not one of `HOWS`.
     """
     for known in HOWS:
         if how == known:
@@ -137,7 +139,12 @@ def check_how(how: str) -> How:
 def _answer(
     chunk: Sequence[Prompt], draw: Callable[[Sequence[Prompt], int], list[Row]], how: How, draws: int
 ) -> tuple[list[tuple[Row, int]], int]:
-    """The kept row of each prompt with the tokens of its draws, in the order of the prompts; and all tokens drawn."""
+    """Draw and choose answers.
+
+    Returns:
+        The kept rows in the order of the prompts, each with the number of tokens drawn for its prompt, and the number
+        of tokens drawn for all prompts.
+    """
     best: dict[str, Row] = {}
     spent: dict[str, int] = {}
     waiting = list(chunk)
@@ -161,7 +168,7 @@ def _correct(row: Row) -> bool:
 
 
 def _rank(row: Row) -> tuple[float, float]:
-    """Verdict first, then the log-prob of the whole answer, in nats."""
+    """Sort key for the best draw: the verdict (-1 if unknown), then the total log-prob of the answer in nats."""
     value = row.verdict_value
     return -1.0 if value is None else value, float(row.behaviour_logp.sum())
 
@@ -178,7 +185,7 @@ def _line(row: Row, drawn: int) -> dict[str, object]:
 
 
 def _asked(prompt: Prompt) -> object:
-    """The prompt by which the file's reader finds it: without the system message that the recipe puts before it."""
+    """The prompt as `expert_rows` looks it up: without the system message that the recipe puts before it."""
     if prompt.messages is None:
         return prompt.text
     messages = list(prompt.messages)

@@ -68,7 +68,7 @@ def answers(
     _check_out(out, job)
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
     try:
-        # As the run does: what it leaves out changes which prompts it takes, and in which order.
+        # A run drops overlong prompts first. Without the same step, the stream would yield other prompts than the run.
         weights = Weights.of(job.model, None)
         fit_prompts(job, source, load_tokenizer(weights.base, weights.revision))
         count = prompts or job.train.steps * job.rollout.prompts_per_step
@@ -85,10 +85,10 @@ def answers(
 
 
 def _check_out(out: Path, job: "Recipe") -> None:
-    """Refuse a file of `--out` that is a folder, or that is read.
+    """Check that `--out` is neither a folder nor a file that the recipe's prompts are read from.
 
     Raises:
-        ConfigError: in these cases.
+        ConfigError: if it is.
     """
     from opd.errors import ConfigError
     from opd.tasks.settings import files_of

@@ -1,4 +1,4 @@
-"""Jobs from Python: what `opd train` and `opd eval` do, as functions."""
+"""The Python interface to jobs: `opd train` and `opd eval` as functions."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,22 +9,23 @@ from opd.errors import ConfigError
 from student.recipe import Recipe
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
-"""A recipe: the settings themselves, a dictionary of them, or the path of a YAML file."""
+"""A recipe as a `Recipe`, as a mapping with its keys, or as the path of a YAML file."""
 
 
 def train(recipe: RecipeLike, *overrides: str, resume: bool = False) -> dict[str, Any]:
-    """Train a student to the end of its recipe.
+    """Run a training job to its end.
 
     Args:
-        recipe: the job.
-        overrides: "dotted.key=value", for recipes given as a file.
-        resume: go on from the newest intact checkpoint of the run folder.
+        recipe: the recipe of the job.
+        overrides: settings that replace those of the file, each "dotted.key=value"; only for a recipe given as a path.
+        resume: continue from the newest intact checkpoint of the run folder.
 
     Returns:
-        run (folder), checkpoint, steps, response_tokens, seconds, and the evaluations before and after.
+        The run's summary: run (its folder), checkpoint, steps, response_tokens, seconds, and the evaluations before
+        and after.
 
     Raises:
-        OpdError: what stops a run, with a readable message and an exit code of its own.
+        OpdError: when something stops the run. Each subclass has a readable message and its own exit code.
     """
     from student.loop import train as run
 
@@ -35,16 +36,16 @@ def run_eval(model: str | Path, recipe: RecipeLike, *overrides: str) -> dict[str
     """Evaluate a model on the held-out prompts of a recipe.
 
     Args:
-        model: folder or hub id.
+        model: folder or hub id of the model.
         recipe: gives prompts, limits, seed and the `eval` group.
-        overrides: "dotted.key=value", for recipes given as a file.
+        overrides: settings that replace those of the file, each "dotted.key=value"; only for a recipe given as a path.
 
     Returns:
-        accuracy with the half width of its 95 % interval, reverse_kl (nats per token, with its estimator), length,
-        truncation, repetition, and the same by domain.
+        The report of `student.evaluate_model.evaluate_model`: accuracy with the half-width of its 95 % interval,
+        reverse_kl (nats per token, with its estimator), mean length, truncation, repetition, and accuracy by domain.
 
     Raises:
-        OpdError: as `train`.
+        OpdError: as `train` does.
     """
     from student.evaluate_model import evaluate_model
 

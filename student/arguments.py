@@ -1,4 +1,4 @@
-"""Arguments that several of the student's commands share."""
+"""Command-line arguments that several of the student's commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,14 +10,14 @@ from opd.errors import ConfigError
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[dotted.key=value ...]", help="Replace keys of the recipe.")
 ]
-"""Values for keys of the recipe, which win over the file; None without any."""
+"""Settings that take precedence over the recipe's file, each "dotted.key=value"; None if there are none."""
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file of `--out` that could not be written once the work is done.
+    """Check before the work begins that the file `--out` can be created after it.
 
     Raises:
-        ConfigError: for a folder, or a file in a folder that does not exist.
+        ConfigError: if `out` is a folder, or its parent folder does not exist.
     """
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it.")

@@ -22,7 +22,7 @@ def _print_keys(wanted: bool) -> None:
 
 
 def _started_again(run: Path) -> bool:
-    """Whether torchrun is restarting the ranks because one was lost after the run had begun: then the run resumes."""
+    """Whether torchrun has restarted the ranks after losing one of a run that had begun, so that it must resume."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (run / "recipe.yaml").exists()
 
 
@@ -70,7 +70,7 @@ def train(
     if offline and not dry_run:
         raise ConfigError("--offline belongs to --dry-run: a run needs its teachers and prompts.")
     job = load_settings(Recipe, recipe, overrides or ())
-    # Before the heavy imports: a wrong plug-in setting or model name is refused at once.
+    # Before the slow imports, so that a wrong plug-in setting or model name is reported at once.
     build_plugins(job)
     resume = resume or _started_again(job.run)
     if not offline and not resume:

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 
 def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
-    """Validate a recipe and return its resolved form with what the objective needs.
+    """Check a recipe as far as possible without loading the student's weights.
 
     Args:
         recipe: the recipe.
-        offline: leave out what needs teachers, data or the student's tokenizer.
-        resume: the run would be resumed.
+        offline: skip the checks that need teachers, data or the student's tokenizer.
+        resume: check the recipe as for a run that is resumed from its newest checkpoint.
+
+    Returns:
+        Lines for the user: the resolved recipe as YAML, what the objective needs from teachers, notes and warnings,
+        and, unless offline, the first prompt, the teachers and the plan of memory and time.
 
     Raises:
-        OpdError: for the first thing that would stop the run.
+        OpdError: for the first problem that would stop the run.
     """
     weights = None
     if resume:
@@ -55,7 +59,10 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
 
 
 def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: str | None) -> Iterator[str]:
-    """What needs the student's tokenizer, the prompts and the teachers; a resumed run has `weights` of its own."""
+    """The checks that need the student's tokenizer, the prompts and the teachers, with lines for the user.
+
+    `weights` is the model folder of the checkpoint that a resumed run continues from; None for a new run.
+    """
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import Weights, load_tokenizer
     from student.scoring.contexts import Contexts
@@ -72,7 +79,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
     stops = stop_set(tokenizer, generation_stops(model.base, model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
-    # From here on the servers are needed: what can be refused without them has been.
+    # Only from here on are the servers needed. All checks that do without them come before.
     models = _shake_hands(recipe, needs, source, tokenizer)
     first = source.prompts("train", 1)[0]
     map_of(recipe, stops.ids, models.infos, needs)

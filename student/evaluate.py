@@ -1,4 +1,7 @@
-"""Evaluation: sample held-out prompts, verify the answers, measure reverse KL against the teacher."""
+"""The report of an evaluation, made from verified answers, and the protocol of the measures of reverse KL.
+
+`student.evaluator` samples, verifies and scores the answers.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +17,10 @@ from student.scoring.needs import Needs
 
 
 class EvalMeasure(Protocol):
-    """Measures KL(student || teacher) on scored answers; `student.plugins.build_measure` chooses one.
+    """Measures KL(student || teacher) on scored answers; `student.plugins.build_measure` chooses an implementation.
 
     Attributes:
-        estimator: description of the estimator, for reports.
+        estimator: short description of the estimator, for reports.
     """
 
     estimator: str
@@ -28,24 +31,25 @@ class EvalMeasure(Protocol):
     def measure(
         self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
     ) -> tuple[float, float]:
-        """The sum over the trained tokens of `rows`, nats, and their number, without gradient.
+        """Return the sum of the divergence over the trained tokens of `rows` in nats, and the number of these tokens.
 
-        `look` is called with each micro-batch. Ranks may have different numbers of rows, including none.
+        No gradient is computed. `look` is called with each micro-batch. Ranks may have different numbers of rows,
+        including none.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The facts about an answer that a report needs; small, because every rank gets those of all ranks.
+    """The facts about an answer that a report needs. They are kept small because every rank receives those of all.
 
     Attributes:
         place: index of its row in the plan of all ranks.
         value: value of its verdict; None if unknown.
-        correct: whether the verdict is correct.
-        domain: domain of its prompt.
-        length: response tokens.
-        truncated: whether it hit the length limit.
-        repetition: share of 4-grams that occur earlier in it.
+        correct: whether the verdict is CORRECT; False if it is unknown.
+        domain: domain of its prompt, if it has one.
+        length: number of response tokens.
+        truncated: whether the response hit the length limit.
+        repetition: share of its 4-grams that occur earlier in it.
     """
 
     place: int
@@ -77,13 +81,13 @@ def report(
     reverse_kl: float | None,
     estimator: str = "",
 ) -> EvalReport:
-    """Make a report from answers, which are grouped by prompt, `samples` each.
+    """Make the report of an evaluation.
 
     Args:
-        answers: the answers of all ranks, in the order of the plan.
-        samples: answers per prompt.
-        reverse_kl: nats per token; None if it was not measured.
-        estimator: how it was measured.
+        answers: the answers of all ranks in the order of the plan, so that each prompt has `samples` in a row.
+        samples: number of answers per prompt.
+        reverse_kl: KL(student || teacher) in nats per token; None if it was not measured.
+        estimator: description of how it was measured.
     """
     per_prompt: list[float | None] = []
     domains: dict[str, list[float]] = {}
@@ -115,7 +119,10 @@ def report(
 
 
 def _pass_at(right: Sequence[tuple[int, int]], samples: int) -> dict[int, tuple[float, float | None]]:
-    """pass@k from (correct, judged) answers of each prompt, over prompts with at least k judged ones."""
+    """Mean pass@k and the half-width of its 95 % interval, by k, over the prompts with at least k judged answers.
+
+    `right` has the numbers of correct and of judged answers of each prompt.
+    """
     found = {}
     for k in ks_up_to(samples) if samples > 1 else []:
         values = [pass_at_k(correct, judged, k) for correct, judged in right if judged >= k]

@@ -1,4 +1,4 @@
-"""`opd eval`: a model on a recipe's held-out prompts, with the same rollouts and measures as in training."""
+"""`opd eval`: evaluates a model on a recipe's held-out prompts, with the rollouts and measures that training uses."""
 
 import time
 from contextlib import ExitStack
@@ -12,18 +12,19 @@ from student.scoring.needs import STUDENT
 
 
 def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[str, Any]:
-    """Accuracy (also by domain), response length, truncation and, with teachers, reverse KL of `model`.
+    """Evaluate `model`: accuracy (also by domain), response length, truncation and, with teachers, reverse KL.
 
     Args:
-        recipe: gives prompts, limits, seed and the `eval` group; its objective decides which teachers are asked, none
-            without eval.reverse_kl.
-        model: folder or hub id.
-        keep: have every answer under "samples", as `student.run.samples.sample_of` gives it.
+        recipe: gives prompts, limits, seed and the `eval` group. Its objective decides which teachers are asked;
+            without eval.reverse_kl none are.
+        model: folder or hub id of the model.
+        keep: include every answer under "samples", in the form of `student.run.samples.sample_of`.
 
     Returns:
-        JSON-able report; accuracy is None where no verdict is known.
+        A report that can be written as JSON. Accuracy is None if no verdict is known.
 
     Raises:
+        ConfigError: if eval.prompts is 0, or reverse KL would be measured to a model that exists only within a run.
         OpdError: as `train` would.
     """
     if recipe.eval.prompts == 0:
@@ -65,7 +66,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
 
 
 def _evaluated(recipe: Recipe) -> Recipe:
-    """What an evaluation reads of a recipe: nothing that only steers, samples or rewards training can refuse it."""
+    """The recipe without the settings that matter only to training, so that none of them can fail an evaluation."""
     changes: dict[str, Any] = {
         "methods": [],
         "rollout": recipe.rollout.model_copy(update={"strategy": {"name": "single"}}),

@@ -1,6 +1,6 @@
-"""Evaluations by the loop: the current weights answer held-out prompts, and the answers are judged and scored.
+"""Evaluates the current weights: they answer held-out prompts, the verifier judges the answers, teachers score them.
 
-Each rank answers a share of the prompts, and all ranks get the report over all prompts. With modes, whose figures
+Each rank answers a share of the prompts, and every rank gets the report over all prompts. With modes, whose figures
 compare answers to the same problem, every rank answers all prompts.
 """
 
@@ -32,14 +32,14 @@ class EvaluationTask:
     """This rank's part of an evaluation.
 
     Attributes:
-        plan: the answers of this rank.
+        plan: the answers that this rank samples.
         places: their indices in the plan of all ranks.
-        other: answers at the temperature of rollouts, on which divergences are measured; None if `plan` has that
-            temperature.
+        other: plan of further answers, sampled at the temperature of rollouts, on which the divergence is measured;
+            None if `plan` has that temperature, and its answers serve for both.
         seed_names: names of the random streams.
-        scorer: scores for the measure; None if nothing is measured.
-        keep: number of first answers that go into the report.
-        shown: number of those that have a divergence.
+        scorer: gets the scores that the measure needs; None if no divergence is measured.
+        keep: number of answers, from the first on, that the report contains as text.
+        shown: number of these that come with a divergence.
     """
 
     plan: StepPlan
@@ -56,16 +56,16 @@ class Evaluator:
 
     Args:
         recipe: the run's recipe.
-        learner: weights.
-        tokenizer: the student's.
+        learner: holds the weights.
+        tokenizer: the student's tokenizer.
         sampler: samples from the current weights.
         verification: judges answers.
         measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
-        costs: counts what is spent.
-        poll: called while waiting; may raise to give up.
+        costs: counts the tokens and positions that are spent.
+        poll: called while waiting; may raise to cancel.
 
     Attributes:
-        scorer: scores for the measure; None if nothing can be measured.
+        scorer: gets the scores that the measure needs; None if nothing can be measured.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Evaluator:
         judge_budgets(rows, self._recipe.modes)
         modes = mode_figures(rows, self._recipe.modes) | self._leakage(asked, scored, leakage)
         report = replace(self._report(asked, rows, samples, value), modes=modes)
-        # If every rank judged all answers, a verifier may have timed out on one rank only. Gates that read the report
-        # must decide alike on all ranks, so all take rank 0's.
+        # Where every rank judged all answers, a verifier may have timed out on one rank only. Controllers that read
+        # the report must decide the same on all ranks, so all ranks take rank 0's.
         return report if self._shares > 1 else self._learner.ranks.gather(report)[0]
 
     def _ask(
@@ -151,7 +151,7 @@ class Evaluator:
         scored: list[Row] = [] if scorer is None else rows
         if scorer is not None and asked.other is not None:
             scored = self._sampled(asked.other, asked.seed_names, scorer)
-            # The answers that are shown need a divergence each, but have another temperature than those measured.
+            # Each answer that is shown needs its own divergence, and it is not among those that are measured.
             shown = [row for at, row in zip(asked.places, rows, strict=True) if at < asked.shown]
             for row in shown:
                 scorer.submit(row)
@@ -175,13 +175,13 @@ class Evaluator:
         self._costs.sampled(purpose, rows)
         if asked.scorer is not None:
             self._costs.scored(purpose, asked.scorer.positions(scored))
-            # The student reads them once more for the measure.
+            # The measure takes one more forward pass of the student.
             self._costs.add(purpose, "decoded_positions", positions(scored))
             if asked.other is not None:
                 self._costs.sampled(purpose, scored)
 
     def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
-        """The divergence over all ranks, nats per token; None if nothing is measured."""
+        """The mean divergence over the tokens of all ranks, in nats per token; None if it is not measured."""
         if asked.scorer is None or self._measure is None:
             return None
         known = [row for row in scored if is_trained(row, self._recipe.modes)]
@@ -211,7 +211,7 @@ class Evaluator:
         """The report of all ranks' answers."""
         placed = list(zip(asked.places, rows, strict=True))
         kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)
-        # Modes that are not trained have figures of their own and do not count in the report's.
+        # Modes that are not trained have their own figures and do not count towards the report's.
         mine = [Answer.of(row, at) for at, row in placed if is_trained(row, self._recipe.modes)]
         shares = self._gathered((mine, kept))
         answers = sorted((answer for found, _ in shares for answer in found), key=lambda answer: answer.place)
@@ -220,7 +220,7 @@ class Evaluator:
         return replace(found, samples=[lines[at] for at in sorted(lines)])
 
     def _samples(self, rows: Sequence[tuple[int, Row]], measured: int) -> dict[int, dict[str, Any]]:
-        """The answers for samples.jsonl by index, the first `measured` of them with their divergence."""
+        """The answers for samples.jsonl by index; those with an index below `measured` have their divergence."""
         found = {}
         with self._learner.whole():
             for at, row in rows:

@@ -1,4 +1,4 @@
-"""Figures of an evaluation: pass@k without bias, intervals over prompts, repetition."""
+"""Figures of an evaluation: unbiased pass@k, confidence intervals over prompts, and shares of repeated 4-grams."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _GRAM = 4
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
-    """Probability that at least one of k answers is correct, from `correct` of `samples` answers.
+    """Estimate the probability that at least one of k answers is correct, from c = `correct` of n = `samples` answers.
 
-    1 - C(n - c, k) / C(n, k), which is unbiased for every k up to n (arXiv 2107.03374), computed as a product, which
-    does not overflow.
+    The estimate is 1 - C(n - c, k) / C(n, k), which is unbiased for every k up to n (arXiv 2107.03374). It is computed
+    as a product, which does not overflow.
 
     Raises:
         ValueError: when k is not in 1..samples.
@@ -27,16 +27,21 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 
 def ks_up_to(samples: int) -> list[int]:
-    """The k of pass@k that are shown for `samples` answers per prompt: powers of two and `samples` itself."""
+    """The values of k for which pass@k is shown: the powers of two up to `samples`, and `samples` itself, ascending."""
     return sorted({2**i for i in range(samples.bit_length())} | {samples})
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half the width of a 95 % interval of the mean of `values`, by the normal approximation; None below two values.
+    """Half the width of the 95 % confidence interval of the mean of `values`, by the normal approximation.
 
-    The values are one per prompt, shares in [0, 1]: answers to one prompt are not independent of each other. Where all
-    are 0, or all are 1, they have no spread to approximate by, and yet the next prompt may be another one: this is then
-    the reach of Wilson's interval, z^2 / (n + z^2), as for a coin that always fell on one side.
+    If all values are 0, or all are 1, their sample variance is 0, although the next prompt may well differ. The result
+    is then the width of the Wilson interval, z^2 / (n + z^2), which there extends to one side only.
+
+    Args:
+        values: one share in [0, 1] per prompt, because answers to the same prompt are not independent.
+
+    Returns:
+        The half-width; None for fewer than two values.
     """
     if len(values) < 2:
         return None
@@ -46,26 +51,26 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def repetition(ids: NDArray[np.uint32]) -> float:
-    """Share of the 4-grams of a response that occur earlier in it: 0 for none, towards 1 for a loop.
+    """Share of the 4-grams of a response that occur earlier in it: 0 for none, close to 1 for a loop.
 
-    Students can agree with their teacher by running in loops (arXiv 2608.09836), which the divergence does not show.
+    A student can agree with its teacher by running in loops (arXiv 2608.09836), which the divergence does not show.
 
     Args:
-        ids: [T] ids of the response; 0 for fewer than five.
+        ids: [T] token ids of the response. The result is 0 for fewer than five.
     """
     grams = _grams(ids)
     return 1.0 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
 
 
 def quoted(response: NDArray[np.uint32], hint: NDArray[np.uint32], prompt: NDArray[np.uint32]) -> float:
-    """Share of the 4-grams of a response that stand in a hint and not in the student's own prompt.
+    """Share of the 4-grams of a response that occur in a hint but not in the student's own prompt.
 
     A student that learns from a teacher with a hint may come to recite what it was never shown (arXiv 2607.05184).
 
     Args:
-        response: [T] ids; 0 for fewer than four.
-        hint: [P'] ids that a teacher read in place of the prompt.
-        prompt: [P] ids that the student read.
+        response: [T] token ids of the response. The result is 0 for fewer than four.
+        hint: [P'] token ids that a teacher read in place of the prompt.
+        prompt: [P] token ids that the student read.
     """
     grams = _grams(response)
     told = set(_grams(hint)) - set(_grams(prompt))

@@ -1,4 +1,4 @@
-"""Is there a model at `model.path`? Asked before anything heavy is imported."""
+"""Checks that there can be a model at `model.path`, before anything slow is imported."""
 
 from pathlib import Path
 
@@ -8,16 +8,16 @@ from opd.model_path import refuse_missing
 
 
 def check_model_path(path: str, revision: str | None = None) -> None:
-    """Refuse a path that is not there, and a bare name that is neither a folder nor a model in the hub's cache.
+    """Refuse a path that does not exist, or a bare name that is neither a folder nor a model in the hub's cache.
 
-    Ids like OWNER/NAME are left to the hub.
+    Ids of the form OWNER/NAME are not looked up; the hub reports them when the model is loaded.
 
     Args:
-        path: folder or hub id, or BASE+ADAPTER with the folder of a PEFT adapter.
-        revision: of a hub id.
+        path: folder or hub id of a model, or BASE+ADAPTER with the folder of a PEFT adapter.
+        revision: branch, tag or commit of a hub id.
 
     Raises:
-        ConfigError: naming what the path could have been.
+        ConfigError: if there is no such model; the message says what the path could be.
     """
     base, adapter = split_adapter(path)
     if adapter is not None:

@@ -1,4 +1,4 @@
-"""Builds the parts of a job that need no weights (plug-ins, prompts, teachers), and checks them."""
+"""Builds and checks the parts of a job that need no weights: plug-ins, prompts and the connection to teachers."""
 
 import os
 import re
@@ -32,14 +32,14 @@ class Prepared:
 
     Attributes:
         plugins: terms, controllers, rewards, strategy and engine.
-        weights: where the student's weights are.
+        weights: the location of the student's weights.
         tokenizer: the student's tokenizer.
         source: the prompts, within the length limit.
         fleet: the client of the teacher servers; None if the job uses no server.
         models: the result of the handshake.
         stop_ids: ids that end the student's responses.
-        stops: maps each teacher's stop tokens onto these.
-        contexts: the prompts that roles read in place of the student's.
+        stops: maps each teacher's stop tokens onto `stop_ids`.
+        contexts: renders the prompts that teachers and the reference read in place of the student's.
     """
 
     plugins: Plugins
@@ -54,7 +54,13 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepared:
-    """Build and check everything that does not need the student's weights, the fastest checks first."""
+    """Build and check everything that does not need the student's weights, with the fastest checks first.
+
+    Args:
+        recipe: the job.
+        stack: closes what was opened here.
+        model_path: folder or hub id of the weights, in place of the recipe's model.path; None for those.
+    """
     _set_up_torch(recipe)
     plugins = build_plugins(recipe)
     stack.callback(plugins.rewards.close)
@@ -85,11 +91,11 @@ def connect(recipe: Recipe) -> ScoreSource | None:
     if recipe.teachers is None or not recipe.teachers.endpoints:
         return None
     ranks, fleet = launched_ranks(), recipe.teachers.fleet
-    # The ranks of a run share the servers, and so the limit on tokens in flight.
+    # The ranks of a run share the servers, and so each gets its part of the limit on tokens in flight.
     tokens = max(1, fleet.calls.in_flight_tokens // ranks)
     settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
     source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
-    # All replicas must fit the run, and comparing rows between replicas needs a second one.
+    # Wait for all replicas: each must be checked against the run, and rows are compared between two of them.
     source.settle()
     return source
 

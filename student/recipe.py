@@ -1,4 +1,4 @@
-"""The recipe: everything `opd train` can be told, in groups. Each key is documented here and nowhere else."""
+"""The recipe: all settings of `opd train`, in groups. Each key is documented here and nowhere else."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters: only they are trained and saved, over a frozen base (extra lora)."""
+    """Low-rank adapters over a frozen base; only the adapters are trained and saved (extra lora)."""
 
     rank: int = Field(16, ge=1, description="Rank of the factors, r.")
     alpha: float = Field(32, gt=0, description="Scale: the adapter's output is multiplied by alpha / rank.")
@@ -55,7 +55,7 @@ class ModelSettings(Settings):
 
 
 class EmaSettings(Settings):
-    """The moving average of the student's weights, model ema."""
+    """The exponential moving average of the student's weights, which recipes name as model `ema`."""
 
     decay: float = Field(
         0.999, ge=0, lt=1, description="Share of the average that is kept at each update of it; 0 copies the student."
@@ -83,10 +83,11 @@ class EmaSettings(Settings):
 
 
 class TeacherSettings(Settings):
-    """The models that score.
+    """The models that score rows.
 
-    Besides served ones, three are answered in process, without a server: student (the weights now), initial (those of
-    step 0) and ema (their moving average); a served model of the same name takes precedence.
+    Besides served models there are three in the student's process, which need no server: student (the current
+    weights), initial (those of step 0) and ema (their moving average). A served model of the same name takes
+    precedence.
     """
 
     endpoints: list[str] | dict[str, list[str]] = Field(
@@ -144,7 +145,7 @@ class TeacherSettings(Settings):
 
 
 class RolloutSettings(Settings):
-    """What the student samples."""
+    """How the student samples responses."""
 
     prompts_per_step: int = Field(64, ge=1, description="Prompts per step.")
     samples_per_prompt: int = Field(1, ge=1, description="Responses to each prompt: the group size.")
@@ -206,7 +207,7 @@ class RolloutSettings(Settings):
         return self
 
     def longest_sequence(self, prompt: int) -> int:
-        """Most tokens of prompt and response that a model reads at once, for prompts of up to `prompt` tokens."""
+        """The most tokens of prompt and response in one forward pass, for prompts of up to `prompt` tokens."""
         limit = self.episodes.summarised
         response = self.max_new_tokens if limit is None else min(self.max_new_tokens, limit)
         longest = prompt + response
@@ -313,7 +314,7 @@ class EvalSettings(Settings):
 
 
 class SampleSettings(Settings):
-    """The answers in samples.jsonl of the run folder."""
+    """Which answers are written to samples.jsonl in the run folder."""
 
     every: int = Field(
         10,
@@ -325,7 +326,7 @@ class SampleSettings(Settings):
 
 
 class Recipe(Settings):
-    """A student job."""
+    """All settings of a student job."""
 
     run: Path = Field(description="Run folder. It must not exist unless the run is resumed.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed for everything random: prompts, rollouts, evaluation.")

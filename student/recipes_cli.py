@@ -1,4 +1,4 @@
-"""`opd recipes list` and `opd recipes show NAME`: the recipes that ship with the package."""
+"""`opd recipes list` and `opd recipes show NAME`: list and print the recipes that ship with the package."""
 
 import re
 import sysconfig
@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="List the recipes that ship, or pri
 
 
 def recipe_files() -> dict[str, Path]:
-    """The recipes by name, of the checkout that the code runs from, else of the installed wheel."""
+    """The path of every recipe by name: from the checkout that the code runs in, or else from the installed wheel."""
     checkout = Path(__file__).resolve().parents[1] / "examples" / "recipes"
     installed = Path(sysconfig.get_path("data")) / "share" / "opd" / "recipes"
     folder = checkout if checkout.is_dir() else installed
@@ -21,7 +21,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def title(text: str) -> str:
-    """The first sentence of a recipe's comment."""
+    """The first sentence of a recipe's comment lines, without its full stop."""
     lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
     return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0].rstrip(".")
 

@@ -1,6 +1,7 @@
-"""Calls the hooks of all controllers in turn, and checks each result while the controller can still be named.
+"""Calls the hooks of all controllers in turn, and checks each result so that an error names the controller at fault.
 
-A hook that forgets its `return` gives None, which would otherwise fail later, far from the plug-in at fault.
+A hook that forgets its `return`, for example, gives None, which would otherwise fail later and far from the plug-in.
+Wrong results raise `PluginError`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from student.learning.updates import Update
 
 
 def planned(controllers: Sequence[Controller], plan: StepPlan) -> StepPlan:
-    """The plan of a step, as all controllers rewrite it; see `Controller.plan`."""
+    """Pass the plan of a step through `Controller.plan` of each controller in turn."""
     for controller in controllers:
         plan = controller.plan(plan)
         if not isinstance(plan, StepPlan):
@@ -23,7 +24,7 @@ def planned(controllers: Sequence[Controller], plan: StepPlan) -> StepPlan:
 
 
 def composed(controllers: Sequence[Controller], rows: list[Row]) -> list[Row]:
-    """The rows of a step, as all controllers compose them; see `Controller.compose`."""
+    """Pass the rows of a step through `Controller.compose` of each controller in turn."""
     for controller in controllers:
         rows = controller.compose(rows)
         if not are_rows(rows):
@@ -32,7 +33,7 @@ def composed(controllers: Sequence[Controller], rows: list[Row]) -> list[Row]:
 
 
 def ordered(controllers: Sequence[Controller], updates: Iterable[Update], services: Services) -> Iterable[Update]:
-    """The updates of a step, as all controllers order them; see `Controller.updates`."""
+    """Pass the updates of a step lazily through `Controller.updates` of each controller in turn."""
     for controller in controllers:
         found = controller.updates(updates, services)
         if not isinstance(found, Iterable):
@@ -49,7 +50,7 @@ def _each(controller: Controller, updates: Iterable[Update]) -> Iterator[Update]
 
 
 def acted(controller: Controller, step: int, services: Services) -> dict[str, float]:
-    """Have a controller act on the weights; returns its metrics. See `Controller.after_update`."""
+    """Call `Controller.after_update`, in which a controller may change the weights; returns its metrics as floats."""
     found = controller.after_update(step, services)
     if not isinstance(found, Mapping):
         _refuse(controller, "after_update", found, "metrics by name, {} for none")
