@@ -1,1 +1,1 @@
-"""ORBIT: one student with several thinking budgets, and the merge of checkpoints that its fusion starts from."""
+"""ORBIT trains one student with several thinking budgets; the package also has the checkpoint merge that it uses."""

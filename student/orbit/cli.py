@@ -1,4 +1,4 @@
-"""`opd orbit RECIPE`: one student with several thinking budgets, stage by stage."""
+"""`opd orbit RECIPE`: trains one student with several thinking budgets, stage by stage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,12 +49,21 @@ def orbit(
 
 
 def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
-    """Everything that would stop a stage hours later: all recipes, their plug-ins, lengths, and the marks."""
+    """Check all recipes, their plug-ins, lengths and marks, so that no stage fails hours after the start.
+
+    Args:
+        job: the recipe.
+        offline: skip the checks that need the student's tokenizer or the prompts.
+        show: print the recipe of every stage.
+
+    Raises:
+        OpdError: for the first problem found.
+    """
     from opd.config.text import write_yaml
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
     from student.plugins import build_plugins
 
-    # Models that do not exist yet have names in brackets, so that every later stage can be checked now.
+    # Models that do not exist yet have placeholder names in angle brackets, so that later stages can be checked too.
     first, *_ = job.trained
     recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.trained}
     recipes[FUSION] = fusion_recipe(job, "<merge>", job.teachers.endpoints or ["localhost:7070"])
@@ -82,7 +91,11 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
 
 
 def _check_length(job: "OrbitRecipe", fusion: "Recipe") -> None:
-    """Teachers that are served here have the student's shape, and score no more tokens than it has positions."""
+    """Check that teachers served on this machine, which have the student's shape, have enough positions to score rows.
+
+    Raises:
+        ConfigError: if a row of the fusion may be longer.
+    """
     from transformers import AutoConfig
 
     from opd.errors import ConfigError

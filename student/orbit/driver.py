@@ -1,14 +1,16 @@
-"""The stages of ORBIT, one after the other: RL per mode, merge, fusion.
+"""Runs the stages of ORBIT one after the other: RL for each mode, merge, fusion.
 
     theta_K = RL(base, mode K, largest budget); T_K = theta_K
     theta_k = RL(theta_{k+1}, mode k, next budget);  T_k = theta_k
     S = merge(T_1 ... T_K)
     S <- on-policy distillation: a row in mode k is sampled within budget k and scored by T_k alone
 
-Every stage is an ordinary student job: its recipe is in stages/NAME.yaml, and `opd train` can run it by itself. A stage
-runs in a process of its own, so that its memory is free before the next one and a crash affects no other; whatever
-stops it, the same command with --resume continues from there. Source: arXiv 2601.08310 (abstract and reviews; no code
-was published: budgets, merge weights and the fusion's rates are ours).
+RL and fusion are ordinary student jobs: their recipes are in stages/NAME.yaml, and `opd train` can run each by itself.
+Each runs in its own process, so that its memory is free before the next one starts and a crash affects no other.
+Whatever stops a stage, the same command with --resume continues from there.
+
+Source: arXiv 2601.08310 (abstract and reviews; no code was published, so budgets, merge weights and the fusion's rates
+are our own choice).
 """
 
 import json
@@ -36,22 +38,22 @@ QUARTERS = 4
 
 
 def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
-    """Run what is left of all stages.
+    """Run all stages that are not done yet, and return the final state.
 
     Args:
         orbit: the recipe.
         resume: continue a run that was stopped.
-        log: takes lines for the console.
+        log: called with each line for the console.
 
     Raises:
-        RunFolderError: when the folder is in use, or what is done there followed another recipe.
-        StageError: when a stage's process fails, with its exit code.
-        CancelledError: after Ctrl-C or SIGTERM; the stage has saved its state.
+        RunFolderError: when the folder is in use, or a stage that is done there had other settings.
+        StageError: when a stage's process fails; the message has its exit code.
+        CancelledError: after Ctrl-C, SIGTERM or SIGHUP, once the running stage has saved its state.
     """
     hashes = stage_hashes(orbit)
     with StageProcesses(orbit.run) as stages:
         state = State.open(orbit.run, hashes, resume=resume)
-        # Settings of stages that are not done may have changed; `open` has refused changes of those that are.
+        # Only settings of stages that are not done can differ here: `open` has refused other changes.
         state.settings = hashes
         state.save()
         text = write_yaml(orbit.model_dump(mode="json"))
@@ -65,7 +67,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
 
 
 def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> None:
-    """Run what is left of all stages, in order: each starts from the model of the one before."""
+    """Run the stages that are not done yet, in order; each starts from the model of the one before."""
     model = orbit.model.path
     for mode in orbit.trained:
         model = _train(orbit, state, stages, mode, partial(rl_recipe, orbit, mode, model), log)
@@ -73,7 +75,7 @@ def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> 
         state.running = MERGE
         state.save()
         folder = orbit.stage_folder(MERGE)
-        if not folder.exists():  # it does where the command was killed between the merge and the note of it
+        if not folder.exists():  # it exists if the command was killed after the merge but before the state was saved
             merge(merge_settings(orbit, {mode: state.checkpoints[mode] for mode in orbit.trained}), folder)
         _done(state, MERGE, folder)
         log(f"merged the teachers of {len(orbit.trained)} modes by {orbit.merge.method} into {folder}")
@@ -88,7 +90,7 @@ def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> 
 
 
 def _teacher_accuracy(orbit: OrbitRecipe) -> dict[str, float]:
-    """Accuracy of each mode's teacher within its budget, where its stage has evaluated it."""
+    """Accuracy of each mode's teacher within its budget, for the modes whose stage evaluated it after training."""
     found = {}
     for mode in orbit.trained:
         path = orbit.stage_folder(mode) / "summary.json"
@@ -111,7 +113,8 @@ def _train(
     path.write_text(write_yaml(recipe.model_dump(mode="json")), encoding="utf-8")
     state.running = stage
     state.save()
-    # summary.json is the last thing that a job writes: with it the stage is done, also if this command was killed then.
+    # A job writes summary.json last, so the stage is done if it exists, even if this command was killed before it could
+    # save that.
     summary = recipe.run / "summary.json"
     if not summary.exists():
         begun = (recipe.run / "recipe.yaml").exists()
@@ -143,12 +146,15 @@ def _done(state: State, stage: str, model: Path) -> None:
 
 
 def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None:
-    """A warning, with the curve, for a stage after which the student is no better than before it; None where it is.
+    """A warning with the learning curve if a stage has not made the student better; None if it has.
+
+    Better means a higher accuracy after the stage than before it, or, without evaluations, a higher mean reward in the
+    last quarter of the steps than in the first. Fewer than four steps with rewards are not judged.
 
     Args:
-        stage: its name.
+        stage: name of the stage.
         folder: its run folder.
-        summary: its summary.json.
+        summary: contents of its summary.json.
     """
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     before, after = ((summary.get(name) or {}).get("accuracy") for name in ("before", "after"))
@@ -156,7 +162,7 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
         evaluated = [record for record in records if "eval/accuracy" in record]
         points = [f"{record['eval/accuracy']:.3f} at step {record['step']}" for record in evaluated]
         shown = ", ".join([f"accuracy {before:.3f} before", *points, f"{after:.3f} after"])
-    else:  # without evaluations, by the rewards of training
+    else:  # without evaluations, judge by the rewards of training
         rewards = [float(record["reward"]) for record in records if "reward" in record]
         parts = [part for part in np.array_split(rewards, QUARTERS) if len(part)]
         before, after = (float(parts[0].mean()), float(parts[-1].mean())) if len(parts) == QUARTERS else (0.0, 1.0)
@@ -169,7 +175,10 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
 
 @contextmanager
 def teachers(orbit: OrbitRecipe, state: State, log: Log) -> Iterator[dict[str, list[str]] | list[str]]:
-    """The modes' teachers, served: on this machine, or on the given servers with their weights pushed."""
+    """Serve the modes' teachers while the context is open; gives `teachers.endpoints` for the fusion's recipe.
+
+    Servers are started on this machine, or, if the recipe names endpoints, the weights are pushed to these.
+    """
     names = orbit.teacher_names
     models = {names[mode]: state.checkpoints[mode] for mode in orbit.trained}
     if not orbit.teachers.endpoints:
@@ -193,7 +202,7 @@ def teachers(orbit: OrbitRecipe, state: State, log: Log) -> Iterator[dict[str, l
             state.teachers[mode], state.servers[mode] = folder, endpoints[names[mode]]
             if update.failures:
                 state.warnings[f"teacher {mode}"] = update.sentence()
-            # After each push: a run that is killed between two says which servers hold which weights.
+            # Saved after each push: a run killed between two pushes still knows which weights each server holds.
             state.save()
             log(f"pushed {folder}: {update.sentence()}")
     yield endpoints

@@ -1,7 +1,7 @@
-"""How modes differ: accuracy and tokens of each mode under its budget, and figures across modes.
+"""Figures of modes: accuracy and tokens of each mode within its budget, and comparisons between modes.
 
-All are computed from the answers to the same problems in every mode. An answer that did not end within its mode's
-budget is wrong, whatever the verifier says about the part within it.
+All are computed from answers to the same problems in every mode. An answer that did not end within its mode's budget
+counts as wrong, whatever the verifier says about the part within it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def over_budget(row: Row, budget: int) -> bool:
 
 
 def judge_budgets(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> None:
-    """Count answers over the budget of their mode as wrong."""
+    """Set the verdict of every answer over the budget of its mode to wrong, in place."""
     for row in rows:
         name = mode_of(row.prompt)
         if name is not None and name in modes and over_budget(row, modes[name].budget):
@@ -30,23 +30,29 @@ def judge_budgets(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> Non
 
 
 def is_trained(row: Row, modes: Mapping[str, ModeSettings]) -> bool:
-    """Whether the row is in a mode that is trained, or in none."""
+    """Whether the row is in a mode with a weight above 0, or in no mode."""
     name = mode_of(row.prompt)
     return name is None or name not in modes or modes[name].weight > 0
 
 
 def mode_figures(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> dict[str, float]:
-    """Figures of judged answers.
+    """Compute the figures of judged answers.
 
     Args:
-        rows: answers to the same problems in all modes.
-        modes: by name.
+        rows: answers to the same problems in all modes, after `judge_budgets`.
+        modes: settings of the modes by name.
 
     Returns:
-        accuracy/MODE: share of known verdicts that are correct within the budget; tokens/MODE: mean tokens;
-        violations/MODE: share over the budget; truncation/MODE: share that the length limit cut, which is the budget
-        unless the evaluation has slack; monotone: share of problems whose tokens never rise from a trained mode to the
-        next smaller one; and those of `across_modes`.
+        Figures by name. For each mode that has answers:
+            accuracy/MODE: mean of the known verdicts, in which answers over the budget count as wrong.
+            tokens/MODE: mean number of response tokens.
+            violations/MODE: share of answers over the budget.
+            truncation/MODE: share of answers cut by the length limit, which is the budget unless the evaluation allows
+                slack.
+        And across modes:
+            monotone: share of problems whose mean number of tokens never rises from a trained mode to the one with the
+                next smaller budget.
+            Those of `across_modes`.
     """
     by_mode = {name: [row for row in rows if mode_of(row.prompt) == name] for name in modes}
     figures: dict[str, float] = {}
@@ -75,12 +81,14 @@ def widest_first(modes: Mapping[str, ModeSettings]) -> list[str]:
 
 
 def across_modes(figures: Mapping[str, float], modes: Mapping[str, ModeSettings]) -> dict[str, float]:
-    """Figures that compare modes, from tokens/MODE and accuracy/MODE.
+    """Compute the figures that compare modes, from tokens/MODE and accuracy/MODE.
 
     Returns:
-        neighbour_ratio/MODE: tokens of the mode over those of the next smaller one; hypervolume: see there, up to the
-        largest budget; for a mode that is never trained interpolation/MODE: where its tokens lie between those of the
-        trained neighbours of its budget, 0 at the smaller and 1 at the larger one.
+        Figures by name:
+            neighbour_ratio/MODE: mean tokens of a trained mode, divided by those of the next smaller one.
+            hypervolume: see `hypervolume`, up to the largest budget of the trained modes.
+            interpolation/MODE: for a mode that is not trained, the position of its mean tokens between those of the
+                trained modes with the next smaller budget, at 0, and the next larger one, at 1.
     """
     tokens = {name: figures[f"tokens/{name}"] for name in modes if f"tokens/{name}" in figures}
     trained = [name for name in widest_first(modes) if name in tokens]
@@ -100,14 +108,14 @@ def across_modes(figures: Mapping[str, float], modes: Mapping[str, ModeSettings]
 
 
 def hypervolume(points: Sequence[tuple[float, float]], longest: float) -> float:
-    """Area under the best accuracy of any mode with at most x tokens, x from 0 to `longest`, over `longest`: in [0, 1].
+    """Mean over x from 0 to `longest` of the best accuracy that any mode reaches with at most x tokens: in [0, 1].
 
     Args:
-        points: (tokens, accuracy) of each mode.
-        longest: tokens at which the area ends; more count as `longest`.
+        points: (mean tokens, accuracy) of each mode.
+        longest: end of the range of x in tokens. Points beyond it count as if they were at `longest`, and add nothing.
     """
     area, best, last = 0.0, 0.0, 0.0
-    for tokens, accuracy in sorted(points):  # a step function: it rises where a better mode becomes affordable
+    for tokens, accuracy in sorted(points):  # a step function that rises where a better mode becomes affordable
         here = min(tokens, longest)
         area, last, best = area + best * (here - last), here, max(best, accuracy)
     return (area + best * (longest - last)) / longest
@@ -116,9 +124,15 @@ def hypervolume(points: Sequence[tuple[float, float]], longest: float) -> float:
 def recovery(
     figures: Mapping[str, float], start: Mapping[str, float], modes: Mapping[str, ModeSettings]
 ) -> dict[str, float]:
-    """recovery/MODE: (accuracy - start) / (teacher - start), where the teacher's accuracy is known and not that.
+    """Compute recovery/MODE: (accuracy - start) / (teacher's accuracy - start), with accuracies within the budget.
 
-    0 is the start, the merge in ORBIT, and 1 the teacher.
+    0 means no change from the start, which in ORBIT is the merged model, and 1 means the teacher's accuracy. Modes
+    whose teacher's accuracy is unknown, or equal to that of the start, are left out.
+
+    Args:
+        figures: present figures, see `mode_figures`.
+        start: those of the start.
+        modes: settings of the modes by name.
     """
     found = {}
     for name, mode in modes.items():
@@ -130,12 +144,15 @@ def recovery(
 
 
 def asked_in(row: Row, name: str, mode: ModeSettings) -> Row:
-    """The row for another mode's teacher to score; the student's own prompt and response stay."""
+    """A copy of the row for the teacher of mode `name` to score, with that mode's mark on the prompt and no signals.
+
+    The token ids of prompt and response stay those of the student.
+    """
     return replace(row, prompt=mode.mark(row.prompt, name), contexts={}, signals={}, teacher="", teachers=())
 
 
 def describe_modes(figures: Mapping[str, float]) -> str:
-    """The figures in one line for the console; empty without modes."""
+    """The figures of modes in one line for the console; empty if there are none."""
     parts = []
     for name in [key.removeprefix("tokens/") for key in figures if key.startswith("tokens/")]:
         accuracy = figures.get(f"accuracy/{name}")
@@ -167,7 +184,10 @@ def _leakage(figures: Mapping[str, float]) -> tuple[list[float], list[float]]:
 
 
 def _monotone(by_mode: Mapping[str, Sequence[Row]]) -> float | None:
-    """Share of problems, of those asked in all modes, whose mean tokens never rise as budgets fall; None for none."""
+    """Share of the problems asked in all modes whose mean tokens never rise as budgets fall.
+
+    None if there are no such problems, or fewer than two modes. `by_mode` has the largest budget first.
+    """
     lengths: dict[str, dict[str, list[int]]] = {}
     for name, rows in by_mode.items():
         for row in rows:

@@ -1,9 +1,9 @@
-"""Leakage between modes: how close the student in one mode is to the teachers of the others.
+"""Leakage between modes: the divergence of the student in one mode from the teachers of all modes.
 
     leakage[i, j] = KL( S(. | q, mark of i) || T_j(. | q, mark of j) )   on answers of the student in mode i
 
-in nats per token. Every teacher reads the problem with the mark that it was trained with. Where the student
-distinguishes the modes, the diagonal is the smallest of its row.
+in nats per token. Every teacher reads the problem with the mark that it was trained with. If the student keeps the
+modes apart, the diagonal entry is the smallest of its row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,16 +32,16 @@ def leakage(
     tokenizer: Any,
     poll: Callable[[], None],
 ) -> dict[str, float]:
-    """leakage/I/J for every pair of trained modes; every rank must ask.
+    """Measure leakage/I/J for every pair of trained modes; a collective call, which every rank must make.
 
     Args:
-        rows: answers at the temperature of the rollouts, in all modes.
-        modes: by name.
-        problems: answers of each mode that are scored.
+        rows: answers in all modes, sampled at the temperature of the rollouts.
+        modes: settings of the modes by name.
+        problems: maximum number of answers in each mode that are scored, from the first on.
         scorer: asks the teachers for what `measure` needs.
-        measure: the divergence.
-        learner: the student.
-        tokenizer: the student's.
+        measure: the measure of the divergence.
+        learner: holds the student.
+        tokenizer: the student's tokenizer.
         poll: called while waiting.
     """
     found = {}
@@ -50,7 +50,7 @@ def leakage(
         mine = [row for row in rows if mode_of(row.prompt) == name][:problems]
         for other, mode in modes.items():
             asked = [asked_in(row, other, mode) for row in mine]
-            # As a context of the teacher: the row keeps the prompt that the student answered.
+            # The marked prompt is a context of the teacher only. The row keeps the prompt that the student answered.
             for row in asked:
                 row.contexts[TEACHER] = np.array(encode_prompt(row.prompt, tokenizer), dtype=np.uint32)
 

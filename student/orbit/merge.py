@@ -1,15 +1,17 @@
-"""Merge checkpoints of one architecture into one: linear, task arithmetic, TIES, DARE, SLERP, weights per layer.
+"""Merges checkpoints of one architecture by linear, task arithmetic, TIES, DARE or SLERP, with weights per layer.
 
-    merged = sum_i w_i * theta_i                                  linear (w normalised to sum to 1)
-    merged = base + lambda * sum_i w_i * (theta_i - base)         task_arithmetic
-    ties      the same with each difference cut to its largest `density` part and signs elected (arXiv 2306.01708)
-    dare_*    the same with each difference kept at random with probability `density`, over it (arXiv 2311.03099)
-    slerp     along the arc between two models, t = 0 at the first
+    linear            merged = sum_i w_i * theta_i, with the w_i normalised to sum to 1
+    task_arithmetic   merged = base + lambda * sum_i w_i * (theta_i - base)
+    ties              task_arithmetic, where only the share `density` of largest magnitude of each difference is kept,
+                      and each parameter sums only the differences with the elected sign (arXiv 2306.01708)
+    dare_*            task_arithmetic, where each entry of a difference is kept with probability `density` and divided
+                      by it (arXiv 2311.03099); dare_ties also elects signs
+    slerp             spherical interpolation between two models, t = 0 at the first
 
-The arithmetic is mergekit's (extra `merge`), which reads safetensors lazily and writes shard by shard, so that memory
-is bounded by the models' largest tensor and one output shard, not by the models; an adapter alone is first merged into
-its base in memory. Ours is that every mismatch is refused by name before anything is written, that the result appears
-in one rename, and that merge.json records what it was made from.
+mergekit (extra `merge`) does the arithmetic. It reads safetensors lazily and writes shard by shard, so memory is
+bounded by the largest tensor of the models and one output shard, except that an adapter is first merged into its base
+in memory. This module adds three things: every mismatch is refused by name before anything is written, the result
+appears by one rename, and merge.json records what it was made from.
 """
 
 import json
@@ -48,7 +50,7 @@ class MergeModel(Settings):
 
 
 class MergeSettings(Settings):
-    """How checkpoints become one."""
+    """How checkpoints are merged into one."""
 
     method: Method = Field("linear", description="The rule; see student/orbit/merge.py.")
     models: tuple[MergeModel, ...] = Field(min_length=1, description="What is merged, in order.")
@@ -68,7 +70,7 @@ class MergeSettings(Settings):
         if self.method == "slerp" and len(self.models) != 2:
             raise ValueError(f"slerp joins exactly two models, not {len(self.models)}; use linear or ties")
         paths = [model.path for model in self.models]
-        # mergekit refuses it with an error of its own, once everything is checked.
+        # mergekit would refuse this too, but with its own error and only after all other checks.
         twice = next((path for path in paths if paths.count(path) > 1), None)
         if twice is not None:
             raise ValueError(f"model {twice!r} is named twice; name it once, with the sum of its weights")
@@ -80,18 +82,18 @@ class MergeSettings(Settings):
 
 
 def _at(anchors: Sequence[Sequence[float]], depth: float) -> float:
-    """Sum of the models' weights at a depth between 0, the first layer, and 1."""
+    """Sum of the models' weights at a relative depth, from 0 for the first layer to 1 for the last."""
     return sum(float(np.interp(depth, np.linspace(0, 1, len(values)), values)) for values in anchors if values)
 
 
 def merge(settings: MergeSettings, out: Path) -> Path:
-    """Merge models into the folder `out`, which must not exist yet.
+    """Merge models into the folder `out`, which must not exist yet, and return it.
 
-    An interrupted merge leaves `out` absent and starts anew the next time.
+    An interrupted merge leaves no `out`, and the next one starts from the beginning.
 
     Raises:
-        ConfigError: for a folder that is missing or holds no model, shapes or tokenizers that differ, `out` in use, or
-            when mergekit is not installed.
+        ConfigError: when a model's folder is missing or holds no model, tensors or tokenizers differ, `out` exists, or
+            mergekit is not installed.
     """
     if out.exists():
         raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
@@ -111,7 +113,7 @@ def merge(settings: MergeSettings, out: Path) -> Path:
 
 
 def check_fit(models: Sequence[str]) -> None:
-    """Refuse models that cannot be merged with the first one.
+    """Check that all models have the tensors, shapes and tokenizer of the first one.
 
     Raises:
         ConfigError: naming the first folder, tensor or tokenizer that does not fit.

@@ -1,4 +1,4 @@
-"""`opd merge OUT MODEL[=WEIGHT] ...`: one checkpoint out of several."""
+"""`opd merge OUT MODEL[=WEIGHT] ...`: merges several checkpoints into one."""
 
 from pathlib import Path
 from typing import Annotated

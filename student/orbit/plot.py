@@ -1,4 +1,4 @@
-"""The figure of a fusion: accuracy over tokens, a line per mode from the merge to the student, and the teachers."""
+"""Plots a fusion: accuracy over tokens, with a line for each mode from the merge to the student, and its teacher."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ Points = list[tuple[float, float]]
 
 
 def plot_modes(modes: Sequence[str], stages: Mapping[str, Path], fusion: Path, out: Path) -> None:
-    """Write a PNG; none where no stage was evaluated.
+    """Write the figure as a PNG, or nothing if the fusion was not evaluated.
 
     Args:
-        modes: in order of budget; those without a stage, which are never trained, are dashed.
-        stages: run folder of each trained mode's stage.
-        fusion: the fusion's.
-        out: the file.
+        modes: names of the modes in the order of their budgets. The lines of modes without a stage are dashed.
+        stages: run folder of the stage of each trained mode.
+        fusion: run folder of the fusion.
+        out: the output file.
     """
     paths = {mode: mode_path(fusion, mode) for mode in modes}
     if not any(paths.values()):
@@ -48,7 +48,10 @@ def plot_modes(modes: Sequence[str], stages: Mapping[str, Path], fusion: Path, o
 
 
 def mode_path(folder: Path, mode: str) -> Points:
-    """(tokens, accuracy) of a mode in the evaluations of a run, from before its first step to after its last."""
+    """(mean tokens, accuracy) of a mode in each evaluation of a run, from before its first step to after its last.
+
+    Empty if the run is not finished.
+    """
     if not (folder / "summary.json").exists():
         return []
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The processes of `opd orbit`: one stage at a time, stopped with the command, and never two runs in one folder."""
+"""The processes of `opd orbit`: one stage at a time, which ends with the command, and never two runs in one folder."""
 
 import fcntl
 import os
@@ -17,17 +17,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StageProcesses:
-    """Runs stages in processes of their own; a context, within which signals stop the run.
+    """A context manager that runs stages in their own processes, locks the run folder, and handles signals.
 
-    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command is; a stage that runs is told to save
-    and end, and is waited for. A second one kills the stage. A stage whose command is killed is told to save and end
-    too (Linux), and holds the folder's lock until it has, so that it is not started twice in the meantime.
+    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command is. A running stage is told to save
+    and end, and is waited for; a second signal kills it. If the command itself is killed, its stage is told to save and
+    end too (on Linux). The stage inherits the lock and holds it until it has ended, so it cannot be started twice.
 
     Args:
-        folder: of the run; made when missing.
+        folder: run folder; created on entry if it does not exist.
 
     Raises:
-        RunFolderError: when a process of an earlier command still runs in the folder.
+        RunFolderError: on entry, when another command or a stage of an earlier one still runs in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class StageProcesses:
 
     def __enter__(self) -> "StageProcesses":
         self._folder.mkdir(parents=True, exist_ok=True)
-        # The stage inherits the descriptor (`pass_fds`), and a lock by flock lasts until its last copy is closed.
+        # The stage inherits the descriptor (`pass_fds`), and a flock lasts until the last copy of it is closed.
         self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,15 +57,15 @@ class StageProcesses:
         os.close(self._lock)
 
     def run(self, command: Sequence[str]) -> int:
-        """Run a stage to its end; returns its exit code.
+        """Run the command of a stage to its end and return its exit code.
 
         Raises:
-            CancelledError: after a signal, when the stage has saved its state and ended.
+            CancelledError: after a signal, once the stage has saved its state and ended.
         """
         try:
-            # A signal between fork and assignment must not raise: the process would be unknown, and run on.
+            # A signal between fork and assignment must not raise, or the process would run on with no one to stop it.
             self._starting = True
-            # A session of its own: the terminal's Ctrl-C then reaches the stage once, through this process.
+            # In its own session, so that the terminal's Ctrl-C reaches the stage only once, through this process.
             self._process = subprocess.Popen(with_parent(command), start_new_session=True, pass_fds=(self._lock,))
             self._starting = False
             if self._requested:

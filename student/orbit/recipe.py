@@ -1,4 +1,4 @@
-"""The recipe of `opd orbit`: modes, the keys of their stages, the merge, and where teachers are served."""
+"""The recipe of `opd orbit`, and the ordinary recipes of its stages that are made from it."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from student.run.local_server import CPU
 
 FUSION, MERGE = "fusion", "merge"
 LEAKAGE = 16
-"""Problems on which the fusion measures leakage between modes, unless its recipe says otherwise."""
+"""Number of problems on which the fusion measures leakage between modes, unless its keys say otherwise."""
 
 
 class MergeRule(Settings):
-    """How the modes' teachers become the student that fusion starts from."""
+    """How the modes' teachers are merged into the student that the fusion starts from."""
 
     method: Method = Field("linear", description="See `opd merge`; rules that need a base take the recipe's model.")
     weights: dict[str, float] = Field(default_factory=dict, description="By mode; 1 where a mode is not named.")
@@ -100,7 +100,7 @@ class OrbitRecipe(Settings):
 
     @property
     def trained(self) -> KeysView[str]:
-        """The modes that have a stage and a teacher of their own, in order."""
+        """Names of the modes with a weight above 0, which have a stage and a teacher of their own, in order."""
         return {name: None for name, mode in self.modes.items() if mode.weight}.keys()
 
     @property
@@ -114,9 +114,9 @@ class OrbitRecipe(Settings):
 
 
 def rl_recipe(orbit: OrbitRecipe, mode: str, model: str) -> Recipe:
-    """The recipe of a mode's RL stage, which starts from the folder `model`.
+    """The recipe of a mode's RL stage, which starts from `model`, a folder or the base model's path.
 
-    Unless the recipe names rewards, an answer that was cut by its budget earns nothing, whatever it contains.
+    Unless the recipe names rewards, an answer that was cut by its budget earns no reward, whatever it contains.
     """
     keys = {"rewards": [{"name": "dler"}]} | _merged(orbit.rl, orbit.stages.get(mode, {}))
     return _recipe(orbit, mode, model, keys, {mode: orbit.modes[mode]})
@@ -128,13 +128,14 @@ def fusion_recipe(
     endpoints: dict[str, list[str]] | list[str],
     taught: Mapping[str, float] | None = None,
 ) -> Recipe:
-    """The recipe of the fusion: on-policy distillation, every row from the teacher of its own mode.
+    """The recipe of the fusion: on-policy distillation in which the teacher of its own mode scores each row.
 
     Args:
         orbit: the whole recipe.
         model: folder of the merged student.
-        endpoints: of the teachers, as `teachers.endpoints`.
-        taught: accuracy of the modes' teachers within their budgets, for recoveries.
+        endpoints: addresses of the teacher servers, in the form of `teachers.endpoints`.
+        taught: accuracy of each mode's teacher within its budget, from which recoveries are computed. A value in the
+            mode's own settings takes precedence.
     """
     teachers: dict[str, Any] = {"endpoints": endpoints}
     if orbit.teachers.security:
@@ -149,7 +150,7 @@ def fusion_recipe(
 
 
 def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
-    """The merge of the modes' teachers, by mode."""
+    """The settings of the merge; `models` has the folder of each mode's teacher."""
     rule = orbit.merge
     raw = {
         "method": rule.method,
@@ -164,10 +165,10 @@ def merge_settings(orbit: OrbitRecipe, models: dict[str, str]) -> MergeSettings:
 
 
 def stage_hashes(orbit: OrbitRecipe) -> dict[str, str]:
-    """SHA-256 of the settings that decide each stage's result, in order; where it runs and who serves it is left out.
+    """SHA-256 of the settings that decide each stage's result, by stage in order.
 
-    The order of keys in the recipe's file has no effect. The teachers' accuracy, which the stages measure, is left out
-    too.
+    Run folders, the group `teachers` and the teachers' accuracies that the stages measure are left out. The order of
+    keys in the recipe's file has no effect.
     """
     first, *_ = orbit.trained
     found: dict[str, Any] = {
@@ -197,7 +198,7 @@ def _recipe(orbit: OrbitRecipe, stage: str, model: str, keys: dict[str, Any], mo
 
 
 def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """`other` over `one`, group by group."""
+    """A copy of `one` with the keys of `other`, which take precedence; nested groups are merged key by key."""
     out = dict(one)
     for key, value in other.items():
         mine = out.get(key)

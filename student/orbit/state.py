@@ -1,4 +1,4 @@
-"""The progress of `opd orbit`: one small file, renamed into place after every change."""
+"""The progress of `opd orbit`, in one small file that is replaced by a rename after every change."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ class State:
 
     Attributes:
         path: the file.
-        settings: stage to the SHA-256 of what it was begun with, see `student.orbit.recipe.stage_hashes`.
-        checkpoints: stage to the folder of the model that it ended with.
-        running: the stage that was begun and has not ended, "" for none.
-        teachers: mode to the folder whose weights its servers were given last.
-        servers: mode to the addresses that its teacher is, or was last, served at.
-        warnings: sentences for the user, by stage.
+        settings: SHA-256 of the settings of each stage, see `student.orbit.recipe.stage_hashes`.
+        checkpoints: folder of the final model of each stage that is done.
+        running: name of the stage that was begun and has not ended; "" if there is none.
+        teachers: for each mode, the folder whose weights its servers were last given.
+        servers: for each mode, the addresses at which its teacher is served, or was last.
+        warnings: sentences for the user, by stage, or by "teacher MODE" for servers that did not take the weights.
     """
 
     path: Path
@@ -33,22 +33,22 @@ class State:
 
     @classmethod
     def open(cls, folder: Path, wanted: Mapping[str, str], *, resume: bool) -> "State":
-        """The state of a new or a resumed run.
+        """Return the state of a new or a resumed run.
 
-        The recipe may have changed for stages that are not done, and must be the same for those that are.
+        The settings of stages that are done must be unchanged. Those of other stages may differ.
 
         Args:
-            folder: of the run.
-            wanted: hashes of the settings of all stages, in order.
+            folder: run folder.
+            wanted: hashes of the settings of all stages, by stage.
             resume: whether the run is resumed.
 
         Raises:
-            RunFolderError: when the folder is in use and `resume` is not set, holds no state that can be read, or a
-                stage that is done had other settings.
+            RunFolderError: when the folder is not empty and `resume` is False, or, with `resume`, when there is no
+                readable state or a stage that is done had other settings.
         """
         path = folder / "state.json"
         if not resume:
-            # The lock is there already: it is taken before the state is read.
+            # The lock's file exists already, because the lock is taken before the state is read.
             if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
                 if not path.exists():
                     raise RunFolderError(
@@ -73,7 +73,7 @@ class State:
         return state
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         data = {name: value for name, value in asdict(self).items() if name != "path"}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps(data, indent=1))
