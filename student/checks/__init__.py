@@ -1,1 +1,1 @@
-"""What `opd doctor` asks of the upper floor, found by the entry-point group `opd.examinations`."""
+"""Checks of `opd doctor` that need the student package, found through the entry-point group `opd.examinations`."""

@@ -1,7 +1,8 @@
-"""`opd doctor --self-test`: a tiny student, its own teacher and another one, through a real server on this machine.
+"""`opd doctor --self-test`: scores a tiny student's answers on a real server on this machine, with every payload.
 
-A student that is its own teacher must receive what it computes itself, and have divergence and gradient 0 under every
-payload; another teacher must give neither, or the test itself would be blind.
+The server has two teachers: the student's own weights and other ones. From its own weights the student must receive
+the log-probs that it computes itself, and get gradient 0. The other teacher must give a gradient that is not 0; without
+this the test could pass although nothing is compared.
 """
 
 import tempfile
@@ -31,18 +32,19 @@ from student.scoring.needs import TEACHER
 PAYLOADS = ("sampled", "gather", "topk", "hidden")
 _ROWS, _TOKENS = 32, 16
 _NATS = 1e-3
-"""Bound of differences that rounding explains, in float32 on any device."""
+"""Largest difference between log-probs that rounding explains, in float32 on any device."""
 _ZERO = 0.01
-"""Gradient that counts as 0, as a share of another teacher's; hidden states cross the wire in bfloat16."""
+"""Gradient norm that counts as 0, as a share of the other teacher's; hidden states cross the wire in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """One payload through the whole chain.
+    """What was measured with one teacher and one payload.
 
     Attributes:
-        gap: largest difference between served log-probs and the student's own, nats; nan for hidden states.
-        gradient: norm of the objective's gradient.
+        gap: largest absolute difference between served log-probs and the student's own, in nats; nan for hidden states,
+            which have no log-probs to compare.
+        gradient: Euclidean norm of the objective's gradient.
         speed: prompt and response tokens scored per second.
     """
 
@@ -52,7 +54,7 @@ class Passed:
 
 
 def examine_chain() -> Iterator[Finding]:
-    """The findings, a line per payload."""
+    """Make the two models, serve them, and give a finding for each payload; an error ends the test as a failure."""
     with tempfile.TemporaryDirectory(prefix="opd-self-test-") as folder, ExitStack() as stack:
         place = Path(folder)
         for name, seed in (("student", 0), ("other", 1)):
@@ -68,7 +70,14 @@ def examine_chain() -> Iterator[Finding]:
 
 
 def examine_payloads(student: Path, address: str, itself: str, other: str) -> Iterator[Finding]:
-    """A finding per payload, on a server that serves the student's own weights and another teacher."""
+    """Give a finding for each payload.
+
+    Args:
+        student: folder of the student's model.
+        address: host:port of a server.
+        itself: name under which it serves the student's own weights.
+        other: name under which it serves another teacher.
+    """
     for payload in PAYLOADS:
         same, away = (through(student, address, name, payload) for name in (itself, other))
         yield _finding(payload, same, away)
@@ -86,7 +95,7 @@ def _finding(payload: str, same: Passed, other: Passed) -> Finding:
 
 
 def through(model: Path, address: str, teacher: str, payload: str) -> Passed:
-    """Sample, score and differentiate once; nothing is updated."""
+    """Sample rows, have `teacher` score them with `payload`, and compute the gradient; no weights are updated."""
     sized = {} if payload in ("sampled", "hidden") else {"k": 16}
     recipe = Recipe.model_validate(
         {
@@ -107,7 +116,7 @@ def through(model: Path, address: str, teacher: str, payload: str) -> Passed:
         begin = time.monotonic()
         job.services.score(rows)
         seconds = time.monotonic() - begin
-        # The gradient itself is what is looked at, so nothing is updated.
+        # No optimizer step, since only the gradient is of interest.
         job.learner.accumulate(rows)
         gradient = _norm(job.learner.student)
     tokens = sum(len(row.prompt_ids) + row.length for row in rows)

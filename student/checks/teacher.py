@@ -1,4 +1,7 @@
-"""`opd doctor --teacher RECIPE`: asks student and teachers of a recipe, and says which teacher is worth distilling."""
+"""`opd doctor --teacher RECIPE`: measures a recipe's student and teachers, and says which teachers to distil.
+
+`student.checks.worth` defines the figures and the decision.
+"""
 
 import gc
 import math
@@ -35,7 +38,7 @@ from student.scoring.verify import Verification
 SAMPLES = 4
 K = 16
 _SHORTEST = 4
-"""Tokens of an answer that is cut in two."""
+"""Fewest tokens of an answer that is cut in two."""
 _PARITY_NATS = 0.1
 _LEVELS: dict[Kind, Level] = {"distil": "ok", "do not distil": "fail", "not enough evidence": "note"}
 
@@ -43,13 +46,13 @@ _LEVELS: dict[Kind, Level] = {"distil": "ok", "do not distil": "fail", "not enou
 def examine_teacher(
     recipe: Path, overrides: Sequence[str] = (), *, model: str = "", prompts: int = 64
 ) -> Iterator[Finding]:
-    """The findings on every teacher that the recipe's prompts go to.
+    """Give the findings on every teacher that the recipe's prompts go to.
 
     Args:
-        recipe: file of the recipe; its objective and methods are left aside.
-        overrides: "dotted.key=value" for the recipe.
-        model: weights that answer in the teacher's place; "" for those that the server names.
-        prompts: training prompts to ask.
+        recipe: file of the recipe; its objective, methods and rewards are ignored.
+        overrides: settings that replace those of the file, each "dotted.key=value".
+        model: folder or hub id of the weights that write the teacher's answers; "" for the model that the server names.
+        prompts: number of training prompts to ask.
     """
     from opd.config import load_settings
 
@@ -64,10 +67,10 @@ def examine_teacher(
 
 
 def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[tuple[str, Worth, str]]:
-    """Every teacher's name, what was measured, and why it could not answer for itself ("" where it did).
+    """Give for each teacher its name, the measurements, and why its weights could not answer ("" if they did).
 
     Raises:
-        ConfigError: for a recipe without served teachers, with several for one row, or with episodes.
+        ConfigError: for a recipe without served teachers, with several teachers for one row, or with episodes.
         OpdError: as `opd train` would.
     """
     rows, infos = _students_answers(recipe, prompts)
@@ -92,7 +95,7 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
             try:
                 answers = _teachers_answers(recipe, mine, infos[name], model or infos[name].model, tokenizer)
             except (OpdError, OSError, ValueError, torch.OutOfMemoryError) as error:
-                # Weights that were named must work; those that a server names may simply not be on this machine.
+                # Weights that the user named must work. Those that a server names may not be on this machine.
                 if model:
                     raise
                 obstacle = one_line(error, 200)
@@ -101,7 +104,7 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
 
 
 def _students_answers(recipe: Recipe, count: int) -> tuple[list[Row], dict[str, pb.TeacherInfo]]:
-    """Scored answers of the student to `count` training prompts, and the served teachers."""
+    """Answers of the student to `count` training prompts, with top-k and gather scores, and the served teachers."""
     if recipe.teachers is None:
         raise ConfigError("the recipe names no teachers, so there is nothing to examine; give it the group teachers.")
     terms = [{"name": "opd", "payload": payload, "k": K, "aggregation": "constant"} for payload in ("topk", "gather")]
@@ -125,7 +128,13 @@ def _plan(recipe: Recipe, prompts: Sequence[Prompt]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What the teacher's weights wrote here, and how far their log-probs are from the served ones, nats."""
+    """Answers written on this machine by the teacher's weights.
+
+    Attributes:
+        own: answers to the prompts.
+        rescued: pairs of an answer of the student and the same answer with its second half written by the teacher.
+        parity: largest difference between served log-probs and those of these weights, in nats; nan if not known.
+    """
 
     own: list[Row]
     rescued: list[tuple[Row, Row]]
@@ -135,12 +144,13 @@ class _Answers:
 def _teachers_answers(
     recipe: Recipe, rows: Sequence[Row], info: pb.TeacherInfo, model: str, tokenizer: Any
 ) -> _Answers:
-    """Answers of the weights at `model`, under the prompt that the teacher reads when it scores.
+    """Have the weights at `model` answer the prompts of `rows`, and write second halves of the student's answers.
 
-    The student's tokenizer encodes for both: these are the very states that the fleet is asked about.
+    They read the prompt that the teacher reads when it scores, in the token ids of the student's tokenizer, so that
+    the states are exactly those that the servers score.
     """
     check_model_path(model)
-    gc.collect()  # the student's job is gone: both need not fit at once
+    gc.collect()  # the student's job has ended, so the two models need not fit in memory together
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     limits = [one.max_tokens or 0 for one in recipe.contexts.values()]
@@ -155,13 +165,13 @@ def _teachers_answers(
     halves = [_with_context(_second_half(row, recipe.rollout), read) for row in cut]
     written = answering.answer([*own, *halves], "doctor")
     first, second = written[: len(own)], written[len(own) :]
-    for row in second:  # verifiers read the whole answer
+    for row in second:  # verifiers read the whole answer, including the half that the student wrote
         row.text = str(tokenizer.decode(row.response_ids.tolist(), skip_special_tokens=True))
     return _Answers(first, list(zip(cut, second, strict=True)), _parity(recipe, info.name, first))
 
 
 def _second_half(row: Row, settings: Any) -> PlannedRow:
-    """The student's answer, to be continued from its middle."""
+    """The plan to continue the student's answer from its middle, within the limits of the answer as a whole."""
     prefix = tuple(row.response_ids[: row.length // 2].tolist())
     longest = min(settings.max_new_tokens, row.prompt.max_new_tokens or settings.max_new_tokens)
     key = RowKey(1, row.prompt.uid, row.key.sample)
@@ -169,7 +179,7 @@ def _second_half(row: Row, settings: Any) -> PlannedRow:
 
 
 def _reader(recipe: Recipe, name: str) -> Callable[[Prompt], Prompt] | None:
-    """What gives the prompt that a teacher reads; None where it is the student's."""
+    """The function that renders the prompt that teacher `name` reads; None if it reads the student's."""
     settings = recipe.contexts.get(name, recipe.contexts.get(TEACHER))
     return None if settings is None else Context(name, settings).render
 
@@ -179,7 +189,10 @@ def _with_context(planned: PlannedRow, read: Callable[[Prompt], Prompt] | None) 
 
 
 def _parity(recipe: Recipe, name: str, rows: Sequence[Row]) -> float:
-    """Largest difference between served log-probs of the rows and those of the weights that sampled them here."""
+    """Largest difference in nats between served log-probs of the rows and those of the weights that sampled them here.
+
+    nan if no server is live or it sends no log-probs.
+    """
     fleet = connect(recipe)
     if fleet is None or fleet.recorded:
         return math.nan

@@ -1,17 +1,18 @@
-"""Is a teacher worth distilling into a student on given prompts? What is measured, and what follows from it.
+"""Decides whether a teacher is worth distilling into a student on given prompts, from three measurements.
 
 The student answers each prompt a few times, the served teacher scores the answers, and the teacher's own weights answer
-the same prompts here. Correct is what the recipe's verifier says; all intervals are paired by prompt (95 %, t).
+the same prompts on this machine. The recipe's verifier says which answers are correct. All intervals are 95 % t
+intervals over prompts, on differences within a prompt.
 
     better     accuracy of the teacher's answers minus accuracy of the student's
     rescue     accuracy of the student's answers with the second half written by the teacher, minus that of the same
-               answers as the student ended them: what the teacher is worth at states that the student gets into
+               answers as the student ended them: what the teacher is worth at states that the student reaches
     slope      mean over prompts of Cov(correct, sum_t log T(y_t|s_t) - log S(y_t|s_t)) over the student's answers:
-               the derivative at lambda = 0 of the accuracy of the policy S^(1 - lambda) T^lambda, so what the first
-               step of distillation does; it needs scores alone, and its few large terms make its interval wide
+               the derivative at lambda = 0 of the accuracy of the policy S^(1 - lambda) T^lambda, and so the effect of
+               the first step of distillation; it needs only scores, but its few large terms make its interval wide
 
-A teacher that is better, and helps at the student's states, is worth distilling. A teacher that is better only from
-its own states helps there alone: fine-tune on its answers instead (`opd answers`).
+A teacher that is better, and that helps at the student's states, is worth distilling. If it is better only from its own
+states, fine-tune on its answers instead (`opd answers`).
 """
 
 import math
@@ -27,26 +28,30 @@ from student.lab.stats import Interval, t_interval
 from student.scoring.needs import TEACHER
 
 MARGIN = 0.01
-"""A teacher that is better by less than a point is not worth its servers."""
+"""Gain in accuracy below which a teacher is not worth its servers: one percentage point."""
 
 Kind = Literal["distil", "do not distil", "not enough evidence"]
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What was measured of one teacher; see the module. Accuracies are nan, intervals None where nothing is known.
+    """The measurements of one teacher; see the module. Unknown accuracies are nan, and unknown intervals None.
 
     Attributes:
-        prompts: that the student answered.
-        answers: of the student.
-        student, teacher: accuracy.
-        better, rescue, slope: see the module.
-        reverse_kl: log S - log T of the student's tokens, mean, nats.
-        overlap: share of the student's k most likely tokens that are among the teacher's k.
-        mass: the teacher's probability of the student's k most likely tokens.
-        first: share of positions where both find the same token most likely.
-        k: of the sets.
-        parity: largest difference between served log-probs and those of the weights that answered here, nats.
+        prompts: number of prompts that the student answered.
+        answers: number of the student's answers.
+        student: accuracy of the student.
+        teacher: accuracy of the teacher.
+        better: see the module.
+        rescue: see the module.
+        slope: see the module.
+        reverse_kl: mean of log S - log T over the student's tokens, in nats per token.
+        overlap: mean share of the student's k most likely tokens that are among the teacher's k.
+        mass: mean total probability that the teacher gives to the student's k most likely tokens.
+        first: share of positions at which both have the same most likely token.
+        k: size of the sets.
+        parity: largest difference between served log-probs and those of the weights that answered here, in nats; nan
+            if not known.
     """
 
     prompts: int
@@ -66,14 +71,14 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What follows, with the reason in a sentence."""
+    """The decision, with its reason in a sentence."""
 
     kind: Kind
     reason: str
 
 
 def judge(worth: Worth) -> Recommendation:
-    """Distil, do not, or not enough evidence."""
+    """Decide whether to distil from the measurements, by the intervals rather than the means."""
     if math.isnan(worth.student):
         return _open("no answer could be judged; give the prompts a verifier and references.")
     if worth.student == worth.teacher == 0:
@@ -82,14 +87,14 @@ def judge(worth: Worth) -> Recommendation:
 
 
 def _from_scores(worth: Worth) -> Recommendation:
-    """Of a teacher that gave no answers of its own."""
+    """The decision on a teacher without answers of its own."""
     if worth.slope is not None and worth.slope.high < 0:
         return Recommendation("do not distil", "the teacher prefers wrong answers of the student to correct ones.")
     return _open("the teacher's own answers are not known here; give its weights with --teacher-model.")
 
 
 def _from_answers(worth: Worth, better: Interval) -> Recommendation:
-    """Of a teacher that answered the prompts too."""
+    """The decision on a teacher that answered the prompts too."""
     states = [found for found in (worth.rescue, worth.slope) if found is not None]
     helps, hurts = any(found.low > 0 for found in states), any(found.high < 0 for found in states)
     if better.high < MARGIN:
@@ -116,7 +121,10 @@ def _open(reason: str) -> Recommendation:
 
 
 def _needed(found: Interval | None) -> int:
-    """Prompts at which a mean as large as this one would leave its interval above 0; at least twice as many as now."""
+    """Number of prompts to ask for so that an interval with this mean would lie above 0.
+
+    It is between 2 and 64 times the present number; 256 if nothing was measured.
+    """
     if found is None:
         return 256
     half = (found.high - found.low) / 2
@@ -132,13 +140,13 @@ def compare(
     k: int,
     parity: float,
 ) -> Worth:
-    """Measure one teacher.
+    """Compute the measurements of one teacher. All rows must be verified.
 
     Args:
-        student: answers of the student with top-k and gather scores of the teacher; all rows are verified.
-        teacher: the teacher's answers to the same prompts; none where it cannot answer here.
-        rescued: (an answer of the student, the same with the teacher's second half).
-        k: of the sets of most likely tokens.
+        student: answers of the student, with the teacher's top-k and gather scores.
+        teacher: the teacher's answers to the same prompts; empty if it cannot answer here.
+        rescued: pairs of an answer of the student and the same answer with its second half written by the teacher.
+        k: size of the sets of most likely tokens.
         parity: see `Worth`.
     """
     ours, theirs = _by_prompt(student), _by_prompt(teacher)
@@ -148,7 +156,7 @@ def compare(
         before, after = own.verdict_value, other.verdict_value
         if before is not None and after is not None:
             halves.setdefault(own.prompt.uid, []).append(after - before)
-    # The two accuracies are of the same prompts wherever the teacher answered any.
+    # Both accuracies are over the same prompts, if the teacher has any judged answers.
     judged = both or list(ours)
     return Worth(
         prompts=len({row.prompt.uid for row in student}),
@@ -165,14 +173,14 @@ def compare(
 
 
 def log_ratio(row: Row) -> np.ndarray:
-    """[T] log T - log S of the sampled tokens, float64, nats."""
+    """[T] log T - log S of the sampled tokens in nats, float64."""
     sampled = row.signals[TEACHER, PayloadKind.TOPK].sampled
     assert sampled is not None  # both payloads carry it
     return sampled.astype(np.float64) - row.behaviour_logp
 
 
 def _states(rows: Sequence[Row]) -> dict[str, float]:
-    """How near both models are at the student's states: means over tokens."""
+    """The figures of `Worth` that compare both models at the student's states: means over all tokens."""
     ratios, overlaps, masses, firsts = [], [], [], []
     for row in rows:
         top, gather = row.signals[TEACHER, PayloadKind.TOPK], row.signals[TEACHER, PayloadKind.GATHER]
@@ -199,7 +207,7 @@ def _by_prompt(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _covariances(rows: Sequence[Row]) -> list[float]:
-    """The unbiased covariance of value and summed log-ratio within each prompt that has two judged answers."""
+    """Unbiased covariance of verdict and summed log-ratio within each prompt that has at least two judged answers."""
     groups: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         value = row.verdict_value
