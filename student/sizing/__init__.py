@@ -1,1 +1,1 @@
-"""What a run will take, computed before it begins: `opd plan`."""
+"""`opd plan`: estimates the memory, time and network traffic of a run before it begins."""

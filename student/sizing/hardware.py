@@ -1,4 +1,7 @@
-"""Devices that a run can be planned for. Peaks are the vendors' figures for dense bfloat16; a run reaches less."""
+"""Devices that a run can be planned for: a table of GPUs, and this machine's own device.
+
+Peak speeds in the table are the vendors' figures for dense bfloat16. A run reaches the share `Hardware.reached`.
+"""
 
 import os
 import time
@@ -14,9 +17,9 @@ REACHED = 0.4
 """Share of a GPU's speed that a transformers model reaches in training and prefill."""
 _CPU_REACHED = 0.55
 _CPU_OVERHEAD = 2.5
-"""The host's work on a layer of a rollout, with its cache and sampling, over that on a layer of a bare model."""
+"""Ratio of the host's time per layer in a rollout, with cache and sampling, to that in a bare forward pass."""
 USABLE = 0.92
-"""Share of a device's memory: allocators lose some of it between tensors."""
+"""Share of a device's memory that can be used: allocators lose the rest to fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,13 @@ class Hardware:
     """A device.
 
     Attributes:
-        name: shown to the user.
-        memory: bytes.
-        flops: floating-point operations per second (two per multiply-add), at the precision in use.
-        bandwidth: bytes per second of its memory.
-        overhead: seconds that the host takes to launch the kernels of a layer in one forward pass.
-        reserve: bytes that libraries take before anything of the run does.
-        overlaps: whether arithmetic, memory traffic and the host's work go on at the same time.
+        name: name shown to the user.
+        memory: size of its memory in bytes.
+        flops: peak floating-point operations per second (two per multiply-add), at the precision in use.
+        bandwidth: memory bandwidth in bytes per second.
+        overhead: seconds that the host takes to launch the kernels of one layer in one forward pass.
+        reserve: bytes that libraries take before the run allocates anything.
+        overlaps: whether arithmetic, memory traffic and the host's work overlap in time.
         reached: share of `flops` that a model reaches in training and prefill.
     """
 
@@ -61,7 +64,7 @@ TABLE = {
 
 
 def hardware(name: str) -> Hardware:
-    """The device called `name`; "here" is this machine's.
+    """Return the device called `name`, a key of `TABLE`, or for "here" this machine's.
 
     Raises:
         ConfigError: for an unknown name.
@@ -74,12 +77,15 @@ def hardware(name: str) -> Hardware:
 
 
 def here() -> Hardware:
-    """This machine: its first GPU, whose speed is looked up, or its CPU, whose speed is measured."""
+    """Return this machine's device: its first GPU, with speeds looked up by name, or its CPU, with speeds measured.
+
+    A GPU that is not in the table gets the speeds of the A100; its name then says so.
+    """
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         said = found.name.upper().replace(" ", "")
         like = [known for key, known in TABLE.items() if key.split("-")[0].upper() in said]
-        # Cards of one name differ in memory, and with it in speed.
+        # Cards of the same name exist with different memory and speed. Take the one whose memory is closest.
         known = min(like or [TABLE["a100"]], key=lambda card: abs(card.memory - found.total_memory))
         name = found.name if like else f"{found.name}, of unknown speed, with those of {known.name}"
         return Hardware(name, found.total_memory, known.flops, known.bandwidth)
@@ -97,20 +103,20 @@ def here() -> Hardware:
 
 
 def _measured_flops(size: int = 512) -> float:
-    """Of float32 products on this CPU, with the threads that torch has now."""
+    """Floating-point operations per second of float32 matrix products on this CPU, with torch's current threads."""
     left = torch.ones(size, size)
     return 2 * size**3 / _least_seconds(lambda: left @ left)
 
 
 def _measured_bandwidth(size: int = 64 << 20) -> float:
-    """Of a copy from memory to memory, bytes read and written."""
+    """Memory bandwidth of a copy in bytes per second, counting bytes read and written."""
     source = torch.ones(size, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * size / _least_seconds(lambda: target.copy_(source))
 
 
 def _measured_overhead(layers: int = 4) -> float:
-    """Seconds of a layer in which there is next to nothing to compute."""
+    """Seconds that a forward pass takes per layer when there is next to nothing to compute."""
     from transformers import Qwen3Config, Qwen3Model
 
     config = Qwen3Config(
@@ -130,7 +136,7 @@ def _measured_overhead(layers: int = 4) -> float:
 
 
 def _least_seconds(work: Callable[[], object], tries: int = 20) -> float:
-    """The best of several tries: what else the machine does only makes them longer."""
+    """Shortest time of several tries in seconds: other load on the machine can only make a try longer."""
     best = float("inf")
     for _ in range(tries):
         begin = time.perf_counter()

@@ -1,10 +1,12 @@
-"""How long what models read is: a row is one sequence, or one for each window of an episode whose history is cut.
+"""Estimates how many tokens models read for a row.
 
-    history n          t = max_new_tokens / turns tokens a turn with its answer, as if turns were alike and filled the
-                       row; a window of n + 1 turns, and one more for each later turn
-    history summary    windows of context_tokens; from the second on each begins with a summary of its longest
+A row is one sequence, unless it is an episode whose history is cut: then it is a sequence for each window.
 
-All windows of an episode share a micro-batch, also where they are over train.micro_batch_tokens.
+    history n          turns are taken to be equally long and to fill the row: max_new_tokens / turns tokens for a turn
+                       and its answer; the first window has n + 1 turns, and each later turn adds a window
+    history summary    windows of context_tokens; from the second on, each begins with a summary of maximal length
+
+All windows of an episode share a micro-batch, even if together they exceed train.micro_batch_tokens.
 """
 
 import math
@@ -15,14 +17,15 @@ from student.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What is read of a row.
+    """The tokens that models read for a row.
 
     Attributes:
-        sequences: its windows.
-        width: tokens of the longest, prompt included.
-        positions: tokens of all, prompts included.
-        prefilled: tokens read anew before turns, on top of the prompt; 0 where an answer is written in one go.
-        context: tokens before a token that is sampled, mean.
+        sequences: number of windows; 1 unless the row is an episode whose history is cut.
+        width: tokens of the longest window, prompt included.
+        positions: tokens of all windows, prompts included.
+        prefilled: tokens of the contexts that are read again before turns, in addition to the prompt; 0 for an answer
+            that is written in one go.
+        context: mean number of tokens before a sampled token.
     """
 
     sequences: int
@@ -33,7 +36,7 @@ class Lengths:
 
 
 def lengths_of(recipe: Recipe, prompt: float, mean: float) -> Lengths:
-    """What is read of a row with a prompt of `prompt` tokens and a response of `mean`; see the module."""
+    """Estimate what is read for a row with a prompt of `prompt` tokens and a response of `mean`; see the module."""
     rollout, episodes = recipe.rollout, recipe.rollout.episodes
     a_turn = rollout.max_new_tokens / episodes.turns
     turns = mean / a_turn
@@ -56,5 +59,5 @@ def lengths_of(recipe: Recipe, prompt: float, mean: float) -> Lengths:
 
 
 def largest(recipe: Recipe) -> Lengths:
-    """Of a row with the longest prompt and response."""
+    """What is read for a row with the longest prompt and response that the recipe allows."""
     return lengths_of(recipe, recipe.rollout.max_prompt_tokens, recipe.rollout.max_new_tokens)

@@ -1,15 +1,15 @@
-"""Memory of a rank by part, and which setting to change when it does not fit.
+"""Estimates the memory of a rank by part, and says which setting to change if it does not fit.
 
     always      weights, AdamW's moments, copies of weights
-    learning    gradients, what autograd keeps of the largest micro-batch, tiles of logits and the head's gradient
+    learning    gradients, what autograd saves of the largest micro-batch, tiles of logits and the head's gradient
     rollout     keys and values of the slots, logits of a decoding step
 
-An engine vllm has its weights and its cache always, or while it decodes where it sleeps between.
+The weights and the cache of engine vllm count as `always`, or as `rollout` if it sleeps between rollouts.
 
-Under `train.sharding: fsdp` a rank has its shard of weights, gradients and moments; what it gathers for a while comes
-on top: a layer and what lies outside the layers, and all weights while it decodes.
+Under `train.sharding: fsdp` a rank has its shard of weights, gradients and moments. What it gathers temporarily comes
+on top: two layers and the parameters outside the layers while it learns, and all weights while it decodes.
 
-The peak is that of `always` with the larger of the other two, or with both where steps are sampled ahead.
+The peak is the sum of `always` and the larger of the other two, or of all three if steps are sampled ahead.
 """
 
 import math
@@ -27,27 +27,27 @@ from student.sizing.lengths import largest
 from student.sizing.shape import ModelShape
 
 _GATHERED_LAYERS = 2
-"""That in use, and the next one."""
+"""Layers gathered at the same time: the one in use and the next."""
 VLLM_CACHE = "keys and values of vLLM"
 CASTS = "casts of the weights"
 WIDENED = "a weight widened from 4 bits"
 _SLOT_PARTS = ("keys and values", "those of a layer, laid out to be read", "logits of a decoding step")
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT_COPIES = 4
-"""Logits, log-probs, probabilities and their padded blocks in a decoding step, float32."""
+"""Float32 [slots, vocabulary] arrays of a decoding step: logits, log-probs, probabilities and their padded blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a rank.
+    """Memory of a rank in bytes.
 
     Attributes:
-        always: by part.
-        learning: by part.
-        rollout: by part.
-        reserve: of libraries.
-        together: whether rollouts and learning go on at the same time (train.max_staleness).
-        slots: responses decoded together.
+        always: what it takes all the time, by part.
+        learning: what it takes in addition during an update, by part.
+        rollout: what it takes in addition during rollouts, by part.
+        reserve: what libraries take.
+        together: whether rollouts and learning run at the same time (train.max_staleness).
+        slots: number of responses decoded together.
     """
 
     always: dict[str, float]
@@ -59,35 +59,38 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The most at once, without the reserve."""
+        """The most bytes in use at the same time, without the reserve."""
         learning, rollout = sum(self.learning.values()), sum(self.rollout.values())
         return sum(self.always.values()) + (learning + rollout if self.together else max(learning, rollout))
 
 
 def _rows(recipe: Recipe, ranks: int) -> int:
-    """Rows of a step's plan on a rank, the most that one has."""
+    """Number of rows in a step's plan on the rank that has most."""
     return -(-recipe.rollout.prompts_per_step // ranks) * recipe.rollout.samples_per_prompt
 
 
 def micro_batch(recipe: Recipe, ranks: int) -> tuple[int, int]:
-    """(sequences, width) of the largest micro-batch: of rows with the longest prompt and response, at least one."""
+    """(number of sequences, tokens per sequence) of the largest micro-batch.
+
+    All of its rows have the longest prompt and response; it has at least one row.
+    """
     row = largest(recipe)
     rows = max(1, recipe.train.micro_batch_tokens // (row.sequences * row.width))
-    # Methods and other strategies may add rows to those of the plan.
+    # Methods and other strategies may add rows to those of the plan, so that only the limit on tokens holds.
     if not recipe.methods and recipe.rollout.strategy["name"] == "single":
         rows = min(rows, _rows(recipe, ranks))
     return rows * row.sequences, row.width
 
 
 def slots(recipe: Recipe, ranks: int) -> int:
-    """Responses decoded together on a rank."""
+    """Number of responses that a rank decodes together."""
     rollout = recipe.rollout
     cached = max(LEAST_ROWS, rollout.cache_tokens // largest(recipe).width)
     return max(LEAST_ROWS, min(rollout.batch_rows, _rows(recipe, ranks), cached))
 
 
 def _asked_by_name(recipe: Recipe) -> set[str]:
-    """Models that the recipe's teachers group names."""
+    """Names of the models that the recipe's `teachers` group mentions."""
     teachers = recipe.teachers
     if teachers is None:
         return set()
@@ -98,15 +101,15 @@ def _asked_by_name(recipe: Recipe) -> set[str]:
 def memory_of(
     recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, *, gpu: bool, ranks: int = 1
 ) -> Memory:
-    """What a rank takes.
+    """Estimate the memory of a rank.
 
     Args:
         recipe: the job.
-        shape: its student.
-        needs: of terms and controllers.
+        shape: sizes of its student.
+        needs: needs of its terms and controllers, which decide what copies of weights are kept.
         device: gives the reserve.
-        gpu: whether tiles of logits have their size on a GPU.
-        ranks: data-parallel processes.
+        gpu: whether the rank runs on a GPU, on which tiles of logits are larger by default.
+        ranks: number of data-parallel processes.
     """
     sharded = recipe.train.sharding == "fsdp"
     parts = ranks if sharded else 1
@@ -131,7 +134,7 @@ _SAMPLED_WITH = "weights that steps are sampled with"
 
 
 def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: bool, ranks: int) -> dict[str, float]:
-    """Bytes of weights that are kept beside the student's own, by what they are for."""
+    """Bytes of weights that are kept in addition to the student's own, by purpose."""
     methods = {str(method.get("name")) for method in recipe.methods}
     found = {
         "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
@@ -145,9 +148,10 @@ def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: b
 
 
 def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
-    """Copies of the trained tensors on the device, or of a rank's shards of them, that steps are sampled with."""
+    """Number of copies of the trained tensors, or of a rank's shards, that the device holds to sample steps ahead."""
     lag, engine = recipe.train.max_staleness, engine_of(recipe)
-    # On a CPU the sampling copy is one of those that are kept on the host. Shards are kept where they are.
+    # On a CPU the device is the host, which keeps a copy for each step of the lag and one more. Shards stay on the
+    # device.
     if not gpu or (recipe.train.sharding != "none" and engine.takes_shards):
         return lag + 1 if lag else 0
     return int(bool(lag) and not engine.holds_weights)
@@ -156,7 +160,7 @@ def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
 def _engine_parts(
     recipe: Recipe, shape: ModelShape, slots: int, *, sharded: bool, gpu: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What sampling takes always, and what it takes while it decodes."""
+    """Bytes that sampling takes all the time, and bytes that it takes only while it decodes, each by part."""
     rollout, engine = recipe.rollout, engine_of(recipe)
     if rollout.engine.get("name") == "vllm":
         width = _DTYPES.get(str(rollout.engine.get("dtype")), shape.width)
@@ -168,7 +172,7 @@ def _engine_parts(
     if not engine.on_device:
         return {}, {}
     longest = settled(largest(recipe).width)
-    # Sampling in process needs every weight of a sharded student at once, if only while it decodes.
+    # Sampling in process needs all weights of a sharded student at once, but only while it decodes.
     gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
     lagging = recipe.train.max_staleness and sharded and not engine.takes_shards
     frozen = shape.weight_bytes - shape.trained_bytes
@@ -182,7 +186,7 @@ def _engine_parts(
 
 
 def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> dict[str, float]:
-    """Bytes of an update: gradients, and what its largest micro-batch keeps."""
+    """Bytes of an update by part: gradients, and what its largest micro-batch takes."""
     sharded = recipe.train.sharding == "fsdp"
     sequences, width = micro_batch(recipe, ranks)
     scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
@@ -200,15 +204,15 @@ def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> di
 
 
 def _per_slot(shape: ModelShape, longest: int, slots: int) -> tuple[float, float, float]:
-    """Bytes of `_SLOT_PARTS`."""
+    """Bytes of each of `_SLOT_PARTS` for all slots."""
     cache = slots * longest * shape.cache_bytes
     return cache, cache / shape.layers, _LOGIT_COPIES * slots * shape.vocabulary * 4
 
 
 def _fitting_cache(memory: Memory, over: float, recipe: Recipe) -> int | None:
-    """The largest `rollout.cache_tokens` whose rollouts take `over` bytes less; None where none does.
+    """The largest `rollout.cache_tokens` with which rollouts take at least `over` bytes less; None if no value does.
 
-    The cache and what is decoded beside it shrink with it, in whole slots; weights of the rollouts do not.
+    The cache and the other parts of a slot shrink with it, slot by slot. Weights that rollouts hold do not.
     """
     now, longest = recipe.rollout.cache_tokens, largest(recipe).width
     if cache := (memory.always | memory.rollout).get(VLLM_CACHE, 0.0):
@@ -220,30 +224,32 @@ def _fitting_cache(memory: Memory, over: float, recipe: Recipe) -> int | None:
 
 
 def _scattered(shape: ModelShape) -> float:
-    """Gradients of a gathered part before they are scattered: in the dtype of the pass, and in float32 to be reduced.
+    """Bytes of the gradients of a gathered part before they are scattered to the ranks.
 
-    Those of head and embeddings, which are counted separately, are freed by then.
+    There are two copies, one in the dtype of the backward pass and one in float32 for the reduction. The gradients of
+    head and embeddings, which are counted separately, have been freed by then.
     """
     share = shape.trained / shape.total
     return max(0.0, share * max(shape.outside, shape.layer) * (shape.width + 4) - shape.head_bytes)
 
 
 def engine_of(recipe: Recipe) -> type[RolloutEngine]:
-    """What samples."""
+    """The class of the recipe's rollout engine."""
     found: type[RolloutEngine] = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
     return found
 
 
 def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int = 1) -> None:
-    """Refuse a run that cannot fit.
+    """Check that a rank's peak fits on the device.
 
     Raises:
-        ConfigError: naming what it takes, what there is, and the setting to change.
+        ConfigError: if it does not; the message has what the rank takes, the room there is, and the setting to change.
     """
     room = device.memory * USABLE - memory.reserve
     if memory.peak <= room:
         return
-    # The advice is about the part that is too large: vLLM's cache, what is fixed, rollouts, or a micro-batch.
+    # Give advice on the part that is too large: vLLM's cache, weights with gradients and moments, rollouts, or a
+    # micro-batch.
     always, learning, rollout = (sum(part.values()) for part in (memory.always, memory.learning, memory.rollout))
     said = (
         f"a rank takes {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
@@ -285,7 +291,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
 
 
 def _smaller_rollouts(memory: Memory, fitting: int | None, recipe: Recipe) -> str:
-    """What to change where rollouts take too much; `fitting` tokens of cache do not."""
+    """Advice for rollouts that take too much memory; `fitting` is the number of cache tokens that would fit, if any."""
     if fitting is not None:
         return f"set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}"
     if memory.rollout.get(CASTS, 0.0) and recipe.model.lora is not None and recipe.model.dtype == "float32":

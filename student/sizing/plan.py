@@ -1,4 +1,4 @@
-"""`opd plan RECIPE`: what a run will take, before anything of it is loaded."""
+"""`opd plan RECIPE`: estimates a run's memory, time and network traffic without loading any weights."""
 
 import math
 from collections.abc import Iterator
@@ -44,10 +44,18 @@ def plan(
 
 
 def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fleet: Any = None) -> Iterator[str]:
-    """The plan, line by line.
+    """Give the plan line by line.
+
+    Args:
+        recipe: the job, a `Recipe`.
+        device: the `Hardware` of a rank.
+        ranks: number of data-parallel processes.
+        mean: mean tokens per response; 0 means half of rollout.max_new_tokens.
+        fleet: the `Fleet` of the teachers; None if nothing is known of them.
 
     Raises:
-        ConfigError: for a mean that no response can have; at the end, when the run cannot fit.
+        ConfigError: at once for a mean that no response can have; after the last line if the run cannot fit, or if the
+            teachers cannot.
     """
     from opd.errors import ConfigError
     from student.learning.early import learns_early
@@ -100,7 +108,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
 
 
 def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
-    """Where the teachers run, the step as a whole, and which stage bounds it."""
+    """Give the lines on where the teachers run, the time of a step, and which stage bounds it."""
     from student.sizing.hardware import GIB
 
     unknown = fleet.unknown(asks)
@@ -122,7 +130,7 @@ def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
 
 
 def shape_of(recipe: Any, device: Any) -> Any:
-    """The `ModelShape` of the recipe's student, in the precision that it trains in on `device`."""
+    """The `ModelShape` of the recipe's student, with the precision in which it trains on `device`."""
     import torch
 
     from student.sizing.shape import ModelShape

@@ -1,7 +1,7 @@
-"""The parts of a student in bytes, from its config alone: no weights are loaded and nothing is computed.
+"""Sizes of the parts of a model in parameters and bytes, from its config alone: no weights are loaded.
 
-The model runs on torch's fake tensors, which have a shape and no data: what autograd saves of a forward pass is counted
-tensor by tensor, for any family, with adapters, autocast and recomputation as the run would have them.
+The model runs on torch's fake tensors, which have a shape but no data. What autograd saves in a forward pass is counted
+tensor by tensor, for any model family, with the adapters, autocast and recomputation that the run would have.
 """
 
 from collections.abc import Iterator
@@ -22,31 +22,32 @@ from student.recipe import ModelSettings
 
 
 class ModelShape:
-    """A student without data.
+    """The sizes of a model.
 
     Args:
         settings: the recipe's `model` group.
-        autocast: dtype of the forward's products, or None for that of the weights.
-        sharded: whether the forward runs on weights of dtype `autocast`, gathered from the ranks, in place of casting.
+        autocast: dtype of matrix products in the forward pass, or None for that of the weights.
+        sharded: whether the forward pass runs on weights of dtype `autocast` that are gathered from the ranks, instead
+            of weights that autocast casts.
 
     Attributes:
-        total: parameters, tied ones once.
-        active: of these, those that a token passes: of the experts only as many as its router chooses.
-        trained: of these, those that are trained.
-        weight_bytes: of all parameters.
-        trained_bytes: of the trained ones, and so of their gradients.
-        widened: bytes of the largest weight that is held in 4 bits, widened for a product.
+        total: number of parameters; tied ones count once.
+        active: number of parameters used for a token; of the experts, only as many as its router chooses count.
+        trained: number of trained parameters.
+        weight_bytes: bytes of all parameters.
+        trained_bytes: bytes of the trained parameters, and so of their gradients.
+        widened: bytes of the largest weight that is held in 4 bits once it is dequantized for a product.
         small_moments: bytes of AdamW's moments in 8 bits.
-        head_bytes: of the gradients of head and embeddings in float32 before they are added to those that are kept, two
-            even where the weights are tied; 0 where they are frozen.
+        head_bytes: bytes of the float32 gradients of head and embeddings before they are added to those that are kept;
+            tied weights have two such gradients, frozen ones have none.
         layer: parameters of the largest decoder layer.
-        outside: parameters outside the layers.
-        width: bytes of a weight in the forward.
-        cast_bytes: of the casts that autocast keeps of the layers' weights while rows are decoded.
-        layers: decoder layers.
-        vocabulary: rows of the head.
-        hidden: size of its inputs.
-        cache_bytes: of keys and values, per token.
+        outside: parameters outside the decoder layers.
+        width: bytes of one weight in the forward pass.
+        cast_bytes: bytes of the casts of the layers' weights that autocast keeps while rows are decoded.
+        layers: number of decoder layers.
+        vocabulary: number of rows of the head.
+        hidden: size of the hidden states that the head reads.
+        cache_bytes: bytes of keys and values per token.
 
     Raises:
         ConfigError: when the model's config cannot be read.
@@ -82,7 +83,7 @@ class ModelShape:
         self.layer = max(parts.values(), default=0)
         casts = autocast is not None and lm.dtype == torch.float32 and not sharded and not quantized
         self.cast_bytes = (self.total - self.outside) * self.width if casts else 0
-        # Forwards that allocate nothing: the cache and the activations of any model can be counted on any machine.
+        # These forward passes allocate nothing, so the cache and activations of any model can be counted anywhere.
         with FakeTensorMode(allow_non_fake_inputs=True) as self._fake, _experts_counted():
             _without_content(lm, autocast if sharded else None)
             self._student = Student(lm).train()
@@ -102,7 +103,10 @@ class ModelShape:
         return sum(t.numel() for t in tensors if t is not None) * width
 
     def activation_bytes(self, rows: int, width: int) -> int:
-        """What autograd keeps of a forward over [rows, width], with one layer's recomputation where layers are."""
+        """Bytes that autograd saves in a forward pass over [rows, width] tokens.
+
+        With gradient checkpointing, this is what remains saved plus the activations of one recomputed layer.
+        """
         lm: Any = self._student.lm
         whole = self._saved(rows, width)
         if not self._checkpointing:
@@ -113,11 +117,11 @@ class ModelShape:
         return kept + whole // self.layers
 
     def _saved(self, rows: int, width: int) -> int:
-        # By storage: views of one tensor are saved several times and take memory once, and parameters are counted
-        # elsewhere.
+        # Counted by storage, because several views of one tensor may be saved but take memory once. Parameters are left
+        # out, since they are counted elsewhere.
         own = {p.untyped_storage()._cdata for p in self._student.parameters()}
         found: dict[int, int] = {}
-        kept = []  # alive, so that no two storages have one address
+        kept = []  # keeps the tensors alive, so that no address is used by two storages
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
@@ -140,7 +144,7 @@ class ModelShape:
 
 
 def _passed_over(lm: Any) -> int:
-    """Parameters of the experts that a token does not pass."""
+    """Number of expert parameters that are not used for a token."""
     chosen = getattr(lm.config.get_text_config(), "num_experts_per_tok", None)
     stacked = [p for name, p in lm.named_parameters() if ".experts." in name and p.ndim == 3]
     return sum(int(p.numel() * (1 - min(1.0, chosen / len(p)))) for p in stacked) if chosen else 0
@@ -148,7 +152,7 @@ def _passed_over(lm: Any) -> int:
 
 @contextmanager
 def _experts_counted() -> Iterator[None]:
-    """Experts by transformers' own grouped product: torch's has no form on fake tensors but in bfloat16."""
+    """Make experts use transformers' own grouped product: torch's supports fake tensors in bfloat16 only."""
     from transformers.integrations import moe
 
     able: Any = getattr(moe, "_can_use_grouped_mm", None)
@@ -163,18 +167,20 @@ def _experts_counted() -> Iterator[None]:
 
 
 def _quantized(lm: Any) -> list[torch.nn.Parameter]:
-    """The weights that `model.lora.quantize` holds in 4 bits: of linear layers, without the head."""
+    """The weights that `model.lora.quantize` holds in 4 bits: those of all linear layers except the head."""
     head = lm.get_output_embeddings()
     linear = [m for m in lm.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     return [m.weight for m in linear if isinstance(m.weight, torch.nn.Parameter)]
 
 
 def _without_content(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Replace a model's meta tensors by fake CPU tensors, for which autograd saves what it would on a CPU; ties stay.
+    """Replace a model's meta tensors by fake CPU tensors, for which autograd saves what it would on a CPU.
+
+    Tied tensors stay tied.
 
     Args:
-        model: it is changed in place.
-        dtype: of its parameters from now on, or None for their own.
+        model: the model, changed in place.
+        dtype: new dtype of its parameters, or None to keep theirs.
     """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():

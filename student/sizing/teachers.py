@@ -1,14 +1,17 @@
-"""Who scores a step's rows, how long that takes, and what it takes of the devices of the teachers.
+"""Estimates which models score a step's rows, how long they take, and whether the teachers' devices hold them.
+
+Assumptions:
 
     rows            each goes to all teachers of its destination, and to the reference; several destinations (`routes`,
-                    the default) get equal shares, because which prompt goes where is not known here
-    arithmetic      2 operations for each weight of the layers and token read, and for each of the head's and response
+                    the default) get equal shares, because it is not known here which prompt goes where
+    arithmetic      2 operations per weight of the layers and token read, and 2 per weight of the head and response
                     token, unless hidden states are sent
-    memory          the weights once for each batch of 16,384 tokens
-    devices         share the work evenly, as replicas or as parts of one model
-    in process      the student's own weights, those of its start and their average: on the student's device
+    memory          the weights are read once for each batch of 16,384 tokens
+    devices         they share the work evenly, as replicas or as parts of one model
+    in process      the student's own weights, the initial ones and their average run on the student's device
 
-On a GPU the longest of arithmetic, memory and the host's launching of layers counts, on a CPU their sum.
+On a GPU the time is the longest of arithmetic, memory traffic and the host's launching of layers; on a CPU it is their
+sum.
 """
 
 import math
@@ -23,17 +26,17 @@ from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.shape import ModelShape
 
 _BATCH_TOKENS = 16_384
-"""Of an engine batch, a server's default."""
+"""Tokens of an engine batch, by a server's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked of a model.
+    """A payload that is asked of a model.
 
     Attributes:
-        model: its name; "" where a fleet serves a single one.
+        model: name of the model; "" if the recipe names none, because the fleet serves a single one.
         spec: the payload.
-        share: of the rows that it is asked about.
+        share: share of the step's rows for which it is asked.
     """
 
     model: str
@@ -42,12 +45,12 @@ class Ask:
 
     @property
     def served(self) -> bool:
-        """Whether a teacher server answers; the other models are in the student's process."""
+        """Whether a teacher server answers, rather than a model in the student's process."""
         return self.model not in LOCAL_MODELS
 
 
 def asks_of(recipe: Recipe, needs: Needs) -> list[Ask]:
-    """Every payload that is asked of every model in a step."""
+    """List every payload that is asked of every model in a step."""
     settings = recipe.teachers or TeacherSettings()
     found = []
     for need in needs.signals:
@@ -69,9 +72,9 @@ class Fleet:
     """The teachers' servers, as far as they are known.
 
     Attributes:
-        models: shape by name; the one under "" is that of every name without one of its own.
-        device: of a server.
-        devices: in all.
+        models: shape of each model by name; the one under "" is that of every name that is not in the mapping.
+        device: the device type of the servers.
+        devices: number of devices of all servers together.
     """
 
     models: Mapping[str, ModelShape]
@@ -79,23 +82,23 @@ class Fleet:
     devices: int = 1
 
     def shape(self, name: str) -> ModelShape | None:
-        """Of the model that is called `name`; None where it is not known."""
+        """The shape of the model called `name`; None if it is not known."""
         return self.models.get(name) or self.models.get("")
 
     def weights(self, asks: Sequence[Ask]) -> float:
-        """Bytes of the weights of every model that is asked, once."""
+        """Bytes of the weights of all served models that are asked, each counted once; unknown ones count 0."""
         names = {ask.model for ask in asks if ask.served}
         return sum(shape.weight_bytes for name in names if (shape := self.shape(name)) is not None)
 
     def unknown(self, asks: Sequence[Ask]) -> list[str]:
-        """Names of served models whose shape is not known."""
+        """Names of the served models that are asked but whose shape is not known."""
         return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
 
     def check(self, asks: Sequence[Ask]) -> None:
-        """Refuse names that the recipe does not have, or models that the devices cannot hold.
+        """Check that the recipe asks every model that was named, and that the devices can hold the weights.
 
         Raises:
-            ConfigError: naming those that are asked, or their weights and how many devices hold them.
+            ConfigError: if not. The message lists the names that are asked, or the number of devices that are needed.
         """
         asked = sorted({ask.model for ask in asks if ask.served})
         idle = sorted(self.models.keys() - {*asked, ""})
@@ -111,10 +114,12 @@ class Fleet:
 
 
 def fleet_of(models: Sequence[str], device: Hardware, devices: int) -> Fleet:
-    """A fleet of the models of `--teacher`, each MODEL or NAME=MODEL, in the precision that servers load them in.
+    """Make a fleet from the values of `--teacher`, each MODEL or NAME=MODEL.
+
+    Weights are taken to be bfloat16 on a GPU and float32 on a CPU, as servers load them.
 
     Raises:
-        ConfigError: when the config of one cannot be read, or two have one name.
+        ConfigError: when the config of a model cannot be read, or two models have the same name.
     """
     shapes: dict[str, ModelShape] = {}
     for entry in models:
@@ -131,14 +136,14 @@ def fleet_of(models: Sequence[str], device: Hardware, devices: int) -> Fleet:
 def seconds_of(
     asks: Sequence[Ask], shape: ModelShape, read: float, scored: float, device: Hardware
 ) -> tuple[float, str]:
-    """Seconds in which one device answers what is asked of one model in a step, and what bounds them.
+    """Seconds in which one device answers what is asked of one model in a step, and the resource that bounds them.
 
     Args:
-        asks: of the model; payloads for the same rows come from one forward pass.
-        shape: of the model.
-        read: tokens of all rows of the step, prompts included.
-        scored: response tokens of these.
-        device: where it runs.
+        asks: all payloads asked of the model; those for the same rows come from one forward pass.
+        shape: sizes of the model.
+        read: number of tokens of all rows of the step, prompts included.
+        scored: number of response tokens among them.
+        device: the device on which the model runs.
     """
     share = max(ask.share for ask in asks)
     headed = any(ask.spec.kind is not PayloadKind.HIDDEN for ask in asks)
@@ -156,16 +161,18 @@ def seconds_of(
 def stages_of(
     asks: Sequence[Ask], fleet: Fleet, student: ModelShape, read: float, scored: float, own: Hardware, ranks: int
 ) -> Iterator[tuple[str, float, str]]:
-    """(stage, seconds of a step, what bounds it) of served models whose shapes are known, and of those in process.
+    """Give (stage, seconds of a step, what bounds it) for stages "teachers" and "in process", where there are any.
+
+    "teachers" covers the served models whose shapes are known. What bounds a stage is what bounds its slowest model.
 
     Args:
         asks: see `asks_of`.
-        fleet: the served ones.
-        student: the shape of those in process.
-        read: tokens of all rows of the step on all ranks, prompts included.
-        scored: response tokens of these.
+        fleet: the servers and the shapes of their models.
+        student: the shape of the models in the student's process.
+        read: number of tokens of all rows of the step on all ranks, prompts included.
+        scored: number of response tokens among them.
         own: the device of a rank.
-        ranks: of the student, which share the rows.
+        ranks: number of the student's ranks, which share the rows.
     """
     by_model: dict[str, list[Ask]] = {}
     for ask in asks:

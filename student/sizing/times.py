@@ -1,21 +1,24 @@
-"""Seconds of a step by stage, and bytes on the network: arithmetic with stated assumptions, not measurements.
+"""Estimates the seconds of a step by stage, and the bytes on the network, by arithmetic from stated assumptions.
 
-    decoding forward   reading weights, keys, values and logits; 2 P operations a row; launching the layers: the longest
-                       of them on a GPU, their sum on a CPU
-    prompts            once for all samples; of episodes whose history is cut, also what each turn is written after
-    forwards           new tokens of the rank over its slots, and the tail in which the longest answers end
-    learning           6 P operations a token, 8 with recomputation, 4 (6) where the weights are frozen under adapters
+P is the number of parameters that a token uses.
+
+    decoding forward   reads weights, keys, values and logits; takes 2 P operations a row; launches the layers. The time
+                       is the longest of the three on a GPU, and their sum on a CPU
+    prompts            are read once for all samples; in episodes whose history is cut, each turn's context is read too
+    forwards           the new tokens of a rank divided by its slots, and a tail in which the longest answers end
+    learning           6 P operations a token, 8 P with recomputation; 4 P (6 P) if the weights are frozen under
+                       adapters
     network            prompt, response and asked ids up, payloads down, per row and signal; zstd is not counted
     between ranks      gradients of every update, twice; sharded: layers for the forward and the backward pass of every
                        micro-batch, its gradients in float32, and all weights for the rollout
 
-    a step             rows are scored while others are still sampled, and learnt from when all are: the longer of
-                       rollout and teachers, and learning. Where the job learns early (student/learning/early.py), all
-                       micro-batches but the last are learnt while others are scored. Steps sampled ahead
-                       (train.max_staleness) let the teachers work beside the student, and its rollouts beside its
-                       learning on devices of their own
+    a step             Rows are scored while others are still sampled, and learning begins when all are scored: the
+                       longer of rollout and teachers, plus learning. If the job learns early
+                       (student/learning/early.py), all micro-batches but the last overlap with scoring. If steps are
+                       sampled ahead (train.max_staleness), the teachers work at the same time as the student, and
+                       rollouts at the same time as learning if they have their own devices
 
-The teachers' time is that of student/sizing/teachers.py, where their models are known.
+The teachers' time is that of student/sizing/teachers.py, if their models are known.
 """
 
 import math
@@ -32,26 +35,27 @@ from student.sizing.shape import ModelShape
 from student.sizing.teachers import Ask, Fleet, asks_of, stages_of
 
 _LOGIT_BYTES = 48
-"""Traffic of a logit that is sampled from: float32, read or written a dozen times."""
+"""Memory traffic in bytes per logit of a sampled token: float32, read or written a dozen times."""
 _SIZES = {"f16": 2.0, "u16": 2.0, "bf16": 2.0, "f32": 4.0}
 _ID = 18 / 8
-"""Bytes of a packed id."""
+"""Bytes of a packed token id of 18 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a step on each rank, and what it sends.
+    """Seconds of a step, and bytes that are sent in it.
 
     Attributes:
-        stages: seconds by stage: rollout, learn, teachers where they are known, and models in process where any are.
-        bound: stage to what bounds it.
+        stages: seconds by stage: rollout, learn, teachers if they are known, and "in process" if models there score.
+        bound: the resource that bounds each stage.
         tokens: response tokens of a step on all ranks.
-        sent: bytes of all ranks to the teachers.
-        received: bytes of all ranks from them.
-        exchanged: bytes that each rank gets from the others.
+        sent: bytes that all ranks together send to the teachers.
+        received: bytes that all ranks together receive from them.
+        exchanged: bytes that each rank receives from the others.
         ahead: whether steps are sampled ahead.
         beside: whether rollouts have devices of their own.
-        parts: of a step, each learnt from as soon as it is scored; 1 where learning waits for all.
+        parts: number of parts of a step, each of which is learnt from as soon as it is scored; 1 if learning waits for
+            all scores.
     """
 
     stages: dict[str, float]
@@ -66,13 +70,13 @@ class Times:
 
     @property
     def step(self) -> float:
-        """Seconds of a step, without evaluations, checkpoints and teachers whose models are not known."""
+        """Seconds of a step, not counting evaluations, checkpoints and teachers whose models are not known."""
         longest = max(self.rivals, self.stages.get("teachers", 0.0))
         return longest if self.ahead else longest + self.stages["learn"] / self.parts
 
     @property
     def rivals(self) -> float:
-        """Seconds of what goes on while teachers answer: as many as they may take without making the step longer."""
+        """Seconds of the work that overlaps with the teachers', which they may take without making the step longer."""
         rollout, read, learning = self.stages["rollout"], self.stages.get("in process", 0.0), self.stages["learn"]
         if not self.ahead:
             return rollout + read + learning * (1 - 1 / self.parts)
@@ -81,11 +85,11 @@ class Times:
 
     @property
     def slowest(self) -> str:
-        """The stage that bounds the step: a faster one of the others would make it no shorter, or less so."""
+        """The stage that bounds the step: to speed up another one would shorten it less, or not at all."""
         others = {name: seconds for name, seconds in self.stages.items() if name != "teachers"}
         teachers = self.stages.get("teachers", 0.0)
         if self.ahead and self.beside and self.rivals > others["rollout"]:
-            del others["rollout"]  # it ends before what goes on beside it, one stage after the other
+            del others["rollout"]  # it ends before the stages that run at the same time, one after the other
         longest = max(others, key=lambda name: others[name])
         return "teachers" if teachers > self.rivals and (self.ahead or teachers > others[longest]) else longest
 
@@ -101,16 +105,16 @@ def times_of(
     fleet: Fleet | None = None,
     early: bool = False,
 ) -> Times:
-    """How long a step takes when responses have `mean` tokens; see the module.
+    """Estimate how long a step takes; see the module. Prompts are taken to have half their maximum length.
 
     Args:
         recipe: the job.
-        shape: its student.
-        needs: of terms and controllers.
-        device: of a rank.
-        mean: tokens of a response.
-        ranks: data-parallel processes.
-        fleet: the teachers; None where nothing is known of them.
+        shape: sizes of its student.
+        needs: needs of its terms and controllers, which decide what is asked of the teachers.
+        device: the device of a rank.
+        mean: mean number of tokens of a response.
+        ranks: number of data-parallel processes.
+        fleet: the teachers; None if nothing is known of them.
         early: whether the job learns early.
     """
     rollout = recipe.rollout
@@ -149,7 +153,7 @@ def times_of(
 
 
 def _exchanged(recipe: Recipe, shape: ModelShape, tokens: float, ranks: int) -> float:
-    """Bytes that a rank gets from the others in a step in which it learns from `tokens`."""
+    """Bytes that a rank receives from the others in a step in which it learns from `tokens` tokens."""
     train, others = recipe.train, (ranks - 1) / ranks
     if train.sharding == "none":
         return 2 * others * shape.trained_bytes * train.epochs * train.minibatches
@@ -160,7 +164,10 @@ def _exchanged(recipe: Recipe, shape: ModelShape, tokens: float, ranks: int) -> 
 
 
 def _traffic(asks: Sequence[Ask], read: float, mean: float, student: ModelShape, fleet: Fleet) -> tuple[float, float]:
-    """Bytes of a row up and down, over all served models: `read` tokens up, `mean` of them asked about."""
+    """Mean bytes per row sent to and received from all served models.
+
+    A row has `read` tokens, of which `mean` are asked about.
+    """
     sent = received = 0.0
     for ask in asks:
         if not ask.served:
@@ -171,7 +178,7 @@ def _traffic(asks: Sequence[Ask], read: float, mean: float, student: ModelShape,
 
 
 def _position(spec: PayloadSpec, shape: ModelShape) -> float:
-    """Bytes of a position: the values, ids where the teacher chooses them, the sampled token and the tail."""
+    """Bytes of one position of a payload: values, ids if the teacher chooses them, and sampled token and tail."""
     size = _SIZES[spec.value_dtype]
     if spec.kind is PayloadKind.HIDDEN:
         return size * shape.hidden
