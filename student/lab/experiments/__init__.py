@@ -1,4 +1,4 @@
-"""The experiments, a file each; `opd lab list` shows them in this order."""
+"""The lab's experiments, one file per group; `opd lab list` shows them in the order of `NAMES`."""
 
 import importlib
 import importlib.util
@@ -35,14 +35,14 @@ _WHERE = {
     "rl_lengths": "rl_lengths:EXPERIMENT",
 }
 NAMES = tuple(_WHERE)
-"""In the order in which `make lab` runs them."""
+"""Names of the experiments, in the order in which `make lab` runs them."""
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment called `name`, or EXPERIMENT of the Python file at the path `name`.
+    """Load the experiment called `name`, or, if `name` ends in .py, EXPERIMENT of the Python file at that path.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: when there is none, the file cannot be imported, or `check` fails.
     """
     if name.endswith(".py"):
         return _from_file(Path(name))
@@ -69,10 +69,15 @@ def _from_file(path: Path) -> Experiment:
 
 
 def check(experiment: Experiment, source: object = "") -> Experiment:
-    """The experiment, if its parts fit together.
+    """Check that the parts of an experiment fit together, and return it.
+
+    Args:
+        experiment: the experiment.
+        source: file to name in errors; empty for an experiment of the lab.
 
     Raises:
-        ConfigError: for seeds or worlds too few or shared, or a claim about something that is not there.
+        ConfigError: for too few worlds or replicates, a seed of both worlds and runs, or a claim about an arm, model,
+            measure or premise that does not exist.
     """
     where = f"{source}: " if source else f"experiment {experiment.name}: "
     if len(experiment.worlds) < 2 or len(experiment.replicates) < 5:
@@ -88,7 +93,7 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
     models = {f"model:{name}" for name in experiment.evaluated}
     premises = {premise.name for premise in experiment.premises}
     for claim in experiment.claims:
-        # Rivals beside the arms: a model that is evaluated, or a number.
+        # A rival is an arm, an evaluated model, or a number.
         known = claim.rival in arms | models or claim.rival.startswith(VALUE)
         if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC, OF_DOMAIN)):
             raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")

@@ -1,4 +1,4 @@
-"""(a) On-policy distillation against everything that a teacher's answers, a verifier or no one at all can teach."""
+"""(a) On-policy distillation against learning from a teacher's answers, from a verifier, or without either."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _EXACT = {"name": "opd", "payload": "hidden"}
 
 
 def _imitates(how: str, **term: Any) -> dict[str, Any]:
-    """Overrides of an arm that learns from a file of the teacher's answers, drawn `how`."""
+    """Overrides of an arm that learns from a file of the teacher's answers, chosen by `how`."""
     return {
         "objective": [term or {"name": "sft"}],
         "methods": [{"name": "expert_rows", "share": 1.0, "source": "file", "missing": "drop"}],

@@ -1,4 +1,4 @@
-"""What the experiments share: the base recipe, its short form and the learning rates of the sweep."""
+"""Shared parts of the experiments: the base recipe, its short form and the learning rates of sweeps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,13 +16,13 @@ QUICK: dict[str, Any] = {
     "rollout.prompts_per_step": 8,
     "train.checkpoint_every": 2,
 }
-"""The short form: it shows that everything runs, not that anything holds."""
+"""Overrides of the short form, which shows only that everything runs."""
 _LOOKS = 6
-"""Evaluations of a run of episodes: an episode costs as much as many answers."""
+"""Number of evaluations in a run of episodes; there are few because an episode costs as much as many answers."""
 
 
 def claims_about(claims: Iterable[Claim], arms: Iterable[Arm]) -> tuple[Claim, ...]:
-    """The claims whose arm and rival are there; models and numbers always are."""
+    """The claims whose arm is among `arms` and whose rival is too, or is a model or a number."""
     known = {arm.name for arm in arms}
     return tuple(
         claim
@@ -32,19 +32,19 @@ def claims_about(claims: Iterable[Claim], arms: Iterable[Arm]) -> tuple[Claim, .
 
 
 def lasting(steps: int) -> dict[str, Any]:
-    """Overrides of an arm of episodes that lasts `steps`, evaluated as often as the others."""
+    """Overrides of an arm of episodes that trains for `steps` steps, with as many evaluations as the other arms."""
     return {"train.steps": steps, "eval.every": max(1, steps // _LOOKS)}
 
 
 def episodes_recipe(*, steps: int, prompts: int, turns: int, turn_tokens: int, **more: Any) -> dict[str, Any]:
-    """`recipe` where the answers are episodes.
+    """The base recipe of an experiment whose answers are episodes.
 
     Args:
-        steps: optimizer steps.
-        prompts: episodes of an evaluation; a run must not evaluate longer than it trains.
-        turns: of an episode at most.
-        turn_tokens: of the student's in a turn at most.
-        more: see `recipe`.
+        steps: number of training steps.
+        prompts: number of episodes of an evaluation; few enough that a run does not evaluate longer than it trains.
+        turns: maximum turns of an episode.
+        turn_tokens: maximum tokens of the student in a turn.
+        more: further arguments of `recipe`.
     """
     found = recipe(steps=steps, eval={"every": steps // _LOOKS, "prompts": prompts, "temperature": 1.0}, **more)
     found["train"]["warmup_steps"] = 4
@@ -56,11 +56,11 @@ def recipe(*, steps: int, rows: int, length: int, objective: dict[str, Any], **m
     """The base recipe of an experiment.
 
     Args:
-        steps: optimizer steps.
-        rows: prompts per step, one answer each.
-        length: longest answer, tokens.
-        objective: its one term.
-        more: further groups of the recipe.
+        steps: number of training steps.
+        rows: number of prompts per step, each with one answer.
+        length: maximum tokens of an answer.
+        objective: the only term of the objective.
+        more: further groups of the recipe, which replace those made here.
     """
     return {
         "rollout": {
@@ -79,7 +79,7 @@ def recipe(*, steps: int, rows: int, length: int, objective: dict[str, Any], **m
             "keep_checkpoints": 1,
             "betas": [0.9, 0.98],
         },
-        # Enough for the rate and the plateau; the final weights are judged on 8 answers to each prompt.
+        # Enough to choose rates and to judge the plateau; the final weights are judged on 8 answers to each prompt.
         "eval": {"every": steps // 10, "prompts": 256, "temperature": 1.0},
         **more,
     }

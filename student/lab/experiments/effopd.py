@@ -7,7 +7,7 @@ from student.lab.experiments.common import QUICK, RATES, recipe
 
 _FIRED = (Fires("effopd/accepted", ">", 0.0),)
 _LOW = {"train.learning_rate": 1e-4}
-"""A tenth of the best rate."""
+"""The paper's low learning rate: a tenth of the best one here."""
 _THIRD = {"train.learning_rate": 3e-4}
 
 

@@ -45,7 +45,7 @@ def _experiment(
     arms: tuple[Arm, ...],
     **more: Any,
 ) -> Experiment:
-    """The sweep of lambda; `teacher` names the level to pass, "model:NAME"."""
+    """An experiment that sweeps lambda; `teacher` is the level to exceed, "model:NAME"."""
     claims = (
         Claim("ExOPD is more accurate than OPD", "exopd", "opd", "accuracy", "more", premise="fixed_point"),
         Claim("ExOPD is more accurate than OPD, greedy", "exopd", "opd", "greedy", "more"),

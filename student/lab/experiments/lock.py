@@ -9,13 +9,17 @@ from student.lab.experiments.common import QUICK, episodes_recipe, lasting
 _DIGITS, _TURNS = 6, 11
 _STEPS, _ROWS = 40, 32
 _RAMP = 0.6
-"""Share of an arm's turns that is spent before its depth is the greatest."""
+"""Share of a curriculum's turns that is spent before its depth is the greatest."""
 _SWEEP = (5e-4, 1.5e-3, 5e-3)
 _EXACT = {"name": "opd", "payload": "gather", "k": 64}
 
 
 def _curriculum(deepest: int) -> dict[str, Any]:
-    """Steps that see as many turns as vanilla's, when the depth rises by one every so many steps up to `deepest`."""
+    """A curriculum whose depth rises by one every `every` steps, up to `deepest`, with as many turns in all as vanilla.
+
+    Returns:
+        every; turns, the greatest depth; and steps, the number of training steps.
+    """
     turns = _STEPS * _TURNS
     every = round(_RAMP * turns / (deepest * (deepest + 1) / 2))
     return {"every": every, "turns": deepest, "steps": every * deepest + round((1 - _RAMP) * turns / deepest)}
@@ -33,13 +37,13 @@ def _fixed(depth: int) -> dict[str, Any]:
 
 
 _WHOLE = {"methods": [{"name": "tcod", "order": "fixed", "start": 0}]}
-"""Whole episodes: no curriculum, only its metrics."""
+"""Overrides for whole episodes: no curriculum, but its metrics."""
 _OFTEN = {
     **_WHOLE,
     **lasting(_curriculum(_TURNS)["steps"]),
     "rollout.prompts_per_step": round(_ROWS * _STEPS / _curriculum(_TURNS)["steps"]),
 }
-"""Whole episodes in smaller batches: F2B's number of updates for the same tokens."""
+"""Overrides for whole episodes in smaller batches, with as many updates as F2B for the same number of tokens."""
 _CUT = (Fires("turns", "<", float(_DIGITS)),)
 _WISE = {"teachers.default": "wise"}
 

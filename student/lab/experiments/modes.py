@@ -9,7 +9,7 @@ from student.lab.experiments.common import QUICK, RATES, recipe
 _STEPS = 60
 _ROWS = 64
 _WHOLE = 5
-"""Rollouts of the three stages (3 x 40 steps x 128 rows) and of the fusion, over those of the fusion."""
+"""Number of rollouts of the three stages (3 x 40 steps x 128 rows) and the fusion, divided by that of the fusion."""
 _RL_RATES = (1.5e-4, 5e-4, 1.5e-3)
 MODES: dict[str, dict[str, Any]] = {
     "long": {"budget": 28, "prefix": "L"},
@@ -17,7 +17,7 @@ MODES: dict[str, dict[str, Any]] = {
     "medium": {"budget": 14, "prefix": "M"},
     "short": {"budget": 7, "prefix": "S"},
 }
-"""Budgets and marks of the world; `between` is never trained: the marks of two modes at once."""
+"""Budgets and marks of the modes in the world. `between` has the marks of two modes at once and is never trained."""
 TRAINED = tuple(name for name, mode in MODES.items() if mode.get("weight", 1))
 _EXACT = {"name": "opd", "payload": "gather", "k": 64}
 _JOINT: dict[str, Any] = {
@@ -130,7 +130,7 @@ EXPERIMENT = Experiment(
         length=28,
         objective=_EXACT,
         modes=MODES,
-        # Every prompt is asked in four modes: with more of them a run would evaluate longer than it trains.
+        # Every prompt is asked in four modes. With more prompts, a run would evaluate longer than it trains.
         eval={"every": _STEPS // 6, "prompts": 96, "temperature": 1.0},
     ),
     served=("long", "medium", "short"),

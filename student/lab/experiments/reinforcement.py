@@ -1,7 +1,8 @@
-"""What the experiments on reinforcement share: their world, base recipe, ways off policy, and the short form's problem.
+"""Shared parts of the experiments on reinforcement learning: world, base recipe, off-policy settings and a short form.
 
-The world is that of the modes (`student/lab/worlds/modes.yaml`): its base answers running sums in three ways, asked by
-a mark, rightly in a tenth to two thirds of its answers, so that there is something to reinforce from the first step on.
+The world is that of the modes (`student/lab/worlds/modes.yaml`). Its base model answers running sums in three ways,
+which a mark in the prompt selects. Between a tenth and two thirds of its answers are right, so that there is something
+to reinforce from the first step.
 """
 
 from random import Random
@@ -16,17 +17,17 @@ from student.lab.experiments.common import QUICK, recipe
 
 WORLD = "modes"
 LENGTH = 14
-"""Tokens that an answer in the medium way takes at most."""
+"""Maximum tokens of an answer in the medium way."""
 KINDS = ("long", "medium", "short")
-"""The three kinds of prompts; at this length an answer in the long way is cut."""
+"""The three kinds of prompts; answers in the long way are cut at `LENGTH`."""
 LABELLED: dict[str, Any] = {f"prompts.mix.{place}.domain": kind for place, kind in enumerate(KINDS)}
-"""Recipe keys that label the prompts of each kind, for samplers that go by it."""
+"""Recipe keys that label the prompts of each kind by domain, for samplers that use it."""
 STEPS, GROUPS, GROUP = 60, 8, 8
-"""Of every arm: steps, prompts a step, answers to a prompt."""
+"""Steps, prompts per step and answers per prompt of every arm."""
 OFF_POLICY: dict[str, Any] = {"train.minibatches": 4, "train.max_staleness": 2}
-"""Four updates a step on answers that weights of two steps before have sampled."""
+"""Overrides for four updates per step, on answers sampled with the weights of two steps before."""
 RATES_ON, RATES_OFF = (1.5e-4, 5e-4, 1.5e-3), (5e-5, 1.5e-4, 5e-4)
-"""Of sweeps: with one update a step, and with four."""
+"""Learning rates of sweeps, with one update per step and with four."""
 
 
 CREDIT = Premise(
@@ -36,26 +37,26 @@ CREDIT = Premise(
     {"mixed": 0.67},
 )
 _PLAIN = {"name": "policy_gradient", "ratio": "none", "aggregation": "sequence_mean"}
-"""On policy all losses are this one."""
+"""The loss that all policy losses are equal to on policy."""
 
 
 def reinforce(*, objective: dict[str, Any] = _PLAIN, length: int = LENGTH) -> dict[str, Any]:
-    """The base recipe: groups of answers, an objective of one term, a verifier, no teacher's numbers."""
+    """The base recipe: groups of answers that a verifier judges, an objective of one term, and no teacher scores."""
     base = recipe(steps=STEPS, rows=GROUPS, length=length, objective=dict(objective))
     return base | {"rollout": base["rollout"] | {"samples_per_prompt": GROUP}}
 
 
 def off_policy(fires: Fires, **term: Any) -> Arm:
-    """GRPO off policy, the arm that the others of a family are beside; `term` are settings of its objective."""
+    """The arm with which off-policy arms are compared: GRPO off policy, with `term` as settings of its objective."""
     overrides = {"objective": [{"name": "grpo", **term}], **OFF_POLICY}
     return Arm("off", "GRPO off policy, clip 0.2", overrides, RATES_OFF, fires=(fires,))
 
 
 class Parity:
-    """The short form's problem: any answer whose last character is an even digit is right.
+    """The task of the short form: an answer is right if its last character is an even digit.
 
-    The test world's student, which has hardly been trained, is right in some of its answers and wrong in others, so
-    that groups of them have credit and what acts on credit can be seen to act.
+    The student of the test world, which is hardly trained, gives both right and wrong answers to it. So groups have
+    advantages other than 0, and mechanisms that depend on them can be seen to act.
     """
 
     Options: ClassVar[type[Settings]] = Settings
@@ -64,11 +65,11 @@ class Parity:
         self.options = options
 
     def draw(self, random: Random) -> Prompt:
-        """A number, with which the answer has nothing to do."""
+        """Draw a prompt with a random number, which has no effect on what is right."""
         return Prompt.make(f"{random.randrange(10**4)}=", answer="even", domain="parity", extra={"solution": "2"})
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """Look at the last character."""
+        """Judge an answer by its last character."""
         return Verdict.of(completion[-1:] in tuple("02468"), "the answer does not end in an even digit")
 
     def labels(self) -> Labels:
@@ -86,8 +87,8 @@ QUICK_ONE: dict[str, Any] = QUICK | {
     "rollout.samples_per_prompt": 4,
     "train.learning_rate": 3e-3,
 }
-"""The short form with one kind of prompts; at this rate ratios leave 1 within its few steps."""
+"""The short form with one kind of prompts; its learning rate makes ratios differ from 1 within its few steps."""
 QUICK_KINDS: dict[str, Any] = QUICK_ONE | {
     "prompts": {"mix": [_PARITY | {"domain": kind, "mark": kind[0]} for kind in KINDS]},
 }
-"""The short form with three kinds."""
+"""The short form with three kinds of prompts."""

@@ -14,7 +14,7 @@ from student.lab.experiments.reinforcement import (
 )
 
 _LENGTH, _MIDDLE = 28, 14
-"""Tokens that an answer may have, and those that the medium way takes."""
+"""Maximum tokens of an answer, and the number that an answer in the medium way takes."""
 
 
 def _reward(key: str, title: str, metric: str, **reward: Any) -> Arm:

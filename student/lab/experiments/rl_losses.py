@@ -15,11 +15,11 @@ from student.lab.experiments.reinforcement import (
 )
 
 _TARGET, _NEAR = 0.12, 0.02
-"""Entropy that EntroPIC is to hold, and how near the mean of a run has to be, nats per token."""
+"""Entropy that EntroPIC is to hold, and how close the mean of a run must be to it, in nats per token."""
 
 
 def _off(name: str, title: str, fires: tuple[Fires, ...], **term: Any) -> Arm:
-    """An arm off policy. All losses average as GRPO does, so that they differ in what they make of a ratio alone."""
+    """An off-policy arm. All losses are averaged like GRPO's, so that they differ only in how they treat the ratio."""
     objective = {"name": name, "aggregation": "sequence_mean", **term}
     return Arm(name, title, {"objective": [objective], **OFF_POLICY}, RATES_OFF, fires=fires)
 

@@ -11,9 +11,9 @@ _STEPS, _ROWS = 60, 16
 _RATES = (3e-4, 1e-3)
 _EVERY = 3
 _RISE = _EVERY * (_TURNS - 1)
-"""Steps in which F2B's depth rises to all turns, one more after each `_EVERY`."""
+"""Number of steps in which F2B's depth rises to all turns, by one every `_EVERY` steps."""
 _F2B_STEPS = _STEPS + _RISE // 2
-"""Steps that see as many turns as those of whole episodes."""
+"""Number of F2B's steps, which together have as many turns as `_STEPS` steps of whole episodes."""
 
 
 def _tcod(**more: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from student.lab.experiment import Arm, Claim, Experiment, Fires
 from student.lab.experiments.common import QUICK, recipe
 
 _RATES = (5e-4, 1.5e-3)
-"""Around the best rate of the sampled form at this number of tokens, 1e-3."""
+"""Learning rates on both sides of 1e-3, the best rate of the sampled form at this number of tokens."""
 _CLIP = 2.0
-"""Nats. No limit is published; at 10 hardly any token of a tiny model is clipped."""
+"""Limit of the log-ratio in nats. None is published; at 10, hardly any token of a tiny model would be clipped."""
 
 
 def _arm(key: str, title: str, fires: tuple[Fires, ...] = (), **term: Any) -> Arm:

@@ -7,7 +7,7 @@ from student.lab.experiment import Arm, Claim, Experiment, Fires, Premise
 from student.lab.experiments.common import QUICK, RATES, claims_about, recipe
 
 _WINDOW_RATES = (3e-4, 1e-3)
-"""Windows have rates of their own: the best one of full rollouts is too high for them."""
+"""Learning rates of windows, for which the best rate of full rollouts is too high."""
 
 _PREFIX = "prefix"
 _CLAIMS = (
@@ -88,7 +88,7 @@ _CHANGES = (
 
 
 def _arms(length: int, candidates: list[int], steps: int) -> tuple[Arm, ...]:
-    """Full rollouts, ADWIN in three forms, and its rivals."""
+    """The arms: full rollouts, ADWIN in three forms, and its rivals."""
     adwin: dict[str, Any] = {
         "name": "adwin",
         "windows": candidates,
@@ -143,7 +143,7 @@ def _experiment(
     strict: bool = False,
     **more: Any,
 ) -> Experiment:
-    """Arms `chosen`; `strict` adds two under the teacher that never saw a mistake."""
+    """An experiment with the arms `chosen`; `strict` adds two with the teacher that never saw a mistake."""
     arms = tuple(arm for arm in _arms(length, candidates, steps) if arm.name in chosen)
     premises = [_premise(_PREFIX, "teacher")]
     if strict:
@@ -178,7 +178,7 @@ def _experiment(
 
 
 def _under_strict(arm: Arm) -> Arm:
-    """The same arm under the teacher that is lost after mistakes, at the rate chosen under the other one."""
+    """The same arm with the teacher that is lost after mistakes, at the rate chosen with the other teacher."""
     return replace(
         arm,
         name=f"{arm.name}_strict",
