@@ -1,1 +1,1 @@
-"""The lab: `opd lab` reproduces the claims of the papers in the tiny world, rivals and costs in the same table."""
+"""The lab: `opd lab` tests the claims of papers in worlds of tiny models, with rivals and costs in the same table."""

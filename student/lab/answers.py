@@ -1,4 +1,4 @@
-"""Answers of a teacher to training prompts, written once per world for arms that learn from a file."""
+"""Writes a teacher's answers to training prompts, once per world, for arms that learn from a file."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,10 @@ DRAWS = {"verified": 4, "best": 4}
 def write_all(
     plan: ExperimentPlan, world: int, arms: Iterable[Arm], log: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Write the files that `arms` want unless they are there: an answer for each prompt that any run trains on."""
+    """Write the files of answers that `arms` need and that do not exist yet.
+
+    Each file has answers to the prompts that any run of the experiment in this world trains on.
+    """
     if plan.experiment.answers_of is None:
         return
     for how in plan.answer_kinds(arms):
@@ -32,13 +35,13 @@ def write_all(
 
 
 def _answer(plan: ExperimentPlan, world: int, how: str) -> str:
-    """Write one file; gives a line for people."""
+    """Write one file and return a line about it for the user."""
     author, out = str(plan.experiment.answers_of), plan.answers(world, how)
     data = plan.recipe(Arm("answers", ""), Replicate(world, world), 1e-3)
     recipe = Recipe.model_validate({"run": "unused", **data})
     source = build_prompts(recipe.prompts, seed=world, modes=recipe.modes)
     prompts = list(training_prompts(plan, recipe, world).values())
-    # The models of the short form are hardly trained: no answer of theirs is ever correct.
+    # The models of the short form are hardly trained and never answer correctly, so `verified` would find no answer.
     way = check_how("best" if how == "verified" and plan.form == "quick" else how)
 
     def write(asked: Sequence[Prompt], name: str, file: Path) -> AnswerReport:
@@ -60,7 +63,7 @@ def _answer(plan: ExperimentPlan, world: int, how: str) -> str:
 
 
 def _join(parts: Sequence[Path], out: Path) -> None:
-    """One file, and one report, of those of several authors."""
+    """Join the files of several authors, and their reports, into one."""
     reports = [json.loads(part.with_suffix(".report.json").read_text(encoding="utf-8")) for part in parts]
     sums = {name: sum(report[name] for report in reports) for name in ("prompts", "answered", "tokens", "drawn")}
     out.with_suffix(".report.json").write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
@@ -68,7 +71,7 @@ def _join(parts: Sequence[Path], out: Path) -> None:
 
 
 def training_prompts(plan: ExperimentPlan, recipe: Recipe, world: int) -> dict[int, Prompt]:
-    """The distinct training prompts of all runs in a world, by what they ask."""
+    """The distinct training prompts of all runs in a world, by the hash of what they ask (`asked_content`)."""
     count = recipe.train.steps * recipe.rollout.prompts_per_step
     found: dict[int, Prompt] = {}
     seeds = {r.seed for r in (*plan.replicates, plan.tuning_replicate) if r.world == world}
@@ -80,6 +83,6 @@ def training_prompts(plan: ExperimentPlan, recipe: Recipe, world: int) -> dict[i
 
 
 def drawn_share(plan: ExperimentPlan, world: int, how: str) -> float:
-    """Tokens that the teacher drew per token in its file of answers."""
+    """Number of tokens that the teacher drew per token in its file of answers; at least 1 where none were dropped."""
     data: dict[str, Any] = json.loads(plan.answers(world, how).with_suffix(".report.json").read_text(encoding="utf-8"))
     return float(data["drawn"]) / max(1, int(data["tokens"]))

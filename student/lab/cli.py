@@ -115,12 +115,15 @@ def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quic
 
 
 def _prepare() -> Any:
-    """Obey SIGTERM like Ctrl-C, so that runs save and servers stop; gives a function that prints a line."""
+    """Set up the process, and return a function that prints a line.
+
+    SIGTERM raises SystemExit, so that runs save their state and servers stop, as after Ctrl-C.
+    """
     from rich.console import Console
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: threads of one process fight those of the others
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, whose threads would otherwise compete for the cores
     console = Console()
     return lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False)
 

@@ -1,7 +1,7 @@
-"""What a finished run learnt and what it spent: curves of accuracy and reverse KL over tokens and FLOPs.
+"""Curves of a finished run: accuracy and reverse KL over sampled tokens and FLOPs.
 
-FLOPs are counted, not measured: 2 P per position forward, 6 P per position forward and backward, P the parameters of
-the model in question (arXiv 2001.08361); see student/run/costs.py for the counts.
+FLOPs are counted, not measured: 2 P per position for a forward pass and 6 P per position for forward and backward, with
+P the number of parameters of the model (arXiv 2001.08361). student/run/costs.py counts the positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 TAIL = 3
-"""Evaluations at the end of a run whose mean is its final value."""
+"""Number of evaluations at the end of a run whose mean is its final value."""
 PLATEAU = 0.01
-"""Accuracy by which the last three evaluations of an arm at its plateau differ, at most, from the three before."""
+"""Largest difference in accuracy between the last three evaluations and the three before, for an arm at its plateau."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Parameters of the models of a run."""
+    """Number of parameters of each model of a run."""
 
     student: int
     teacher: int
@@ -28,14 +28,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Evaluations of one run; all lists have one entry per evaluation, the first before training.
+    """The evaluations of one run. All lists have one entry per evaluation, of which the first is before training.
 
     Attributes:
-        steps: optimizer steps done.
-        tokens: tokens sampled so far, probes and gates included.
-        flops: spent so far, everything included.
-        accuracy: on held-out prompts.
-        reverse_kl: nats per token, or None where not measured.
+        steps: training steps done.
+        tokens: tokens sampled so far, including those of probes and gates, and answers written by a teacher.
+        flops: FLOPs spent so far by all models, including those of probes and gates.
+        accuracy: accuracy on held-out prompts; nan where unknown.
+        reverse_kl: KL(student || teacher) in nats per token; None where it was not measured.
     """
 
     steps: list[int]
@@ -45,36 +45,39 @@ class Curve:
     reverse_kl: list[float | None]
 
     def final(self, measure: str) -> float:
-        """Mean of `measure` (accuracy or reverse_kl) over the last evaluations."""
+        """Mean of `measure` (accuracy or reverse_kl) over the last `TAIL` evaluations after training began.
+
+        nan if there are none in which it was measured.
+        """
         values = [v for v in getattr(self, measure)[1:] if v is not None]
         return float(np.mean(values[-TAIL:])) if values else float("nan")
 
     def last_gain(self) -> float:
-        """How much accuracy the mean of the last `TAIL` evaluations is above that of the `TAIL` before."""
+        """Mean accuracy of the last `TAIL` evaluations minus that of the `TAIL` before; nan for a shorter run."""
         values = self.accuracy[1:]
         if len(values) < 2 * TAIL:
             return float("nan")
         return float(np.mean(values[-TAIL:]) - np.mean(values[-2 * TAIL : -TAIL]))
 
     def fall(self) -> float:
-        """How far accuracy ever fell under its highest value so far: 0 for a run that only rose."""
+        """The most that accuracy ever fell below its highest value so far: 0 for a run that only rose."""
         return float(np.max(np.maximum.accumulate(self.accuracy) - self.accuracy))
 
     def at(self, measure: str, tokens: float) -> float:
-        """`measure` where `tokens` had been sampled, by linear interpolation of the evaluations."""
-        # Not smoothed: at the end of a run the neighbours of a point are those before it, so that the mean of them lags
-        # behind a curve that rises, and the shorter of two runs that are alike would seem the worse one.
+        """`measure` when `tokens` had been sampled, by linear interpolation between evaluations."""
+        # Not smoothed: at the end of a run all neighbours of a point lie before it, so that their mean lags behind a
+        # rising curve, and of two equal curves the shorter would seem worse.
         pairs = [(t, v) for t, v in zip(self.tokens, getattr(self, measure), strict=True) if v is not None]
         return float(np.interp(tokens, [t for t, _ in pairs], [v for _, v in pairs]))
 
     def cost_to(self, level: float, cost: str) -> float:
-        """`cost` (tokens or flops) at which accuracy first reached `level`, interpolated; infinite when it never did.
+        """The `cost` (steps, tokens or flops) at which accuracy first reached `level`, interpolated; inf if never.
 
-        A level counts as reached when two evaluations in a row are at or over it, or the last one is.
+        A level counts as reached when two evaluations in a row are at or above it, or the last one is.
         """
         spent: list[float] = getattr(self, cost)
         for i in range(1, len(self.accuracy)):
-            # A single evaluation over the level may be luck.
+            # A single evaluation above the level may be chance.
             held = i + 1 == len(self.accuracy) or self.accuracy[i + 1] >= level
             if self.accuracy[i] >= level and held:
                 before, now = self.accuracy[i - 1], self.accuracy[i]
@@ -84,7 +87,7 @@ class Curve:
 
 
 def step_flops(record: Mapping[str, Any], sizes: Sizes) -> float:
-    """FLOPs of one step from its counts."""
+    """FLOPs of one step, from the counts in its record of metrics.jsonl."""
 
     def count(name: str) -> float:
         return sum(float(record.get(f"cost/{purpose}/{name}", 0.0)) for purpose in ("train", "probe", "gate"))
@@ -95,14 +98,14 @@ def step_flops(record: Mapping[str, Any], sizes: Sizes) -> float:
 
 
 def step_tokens(record: Mapping[str, Any]) -> float:
-    """Tokens sampled in one step: rollouts, probes, gates, and answers written by a teacher."""
+    """Number of tokens sampled in one step: in rollouts, probes and gates, and in answers written by a teacher."""
     purposes = ("train", "probe", "gate")
     names = [f"cost/{p}/sampled_tokens" for p in purposes] + ["cost/train/expert_tokens"]
     return sum(float(record.get(name, 0.0)) for name in names)
 
 
 def read_curve(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], sizes: Sizes) -> Curve:
-    """The curve of a run from metrics.jsonl and summary.json."""
+    """Make the curve of a run from the records of its metrics.jsonl and its summary.json."""
     tokens = list(accumulate((step_tokens(r) for r in records), initial=0.0))
     flops = list(accumulate((step_flops(r, sizes) for r in records), initial=0.0))
     curve = Curve([], [], [], [], [])

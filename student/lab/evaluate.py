@@ -1,7 +1,7 @@
-"""Levels of models and of finished runs on the held-out prompts: sampled, greedy, and pass@k, side by side.
+"""Measures models and finished runs on the held-out prompts: sampled accuracy, greedy accuracy and pass@k.
 
-A method that sharpens the student gains accuracy of sampled answers and perhaps nothing else: the greedy accuracy shows
-that, and pass@64 shows what it lost (arXiv 2608.11829: distillation may raise the mean and lower pass@k).
+A method that sharpens the student raises the accuracy of sampled answers, and perhaps nothing else. Greedy accuracy
+shows that, and pass@64 shows what was lost (arXiv 2608.11829: distillation may raise the mean and lower pass@k).
 """
 
 import json
@@ -22,21 +22,21 @@ from student.orbit.figures import OWN, across_modes
 from student.recipe import Recipe
 
 SAMPLES, WIDE_SAMPLES = 8, 64
-"""Answers per prompt at temperature 1: of the accuracy, and of pass@64 on a part of the prompts."""
+"""Answers per prompt at temperature 1: for the accuracy, and for pass@64, which uses a share of the prompts."""
 _WIDE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a model reaches on the prompts of one replicate.
+    """What a model reaches on the held-out prompts of one replicate. Figures that were not measured are nan.
 
     Attributes:
-        accuracy: of answers sampled at temperature 1, which is pass@1.
-        greedy: of greedy answers.
-        pass8: share of prompts with a correct answer among 8, without bias.
-        pass64: the same among 64, on a quarter of the prompts; not measured of episodes.
-        modes: figures of modes by name, of the answers at temperature 1, see `student.orbit.figures`.
-        domains: accuracy by domain, of the answers at temperature 1.
+        accuracy: accuracy of answers sampled at temperature 1, which is pass@1.
+        greedy: accuracy of greedy answers.
+        pass8: pass@8 at temperature 1.
+        pass64: pass@64 at temperature 1, on a quarter of the prompts; not measured for episodes.
+        modes: figures of modes by name, from the answers at temperature 1; see `student.orbit.figures`.
+        domains: accuracy by domain, from the answers at temperature 1.
     """
 
     accuracy: float
@@ -47,7 +47,7 @@ class Level:
     domains: Mapping[str, float] = field(default_factory=dict)
 
     def get(self, measure: str) -> float:
-        """A measure of a claim: a field, "mode/" and a figure of modes, or "domain/" and one; nan if not known."""
+        """The value of a claim's measure: a field, "mode/FIGURE" or "domain/NAME"; nan if not known."""
         if measure.startswith(OF_DOMAIN):
             return float(self.domains.get(measure.removeprefix(OF_DOMAIN), math.nan))
         if measure.startswith(OF_MODE):
@@ -56,18 +56,18 @@ class Level:
 
 
 Levels = dict[str, dict[Replicate, Level]]
-"""Levels by model and replicate."""
+"""Levels by name of the model, and by replicate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGrade:
-    """A model of the world to be graded on the prompts of a replicate.
+    """The task of measuring a model of the world on the prompts of a replicate.
 
     Attributes:
-        name: as in the experiment.
-        replicate: whose prompts.
-        file: where the figures go.
-        recipe: gives prompts and limits.
+        name: name of the model in the experiment.
+        replicate: the replicate that gives the prompts.
+        file: output file.
+        recipe: recipe that gives prompts and limits.
         model: folder of the weights.
     """
 
@@ -79,7 +79,7 @@ class ModelGrade:
 
 
 def grades(plan: ExperimentPlan, world: int) -> list[ModelGrade]:
-    """What is still to be graded of the models of a world: the evaluated ones, and the prompts' own teachers."""
+    """The tasks that are left for the models of a world: those the experiment evaluates, and the domains' teachers."""
     experiment = plan.experiment
     names = dict.fromkeys((*experiment.evaluated, *experiment.routes.values()))
     found = []
@@ -93,24 +93,24 @@ def grades(plan: ExperimentPlan, world: int) -> list[ModelGrade]:
 
 
 def grade_model(grade: ModelGrade) -> None:
-    """Write the figures of a model, by domain too."""
+    """Measure a model and write its figures to the task's file."""
     _write(grade.file, _measure(grade.recipe, grade.model))
 
 
 def grade_run(run: Run) -> None:
-    """Write the figures of a finished run's last weights beside its folder, unless they are there."""
+    """Measure the last weights of a finished run and write the figures next to its folder, unless that was done."""
     if read_level(run) is None:
         _write(beside(run.folder, ".level.json"), _measure(run.recipe, run.model))
 
 
 def read_level(run: Run) -> Level | None:
-    """What the last weights of a run reach; None when it was not measured yet."""
+    """The level of the last weights of a run; None if it was not measured yet."""
     path = beside(run.folder, ".level.json")
     return _level(read_json(path, "remove it and run the arm again")) if path.is_file() else None
 
 
 def read_models(plan: ExperimentPlan) -> Levels:
-    """What was graded so far."""
+    """Read the levels of the experiment's evaluated models, as far as they were measured."""
     experiment = plan.experiment
     levels: Levels = {}
     for name in experiment.evaluated:
@@ -129,7 +129,7 @@ def _measure(recipe: Mapping[str, Any], model: Path) -> dict[str, Any]:
         "sampled": measure_model(recipe, model, {"samples": SAMPLES}),
         "greedy": measure_model(recipe, model, {"temperature": 0.0, "samples": 1}),
     }
-    if "episodes" in recipe["rollout"]:  # dear, and a lock that is tried 64 times is opened by luck
+    if "episodes" in recipe["rollout"]:  # pass@64 is expensive there, and 64 attempts open a lock by chance
         return found
     wide = {"samples": WIDE_SAMPLES, "prompts": max(1, prompts // _WIDE_SHARE)}
     return {**found, "wide": measure_model(recipe, model, wide)}
@@ -138,7 +138,14 @@ def _measure(recipe: Mapping[str, Any], model: Path) -> dict[str, Any]:
 def measure_model(
     recipe: Mapping[str, Any], model: Path, settings: Mapping[str, Any], *, keep: bool = False
 ) -> dict[str, Any]:
-    """`evaluate_model` without teachers, by the `eval` group of a run's recipe with `settings` over it."""
+    """Evaluate a model without teachers.
+
+    Args:
+        recipe: recipe of a run.
+        model: folder of the weights.
+        settings: keys that replace those of the recipe's `eval` group.
+        keep: see `evaluate_model`, whose report is returned.
+    """
     data = {
         **recipe,
         "run": "unused",
@@ -165,7 +172,7 @@ def _level(data: Mapping[str, Any]) -> Level:
 
 
 def _routed(plan: ExperimentPlan) -> dict[Replicate, Level]:
-    """Each prompt answered by the teacher of its domain; pass@k is not known by domain."""
+    """The level when the teacher of its domain answers each prompt; without pass@k, which is not known by domain."""
     found = {}
     for replicate in plan.replicates:
         files = {domain: _model_file(plan, name, replicate) for domain, name in plan.experiment.routes.items()}
@@ -178,7 +185,7 @@ def _routed(plan: ExperimentPlan) -> dict[Replicate, Level]:
 
 
 def _own_modes(plan: ExperimentPlan, figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Figures of teachers that each answer in their own mode; empty without modes."""
+    """Figures of modes when each teacher answers in its own mode; empty without modes."""
     modes = {name: ModeSettings(**mode) for name, mode in plan.experiment.recipe.get("modes", {}).items()}
     names = [(mode, f"{figure}/{mode}") for mode in figures for figure in OWN]
     own = {key: figures[mode][key] for mode, key in names if key in figures[mode]}
@@ -191,7 +198,7 @@ def _share(data: Mapping[str, Any], how: str) -> float:
 
 
 def _model_file(plan: ExperimentPlan, name: str, replicate: Replicate) -> Path:
-    # By the prompts, limits and samples too: a model must not keep the figures of another evaluation than its arms.
+    # The name depends on prompts, limits and numbers of samples too, so that a model is always measured like the arms.
     parts = [lasting(_model_recipe(plan, replicate)), SAMPLES, WIDE_SAMPLES, plan.models[replicate.world].world.key]
     key = content_key(plan.root, parts)[:8]
     return plan.world_folder(replicate.world) / "levels" / f"{name}-{replicate.seed}-{key}.json"
@@ -207,5 +214,5 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def as_json(levels: Mapping[Replicate, Level]) -> dict[str, dict[str, float]]:
-    """Levels by the name of their replicate."""
+    """Levels as JSON values, by name of their replicate."""
     return {replicate.name: asdict(level) for replicate, level in levels.items()}

@@ -1,4 +1,4 @@
-"""What an experiment declares: its recipe, its arms as overrides of it, and the claims that are checked on the results.
+"""The declaration of an experiment: a base recipe, arms that override it, and claims that are judged on the results.
 
 experiment   a question, a base recipe, a world, the models that are served, arms, premises, claims, a decision rule
 replicate    a world seed and a run seed; arms are paired by it
@@ -6,7 +6,7 @@ arm          recipe overrides; optionally a learning-rate sweep and a mechanism 
 premise      what a paper's method assumes of teacher and student, measured before any arm runs
 claim        "arm X has less / more of a measure than arm Y", judged on paired replicates
 
-All of it stands in the experiment's file before an arm runs; what was changed after results were seen is listed there.
+All of this is in the experiment's file before an arm runs. Changes made after results were seen are listed there.
 """
 
 from collections.abc import Mapping
@@ -31,18 +31,18 @@ Measure = Literal[
     "flops_to",
 ]
 OF_MODE = "mode/"
-"""Begins the measures that are figures of modes on the last weights, for example mode/accuracy/long."""
+"""Prefix of measures that are figures of modes with the last weights, for example mode/accuracy/long."""
 OF_DOMAIN = "domain/"
-"""Begins the measures that are the accuracy on the prompts of a domain, sampled at temperature 1: domain/addition."""
+"""Prefix of measures that are the accuracy on a domain, sampled at temperature 1, for example domain/addition."""
 OF_METRIC = "metric/"
-"""Begins the measures that are metrics of training, means over the last quarter of the steps: metric/reward."""
+"""Prefix of measures that are means of a training metric over the last quarter of the steps, like metric/reward."""
 VALUE = "value:"
-"""Begins the rival of a claim that is a number, for example value:1.5."""
+"""Prefix of a claim's rival that is a number, for example value:1.5."""
 Direction = Literal["more", "less"]
 TUNING_SEED = 990
-"""Run seed of sweeps and of premises that train; the first model of world 1 was trained on the prompts of 1000."""
+"""Run seed of sweeps and of premises that train. From 1000 on, seeds give prompts that world 1's models trained on."""
 ROUTED = "teachers"
-"""Among evaluated models: each prompt answered by the teacher of its domain."""
+"""Name among evaluated models that stands for the teacher of each prompt's own domain."""
 WORLDS = Path(__file__).parent / "worlds"
 RULE = (
     "A claim holds when the whole 95 % t interval over replicates is on its side and the mean of every world is too; "
@@ -54,11 +54,11 @@ RULE = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Replicate:
-    """One world and one run in it: the unit over which arms are paired.
+    """A world and a run seed: the unit within which arms are paired.
 
     Attributes:
-        world: seed of the world: of its models' weights, problems and noise.
-        seed: seed of the run: of its prompts, rollouts and evaluations; differs from every world's.
+        world: seed of the world, which decides its models' weights, problems and noise.
+        seed: seed of the run, which decides its prompts, rollouts and evaluations; differs from all seeds of worlds.
     """
 
     world: int
@@ -66,18 +66,18 @@ class Replicate:
 
     @property
     def name(self) -> str:
-        """As in folders and files."""
+        """The name in folders and files."""
         return f"w{self.world}-s{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fires:
-    """Evidence that an arm's mechanism acted: in some step of every seed, `metric` is `relation` `value`.
+    """Evidence that an arm's mechanism acted: in at least one step of every seed, `metric` `relation` `value` is true.
 
     Attributes:
         metric: key of metrics.jsonl.
-        relation: how it must compare.
-        value: with what.
+        relation: the comparison.
+        value: the number that the metric is compared with.
     """
 
     metric: str
@@ -85,23 +85,23 @@ class Fires:
     value: float
 
     def seen(self, records: list[dict[str, Any]]) -> bool:
-        """Whether any record of metrics.jsonl shows it."""
+        """Whether the comparison is true in any record of metrics.jsonl."""
         values = [record[self.metric] for record in records if record.get(self.metric) is not None]
         return any(v < self.value if self.relation == "<" else v > self.value for v in values)
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to train.
+    """One way of training that an experiment compares.
 
     Attributes:
-        name: folder and row of the table.
-        title: what it is, for the table.
-        overrides: recipe keys (dotted) and their values.
+        name: name of the arm, and of its folder.
+        title: description for the table of results.
+        overrides: dotted recipe keys and their values.
         learning_rates: rates to sweep on the tuning seed; the best one is used for all seeds.
-        same_rate_as: arm whose chosen rate this one takes, instead of a sweep of its own.
-        student: the world's model that it begins with; the experiment's when empty.
-        fires: what must be seen for the arm to count.
+        same_rate_as: name of the arm whose chosen rate this one takes instead of its own sweep.
+        student: the world's model that it starts from; the experiment's if empty.
+        fires: evidence that its mechanism acted, without which the arm does not count.
     """
 
     name: str
@@ -115,24 +115,28 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`arm` has `direction` of `measure` than `rival`: a difference, or for costs a ratio, of paired seeds.
+    """A statement that `arm` has more, or less, of `measure` than `rival`.
+
+    It is judged on paired replicates: by differences, or by ratios for costs.
 
     Attributes:
         text: the claim in words.
-        arm, rival: names of arms; the rival may be an evaluated model, "model:NAME", or a number, "value:1.5" (for
-            final measures only).
-        measure: accuracy (8 answers to each held-out prompt at temperature 1), greedy, pass8 and pass64 are measured
-            on the final weights, and so are the accuracy of a domain, "domain/...", and figures of modes, "mode/..."
-            (`student.orbit.figures`); "metric/..." is the mean of a metric of training over the last quarter of the
-            steps; reverse_kl is the mean of the last evaluations, fall the deepest fall of the accuracy; the
-            *_at_tokens forms are read off at the number of sampled tokens that both arms reached; tokens_to, steps_to
-            and flops_to are costs until `level` is reached.
-        direction: what the claim says.
-        level: fraction of the rival's final accuracy that counts as reached, for costs.
+        arm: name of an arm.
+        rival: name of another arm, "model:NAME" for an evaluated model, or a number like "value:1.5"; the latter two
+            do not go with costs and the *_at_tokens forms.
+        measure: the measured quantity.
+            accuracy (8 answers to each held-out prompt at temperature 1), greedy, pass8, pass64, "domain/NAME" (the
+            accuracy on a domain) and "mode/FIGURE" (see `student.orbit.figures`) are measured on the final weights.
+            "metric/NAME" is the mean of a training metric over the last quarter of the steps.
+            reverse_kl is the mean of the last evaluations, and fall the deepest fall of the accuracy.
+            The *_at_tokens forms are interpolated at the number of sampled tokens that both arms reached.
+            tokens_to, steps_to and flops_to are costs until `level` is reached.
+        direction: whether the arm is claimed to have more or less.
+        level: for costs, the fraction of the rival's gain in accuracy that must be reached.
         factor: for costs, how many times cheaper the arm must be: a paper's figure, or 1 for cheaper at all.
         premise: name of the premise without which the claim is not judged, if any.
-        share: for differences, what part of the rival's measure the arm is compared with: 0.95 asks whether it keeps
-            95 % of it.
+        share: for differences, the factor on the rival's measure before it is subtracted: 0.95 asks whether the arm
+            keeps 95 % of it.
     """
 
     text: str
@@ -148,13 +152,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Premise:
-    """Something that a method assumes of teacher and student and that can be measured without training it.
+    """An assumption of a method about teacher and student that can be measured without training with the method.
 
     Attributes:
-        name: as claims refer to it.
+        name: name by which claims refer to it.
         text: what must be true, in words.
-        measure: dotted path "module:function" of `function(plan, world, **options) -> Measured`.
-        options: its further arguments.
+        measure: dotted path "module:function" of a `function(plan, world, **options) -> Measured`.
+        options: further arguments of the function.
     """
 
     name: str
@@ -165,31 +169,34 @@ class Premise:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A question put to the tiny world.
+    """A question that is answered by training in worlds of tiny models.
 
     Attributes:
-        name: as in `opd lab run NAME`.
-        letter: place in the list of results.
-        title, question: for people.
+        name: name of the experiment, as in `opd lab run NAME`.
+        letter: letter that orders the experiments in the results.
+        title: title for readers.
+        question: the question in words.
         tasks: the world's tasks, mixed in equal shares.
-        world: name of a file in student/lab/worlds, or the path of one's own.
+        world: name of a file in student/lab/worlds, or the path of another world file.
         student: the world's model that is trained.
-        recipe: base recipe; the lab adds run, seed, model, teachers.endpoints and prompts.
-        served: models of the world that the teacher server holds.
-        arms: what is compared.
-        claims: what is checked.
-        routes: domain to served model, for several teachers.
-        evaluated: models whose accuracy on the same prompts is shown beside the arms.
-        answers_of: model, or "teachers" for each prompt's own, that writes the answers of `{answers:HOW}` (a JSON-lines
-            file; HOW is greedy, sampled, verified or best) for arms that learn from them.
-        worlds: seeds of the worlds, two at least.
-        seeds: of the runs in each world; disjoint from the worlds', whose prompts the models were trained on.
-        premises: measured before any arm runs.
+        recipe: base recipe; the lab adds seed, model, teachers and prompts, and for each run its folder.
+        served: models of the world that the teacher server holds; the first is the default teacher.
+        arms: the ways of training that are compared.
+        claims: the claims that are judged.
+        routes: mapping from domain to served model, for several teachers.
+        evaluated: models whose accuracy on the same prompts is shown next to the arms.
+        answers_of: model that writes the answers for arms that learn from a file, or "teachers" for the teacher of each
+            prompt's domain. In overrides, `{answers:HOW}` stands for the path of the JSON-lines file; HOW is greedy,
+            sampled, verified or best.
+        worlds: seeds of the worlds, at least two.
+        seeds: seeds of the runs in each world. They must differ from those of the worlds, whose prompts the models were
+            trained on.
+        premises: assumptions that are measured before any arm runs.
         decision: what is decided at which number of steps, written before the arms ran.
-        changes: of the design, one line each, which says when and why.
+        changes: changes of the design, one line each, with date and reason.
         tune: measure by which learning rates are chosen.
         quick: overrides of the short form.
-        note: what a reader must know.
+        note: what readers of the results must know.
     """
 
     name: str
@@ -217,15 +224,15 @@ class Experiment:
 
     @property
     def replicates(self) -> tuple[Replicate, ...]:
-        """All pairs of world and run seed, a run seed in every world before the next one."""
+        """All pairs of world and run seed: a run seed in every world, then the next one."""
         return tuple(Replicate(world, seed) for seed, world in product(self.seeds, self.worlds))
 
     @property
     def world_file(self) -> Path:
-        """The file that describes the world.
+        """The path of the world file.
 
         Raises:
-            ConfigError: when no file has that name.
+            ConfigError: when there is no such file.
         """
         for path in (WORLDS / f"{self.world}.yaml", Path(self.world)):
             if path.is_file():

@@ -1,8 +1,9 @@
-"""Premise of ExOPD: what the policy that it aims at is worth, measured without training anything.
+"""Premise of ExOPD: the accuracy of the policy that its training converges to, measured without training.
 
 On-policy distillation of the reward lambda (log T - log R) with discount 0 has the fixed point T^lambda R^(1 - lambda),
-token by token. Decoding with both models samples from it: if that is no more accurate than the teacher, no student that
-reaches it will be. Common random numbers make the scales comparable.
+normalised at every token. Decoding with both models samples from it. If these answers are no more accurate than the
+teacher's, no student that reaches the fixed point will be. All values of lambda use the same random numbers, so that
+they are compared on paired draws.
 """
 
 import itertools
@@ -27,7 +28,7 @@ from student.recipe import Recipe
 
 PROMPTS = {"full": 1024, "quick": 16}
 GAIN = 0.01
-"""Accuracy by which the fixed point must pass the teacher."""
+"""Accuracy by which the fixed point must exceed the teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class Pair:
     """Teacher and reference of one domain, on one device.
 
     Attributes:
-        teacher: T.
-        reference: R.
-        tokenizer: of both.
-        stops: ids that end an answer.
-        temperature: divides the logits of both.
+        teacher: the model T.
+        reference: the model R.
+        tokenizer: tokenizer of both models.
+        stops: token ids that end an answer.
+        temperature: divisor of the logits of both models.
     """
 
     teacher: PreTrainedModel
@@ -52,14 +53,16 @@ class Pair:
 def measure(
     plan: ExperimentPlan, world: int, *, scales: Sequence[float], decisive: float, reference: str | None = None
 ) -> Measured:
-    """Accuracy at temperature 1 of each scale on held-out prompts; present where `decisive` passes scale 1.
+    """Measure the accuracy at temperature 1 of each lambda on held-out prompts.
+
+    The premise is present if the accuracy at `decisive` exceeds that at 1, the teacher's, by at least `GAIN`.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        scales: lambdas, 1 among them.
+        scales: values of lambda, which include 1 and `decisive`.
         decisive: the lambda that the claims are about.
-        reference: model of the world, by default that of the recipe.
+        reference: name of the reference in the world; None for that of the recipe.
     """
     torch.set_num_threads(1)
     models, experiment = plan.models[world], plan.experiment
@@ -84,10 +87,16 @@ def measure(
 def pair_of(
     teacher: Weights, reference: PreTrainedModel, *, further: Sequence[int | str] = (), temperature: float = 1.0
 ) -> Pair:
-    """A teacher with its own tokenizer and stop tokens, and `further` ones, beside a reference.
+    """Load a teacher with its tokenizer on the device of `reference`.
+
+    Args:
+        teacher: location of the teacher's weights.
+        reference: the loaded reference.
+        further: stop tokens in addition to the teacher's own, by text or id.
+        temperature: see `Pair`.
 
     Raises:
-        ConfigError: when it cannot be loaded, or one of `further` is not a single token.
+        ConfigError: when the teacher cannot be loaded, or one of `further` is not a single token.
     """
     tokenizer = load_tokenizer(teacher.base, teacher.revision)
     stops = stop_set(tokenizer, generation_stops(teacher.base, teacher.revision), further)
@@ -95,7 +104,7 @@ def pair_of(
 
 
 def judge(pair: Pair, prompts: Sequence[Prompt], source: PromptSource, scale: float, longest: int) -> list[float]:
-    """Verdicts of one answer to each prompt, sampled from T^scale R^(1 - scale); nan where none is known."""
+    """Values of the verdicts on one answer to each prompt, sampled from T^scale R^(1 - scale); nan where unknown."""
     values = []
     for start in range(0, len(prompts), 256):
         part = prompts[start : start + 256]
@@ -107,32 +116,35 @@ def judge(pair: Pair, prompts: Sequence[Prompt], source: PromptSource, scale: fl
 
 @torch.no_grad()
 def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) -> list[str]:
-    """One answer to each prompt from T^scale R^(1 - scale), normalised at every token; scale 1 is the teacher.
+    """Sample one answer to each prompt from T^scale R^(1 - scale), normalised at every token; scale 1 is the teacher.
 
     Args:
-        pair: models of one tokenizer.
-        prompts: together in one batch.
+        pair: teacher and reference.
+        prompts: prompts, decoded in one batch.
         scale: lambda.
-        longest: tokens, where a prompt has no lower limit of its own.
+        longest: maximum tokens of an answer; a prompt may have a lower limit.
+
+    Returns:
+        The text of each answer, without stop tokens.
     """
     tokenizer, device = pair.tokenizer, pair.teacher.device
     encoded = [encode_prompt(prompt, tokenizer) for prompt in prompts]
-    width, pad = max(map(len, encoded)), int(tokenizer.pad_token_id or 0)  # padding is masked: any token does
+    width, pad = max(map(len, encoded)), int(tokenizer.pad_token_id or 0)  # padding is masked, so any token will do
     ends = torch.tensor(sorted(pair.stops), dtype=torch.long, device=device)
     # Padded on the left, so that the newest token of every row is in the last column.
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded], device=device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in encoded], device=device)
-    # The same numbers whatever the scale, so that scales are compared on paired draws.
+    # The numbers do not depend on the scale, so that scales are compared on paired draws.
     numbers = np.stack([uniforms(stream(0, "fixed point", prompt.uid), longest) for prompt in prompts])
     limits = [min(longest, prompt.max_new_tokens or longest) for prompt in prompts]
     draws = torch.as_tensor(numbers, device=device)
     done = torch.zeros(len(encoded), dtype=torch.bool, device=device)
     caches: list[Any] = [None, None]
-    # Scale 1 takes nothing from the reference, which then need not run.
+    # At scale 1 the reference has no weight and need not run.
     running = (pair.teacher, pair.reference) if scale != 1.0 else (pair.teacher,)
     fresh, written = ids, []
     for step in range(max(limits)):
-        # Counted from the first real token: padding on the left must not move a row's positions.
+        # Counted from the first real token, because padding on the left must not shift a row's positions.
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
         logs = []
         for index, model in enumerate(running):
@@ -149,7 +161,7 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
             logs.append((out.logits[:, -1, : len(tokenizer)].double() / pair.temperature).log_softmax(-1))
         target = (logs[0] if len(logs) == 1 else scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)
         chosen = torch.searchsorted(target.cumsum(-1), draws[:, step : step + 1].contiguous())
-        chosen = chosen.clamp(max=target.shape[-1] - 1)  # rounding may leave the last sum below 1
+        chosen = chosen.clamp(max=target.shape[-1] - 1)  # after rounding, the last sum may be below 1
         fresh = torch.where(done[:, None], pad, chosen)
         written.append(fresh)
         mask = torch.cat([mask, (~done[:, None]).long()], 1)
@@ -164,7 +176,7 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
 
 
 def load(weights: Weights, device: torch.device | None = None) -> PreTrainedModel:
-    """A model in float32, by default on the CPU."""
+    """Load a model in float32 and evaluation mode, on the CPU unless `device` is given."""
     model = load_student(
         weights.base,
         dtype="float32",

@@ -1,10 +1,11 @@
-"""Premise of experiments on reinforcement: what groups of the student's answers have to teach before training.
+"""Premise of experiments on reinforcement learning: groups of answers differ enough to learn from before training.
 
-Figures of 8 answers each to some held-out prompts:
+Figures of groups of 8 answers to held-out prompts:
 
-    mixed     share of groups of 8 answers with right and wrong ones: others have no credit under a group's mean
-    apart     the success rate of the kind of prompts that is solved most, less that of the one that is solved least
-    shorter   the shortest right answer of a group over its longest one, a mean over groups with two right answers
+    mixed     share of groups with both right and wrong answers; other groups have advantage 0 under a group's mean
+    apart     success rate of the kind of prompts that is solved most often, minus that of the kind solved least often
+    shorter   length of the shortest right answer of a group divided by that of the longest right one, averaged over
+              groups with at least two right answers
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from student.lab.plan import ExperimentPlan
 from student.lab.premises import Measured
 
 PROMPTS = {"full": 96, "quick": 6}
-"""Prompts that are answered 8 times each."""
+"""Number of prompts, each answered 8 times, by form."""
 
 
 def measure(
@@ -29,15 +30,15 @@ def measure(
     apart: float = 0.0,
     shorter: float = 1.0,
 ) -> Measured:
-    """What the student answers before any training, at temperature 1, to held-out prompts.
+    """Measure the student's answers to held-out prompts at temperature 1, before any training.
 
     Args:
         plan: gives the model and the prompts.
         world: seed of the world.
-        mixed: present only if at least this share of groups has right and wrong answers.
-        equal: present only if at least this share has not.
-        apart: present only if kinds of prompts are so far apart.
-        shorter: present only if shortest over longest is at most this.
+        mixed: least share of groups with both right and wrong answers for the premise to be present.
+        equal: least share of other groups.
+        apart: least difference in success rate between kinds of prompts.
+        shorter: largest ratio of shortest to longest right answer; below 1, it must be known.
     """
     experiment = plan.experiment
     data = plan.recipe(Arm("premise", ""), Replicate(world, experiment.seeds[0]), plan.default_rate())
@@ -55,7 +56,7 @@ def measure(
 
 
 def in_groups(answers: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Answers by prompt."""
+    """Group answers by prompt."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for answer in answers:
         found.setdefault(answer["uid"], []).append(answer)
@@ -63,7 +64,7 @@ def in_groups(answers: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, An
 
 
 def by_kind(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """The share of right answers of each domain, in the order of their names."""
+    """Share of right answers in each domain, sorted by name."""
     found: dict[str, list[bool]] = {}
     for answer in (answer for group in groups for answer in group):
         found.setdefault(answer["domain"] or "", []).append(answer["verdict"] == "correct")
@@ -71,7 +72,7 @@ def by_kind(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
 
 
 def shortest_over_longest(groups: Sequence[Sequence[Mapping[str, Any]]]) -> float | None:
-    """See the module; None where no group has two right answers."""
+    """The figure `shorter` of the module; None if no group has two right answers."""
     right = [[answer["tokens"] for answer in group if answer["verdict"] == "correct"] for group in groups]
     ratios = [min(lengths) / max(lengths) for lengths in right if len(lengths) > 1]
     return mean(ratios) if ratios else None

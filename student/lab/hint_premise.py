@@ -1,4 +1,4 @@
-"""Premise of learning from oneself with a hint: told the result, the student is right where untold it often is not."""
+"""Premise of self-distillation with a hint: a student that is told the result is right more often than untold."""
 
 from student.lab.evaluate import measure_model
 from student.lab.experiment import Arm, Replicate
@@ -7,17 +7,17 @@ from student.lab.premises import Measured
 from student.lab.tiny.presets import world_plan
 
 PROMPTS = {"full": 128, "quick": 6}
-"""Prompts, one answer each at temperature 1."""
+"""Number of prompts, each answered once at temperature 1, by form."""
 
 
 def measure(plan: ExperimentPlan, world: int, *, told: dict[str, str], gain: float) -> Measured:
-    """What each model answers untold and told, at temperature 1.
+    """Measure each model's accuracy at temperature 1 with and without the hint.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        told: by model, the task of the world that tells it the result as its context does.
-        gain: present only if each model's accuracy rises by this much when it is told.
+        told: for each model, the task of the world whose prompts tell it the result as its context does.
+        gain: least rise of each model's accuracy with the hint for the premise to be present.
     """
     experiment = plan.experiment
     data = plan.recipe(Arm("premise", ""), Replicate(world, experiment.seeds[0]), plan.default_rate())

@@ -1,8 +1,10 @@
-"""Premises of EffOPD: training goes straight, so that going farther along the path that was begun leads on.
+"""Premises of EffOPD: training moves the weights in a straight line, so that a step further along it is progress.
 
-Measured by one training of its own: its weights after a tenth of the steps, moved on in the same direction until they
-are as far from the start as the final ones, against the gain of the final ones; and, where teacher and student have one
-shape, the accuracy along the straight line from the student to its teacher and beyond.
+Two measurements:
+
+    early   a training run of its own: its weights after a tenth of the steps are moved on in the same direction until
+            they are as far from the start as the final ones, and the gain in accuracy is compared with the final gain
+    line    for a teacher of the student's shape, accuracy along the straight line from the student to it and beyond
 """
 
 import shutil
@@ -24,18 +26,18 @@ from student.lab.runs import train_run
 from student.lab.world import served
 
 PROMPTS = {"full": 512, "quick": 8}
-"""Prompts, one answer each at temperature 1."""
+"""Number of prompts, each answered once at temperature 1, by form."""
 _WEIGHTS = "model.safetensors"
 
 
 def early(plan: ExperimentPlan, world: int, *, arm: str, least: float) -> Measured:
-    """Share of the final gain that the weights after a tenth of the steps have when they are moved on as far.
+    """Measure the share of the final gain that the weights after a tenth of the steps reach when they are moved on.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        arm: whose recipe is trained, without methods; at a run seed of its own.
-        least: present only from this share on.
+        arm: name of the arm whose recipe is trained, without methods and on the tuning seed.
+        least: least share for the premise to be present.
     """
     experiment = plan.experiment
     models, replicate = plan.models[world], Replicate(world, TUNING_SEED)
@@ -74,14 +76,14 @@ def early(plan: ExperimentPlan, world: int, *, arm: str, least: float) -> Measur
 
 
 def line(plan: ExperimentPlan, world: int, *, teacher: str, places: Sequence[float], loss: float) -> Measured:
-    """Accuracy at places of the line from the student (0) to its teacher (1) and beyond.
+    """Measure accuracy at places of the line from the student (0) to its teacher (1) and beyond.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        teacher: which of the world's models, of the student's shape.
-        places: where to measure, 1 among them.
-        loss: present only if beyond the teacher, up to the first place after it, no more than this is lost.
+        teacher: name of the teacher in the world; the premise is absent if it has another shape than the student.
+        places: places to measure at, which include 1.
+        loss: largest loss of accuracy, from 1 to the first place beyond, for the premise to be present.
     """
     models, experiment = plan.models[world], plan.experiment
     data = plan.recipe(Arm("premise", ""), Replicate(world, experiment.seeds[0]), plan.default_rate())
@@ -100,7 +102,7 @@ def line(plan: ExperimentPlan, world: int, *, teacher: str, places: Sequence[flo
 
 
 def _accuracy(plan: ExperimentPlan, recipe: Mapping[str, Any], like: Path, weights: Mapping[str, Tensor]) -> float:
-    """Accuracy at temperature 1 of `weights` in a model like that in the folder `like`."""
+    """Accuracy at temperature 1 of the model in the folder `like` with its weights replaced by `weights`."""
     with TemporaryDirectory() as scratch:
         folder = shutil.copytree(like, Path(scratch) / "model", ignore=shutil.ignore_patterns(_WEIGHTS))
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / _WEIGHTS, {"format": "pt"})
@@ -117,5 +119,5 @@ def _plus(start: Mapping[str, Tensor], way: Mapping[str, Tensor], times: float) 
 
 
 def _length(way: Mapping[str, Tensor]) -> float:
-    """Euclidean length over all tensors, in float64."""
+    """Euclidean norm over all tensors, computed in float64."""
     return float(torch.stack([tensor.double().pow(2).sum() for tensor in way.values()]).sum().sqrt())

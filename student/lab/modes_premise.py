@@ -1,7 +1,7 @@
 """Premise of ORBIT: the modes' teachers differ, so that there are modes to be fused.
 
-Each teacher answers in its own mode, at temperature 1, within the budget; an answer that is cut is wrong. Between
-neighbouring budgets the wider one must be worth its tokens.
+Each teacher answers in its own mode within the budget; an answer that is cut is wrong. Of two neighbouring budgets, the
+wider one must be used and must raise accuracy.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from student.lab.plan import ExperimentPlan
 from student.lab.premises import Measured
 
 PROMPTS = {"full": 256, "quick": 8}
-"""Problems, the same for every mode."""
+"""Number of problems, the same ones for every mode, by form."""
 
 
 def measure(plan: ExperimentPlan, world: int, *, points: float = 0.10, ratio: float = 1.5) -> Measured:
-    """Accuracy and tokens of the teachers, of 4 answers to a problem at temperature 1 and of greedy ones.
+    """Measure accuracy and tokens of the teachers, with 4 answers to each problem at temperature 1 and a greedy one.
 
-    The premise is present where every neighbour differs by `points` and `ratio` at temperature 1, at which the
-    experiment's claims are judged; the greedy numbers are shown beside.
+    The premise is present if all neighbours differ by `points` and `ratio` at temperature 1, at which the experiment's
+    claims are judged. The greedy numbers are only shown.
 
     Args:
         plan: gives the models, the modes and the prompts.
         world: seed of the world.
-        points: accuracy that the wider of two neighbours is ahead by, at least.
-        ratio: its tokens over those of the narrower one, at least.
+        points: least lead in accuracy of the wider of two neighbouring budgets.
+        ratio: least ratio of its mean tokens to those of the narrower one.
     """
     experiment = plan.experiment
     modes = experiment.recipe["modes"]
@@ -48,7 +48,7 @@ def measure(plan: ExperimentPlan, world: int, *, points: float = 0.10, ratio: fl
 
 
 def _in_words(names: Sequence[str], found: Sequence[tuple[float, float]]) -> str:
-    """What each mode's teacher reached, and how neighbours differ."""
+    """Accuracy and tokens of each mode's teacher, and the differences of neighbours, in words."""
     each = ", ".join(f"{name} {a:.3f} in {t:.1f} tokens" for name, (a, t) in zip(names, found, strict=True))
     gaps = ", ".join(f"{100 * (a - b):+.1f} points and {s / t:.2f} times" for (a, s), (b, t) in pairwise(found))
     return f"{each}, neighbours {gaps}"

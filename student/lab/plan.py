@@ -1,4 +1,4 @@
-"""From an experiment to its runs: which recipe each arm, replicate and learning rate gets."""
+"""Derives the runs of an experiment: the recipe and folder of each arm, replicate and learning rate."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ class ExperimentPlan:
     """Builds the runs of one experiment in one form.
 
     Attributes:
-        experiment: what to run.
-        form: "full" or "quick".
-        root: folder of the lab; it may be moved, with everything in it, at any time that nothing runs.
-        models: the models, by world seed.
-        addresses: of the teacher servers; none when only finished runs are read.
+        experiment: the experiment.
+        form: "full", or "quick" for the short form.
+        root: folder of the lab. It may be moved, with everything in it, while nothing runs.
+        models: models of each world, by its seed.
+        addresses: addresses of the teacher servers; empty when only finished runs are read.
     """
 
     experiment: Experiment
@@ -34,44 +34,44 @@ class ExperimentPlan:
 
     @property
     def folder(self) -> Path:
-        """Where the experiment's runs are."""
+        """The folder of the experiment's runs."""
         return self.root / self.form / self.experiment.name
 
     @property
     def replicates(self) -> tuple[Replicate, ...]:
-        """Replicates of the form: the short one has two run seeds in one world."""
+        """The replicates of this form; the short form has two run seeds in one world."""
         if self.form == "full":
             return self.experiment.replicates
         return tuple(Replicate(self.experiment.worlds[0], seed) for seed in self.experiment.seeds[:2])
 
     @property
     def worlds(self) -> tuple[int, ...]:
-        """World seeds of the form."""
+        """The seeds of the worlds of this form."""
         return tuple(dict.fromkeys(replicate.world for replicate in self.replicates))
 
     @property
     def tuning_replicate(self) -> Replicate:
-        """Where learning rates are chosen: a run seed of its own in the first world."""
+        """The replicate on which learning rates are chosen: a separate run seed in the first world."""
         return Replicate(self.worlds[0], TUNING_SEED)
 
     def world_folder(self, world: int) -> Path:
-        """Where the runs in a world are."""
+        """The folder of the runs in a world."""
         return self.folder / f"world-{world}"
 
     def answers(self, world: int, how: str) -> Path:
-        """File with a teacher's answers, drawn `how`, for arms that learn from them; each recipe has its own."""
+        """The path of the file with a teacher's answers, chosen by `how`. Its name depends on all that decides them."""
         recipe = self.recipe(Arm("answers", ""), Replicate(world, world), self.default_rate())
         seeds = [replicate.seed for replicate in (*self.replicates, self.tuning_replicate) if replicate.world == world]
         parts = [lasting(recipe), seeds, self.experiment.answers_of, self.models[world].world.key]
         return self.world_folder(world) / f"answers-{how}-{content_key(self.root, parts)[:8]}.jsonl"
 
     def answer_kinds(self, arms: Iterable[Arm]) -> tuple[str, ...]:
-        """How `arms` want answers drawn."""
+        """The values of HOW in the `{answers:HOW}` of the arms' overrides, each once."""
         found = [m[1] for arm in arms for v in arm.overrides.values() if (m := _match(v))]
         return tuple(dict.fromkeys(found))
 
     def recipe(self, arm: Arm, replicate: Replicate, rate: float) -> dict[str, Any]:
-        """The complete recipe of a run, without its folder."""
+        """The complete recipe of a run, but for its folder."""
         experiment, models = self.experiment, self.models[replicate.world]
         tasks = world_plan(str(experiment.world_file)).tasks
         mix = [tasks[name].model_dump(mode="json", exclude_defaults=True) for name in experiment.tasks]
@@ -90,7 +90,7 @@ class ExperimentPlan:
         return recipe if self.form == "full" else merge(recipe, self._quick(recipe))
 
     def _quick(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """The short form's overrides; those of a method apply to arms that have one with such a key."""
+        """The overrides of the short form. Those of a method's key apply only if the first method has this key."""
         methods = recipe.get("methods", [])
         first = methods[0] if methods else {}
         return {
@@ -120,12 +120,12 @@ class ExperimentPlan:
         return float(self.experiment.recipe["train"]["learning_rate"])
 
     def rates(self, arm: Arm) -> tuple[float, ...]:
-        """Rates to sweep for an arm; one rate needs no sweep. The short form sweeps two, for the first arm only."""
+        """Learning rates of an arm; a single one needs no sweep. The short form has two for the first arm, else one."""
         rates = arm.learning_rates or (float(arm.overrides.get("train.learning_rate", self.default_rate())),)
         return rates if self.form == "full" else rates[: 2 if arm is self.experiment.arms[0] else 1]
 
     def tuning(self, arm: Arm) -> list[Run]:
-        """Runs that choose the learning rate of an arm; none when there is nothing to choose."""
+        """The runs of an arm's sweep of learning rates; empty if there is nothing to choose."""
         rates = self.rates(arm)
         if arm.same_rate_as is not None or len(rates) == 1:
             return []

@@ -1,4 +1,4 @@
-"""Plots of an experiment: accuracy over sampled tokens and over FLOPs, every seed thin, the mean of an arm thick."""
+"""Plots an experiment: accuracy over sampled tokens and FLOPs, with a thin line per run and a thick one per arm."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ _COSTS = (("tokens", "sampled tokens, probes and gates included"), ("flops", "FL
 
 
 def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
-    """Write a PNG with accuracy (and reverse KL where measured) over both costs.
+    """Write a PNG with accuracy, and reverse KL if it was measured, over both costs.
 
     Args:
         data: results of the experiment, as in its JSON.
-        title: of the figure.
-        path: of the file.
+        title: title of the figure.
+        path: output file.
     """
     arms = [arm for arm in data["arms"] if arm["seeds"]]
     measured = any(_values(seed["curve"], "reverse_kl") for arm in arms for seed in arm["seeds"])
@@ -52,7 +52,7 @@ def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:
 
 
 def _levels(models: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[float, str]]:
-    """Mean accuracy of the models; those too near to each other for two labels share a line."""
+    """(mean accuracy, label) of the models; models too close to each other for two labels share a line."""
     found = sorted((float(np.mean([at["accuracy"] for at in by.values()])), name) for name, by in models.items() if by)
     levels: list[tuple[float, str]] = []
     for level, name in found:
@@ -76,7 +76,7 @@ def _plot_arm(axes: Axes, arm: Mapping[str, Any], cost: str, measure: str, colou
             axes.plot(x, y, color=colour, linewidth=0.6, alpha=0.45)
             lines.append((x, y))
     if lines:
-        # The mean over seeds, where all of them have values.
+        # The mean over seeds, on the range in which all of them have values.
         grid = np.linspace(max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines), _GRID)
         mean = np.mean([np.interp(grid, x, y) for x, y in lines], axis=0)
         axes.plot(grid, mean, color=colour, linewidth=2, label=arm["title"])

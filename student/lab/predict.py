@@ -1,17 +1,20 @@
-"""`opd premise`: a look at a student and its teachers, without training, that says which methods can pay.
+"""`opd premise`: predicts from a student and its teachers, without training, which methods can pay.
 
-The student answers a few prompts, the teachers score the answers, nothing is trained. Measured, and what follows from
-it:
+The student answers a few prompts and the teachers score the answers. Measured are:
 
-    reverse KL by decile of the response; how often the student's token is the teacher's first choice
-    preference: chance that the teacher likes a correct answer better, relative to the student, than a wrong one (0.5:
-        it cannot tell them apart, and distillation moves nothing towards correctness)
-    stop: log-ratio at the student's stop token; far below 0, the teacher ends its turns with another token
-    windows: cosine of each prefix's gradient with the full one; a window method can pay where a prefix passes 0.71. As
-        many tokens at random, whose gradient is the full one's on average, have a cosine of 1 but for noise (and save
-        no sampling): where theirs is far from 1, the answers are too few to judge by
+    reverse KL and agreement   by decile of the response; agreement is the share of the student's tokens that are the
+                               teacher's first choice
+    preference                 probability that log T - log S per token is higher for a correct answer than for a wrong
+                               one; at 0.5 the teacher cannot tell them apart, and distillation does not favour
+                               correctness
+    stop                       log T - log S at the student's stop token; if it is far below 0, the teacher ends its
+                               turns with another token
+    windows                    cosine of each prefix's gradient with that of the full response; a window method can pay
+                               if a prefix reaches 0.71. The same number of random tokens has the full gradient in
+                               expectation, and so a cosine of 1 but for noise (it saves no sampling): if theirs is far
+                               from 1, there are too few answers to judge by
 
-What ExOPD's extrapolation is worth and whether EffOPD's jumps may land takes weights: `student.lab.predict_weights`.
+To predict ExOPD's extrapolation and EffOPD's jumps takes the teacher's weights: see `student.lab.predict_weights`.
 """
 
 import itertools
@@ -36,18 +39,25 @@ from student.scoring.needs import TEACHER
 from student.scoring.verify import Verification
 
 ADMITTED = math.sqrt(0.5)
-"""Cosine from which ADWIN admits a window."""
+"""Least cosine at which ADWIN admits a window."""
 DECILES = 10
 _TOP = 8
 _FOLDS = 4
 _STRANGE_STOP = -5.0
 _CLEAR = 0.55
-"""Preference from which the teacher is said to tell correct from wrong answers."""
+"""Least preference at which the teacher is said to tell correct from wrong answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A prefix of `tokens` tokens: cosines of its gradient with the full one; nan where a gradient drowned in noise."""
+    """Cosines of a prefix's gradient with the full one; nan where a gradient is lost in noise.
+
+    Attributes:
+        tokens: length of the prefix.
+        published: cosine by the published estimator.
+        cross_fitted: cosine by cross-fitting, which noise does not bias.
+        random: cross-fitted cosine of the same number of random tokens.
+    """
 
     tokens: int
     published: float
@@ -56,29 +66,29 @@ class Window:
 
     @property
     def pays(self) -> bool:
-        """Whether the prefix is admissible."""
+        """Whether ADWIN would admit the prefix, by its cross-fitted cosine."""
         return self.cross_fitted >= ADMITTED
 
     @property
     def clear(self) -> bool:
-        """Whether the answers are enough to find a cosine that is there: that of random tokens, which is 1."""
+        """Whether there are enough answers to judge by: the cosine of random tokens, truly 1, is found to be high."""
         return self.random >= ADMITTED
 
 
 @dataclass(frozen=True, slots=True)
 class PremiseReport:
-    """What was measured; see the module.
+    """The measurements; see the module.
 
     Attributes:
-        rows: answers.
-        accuracy: of the student's answers; nan where no verdict is known.
-        length: mean, tokens.
-        reverse_kl: log-ratio of the sampled tokens, mean over tokens, nats.
+        rows: number of answers.
+        accuracy: accuracy of the student's answers; nan if no verdict is known.
+        length: mean tokens of an answer.
+        reverse_kl: mean of log S - log T over the sampled tokens, in nats per token.
         by_decile: the same by decile of the response.
         agreement: share of tokens that are the teacher's first choice, by decile.
-        preference: see the module; nan without both correct and wrong answers.
-        stop: mean log T - log S at the student's stop token; nan where every answer was cut.
-        windows: by length, longest last; empty for responses too short to cut.
+        preference: see the module; nan unless there are both correct and wrong answers.
+        stop: mean log T - log S at the student's stop token; nan if every answer was cut.
+        windows: windows by length, longest last; empty for responses too short to cut.
     """
 
     rows: int
@@ -93,11 +103,11 @@ class PremiseReport:
 
 
 def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
-    """Measure the premises on the recipe's student, teachers and training prompts.
+    """Measure on the recipe's student, teachers and training prompts.
 
     Args:
-        recipe: its objective and methods are left aside.
-        rows: answers, one per prompt, at least 8.
+        recipe: the recipe; its objective and methods are ignored.
+        rows: number of answers, one per prompt, at least 8.
 
     Raises:
         ConfigError: for fewer rows, or a recipe without teachers.
@@ -118,7 +128,7 @@ def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
             0, prompts, samples=1, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
         )
         found = job.services.score(job.services.rollout(plan))
-        # A run without rewards judges nothing in training, but what the teacher prefers is told by verdicts.
+        # A job judges no training answers unless something asks for it, but preference needs verdicts.
         verification = Verification(job.source, settings.verify_workers)
         stack.callback(verification.close)
         verification.collect(found)
@@ -150,11 +160,11 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
         scores = row.signals[TEACHER, PayloadKind.TOPK]
         if scores.sampled is None or scores.ids is None:
             raise ConfigError("the teachers sent no log-probs; see their log.")
-        # Of an episode the student's own tokens alone: what the environment wrote has no log-probs.
+        # Only the student's own tokens of an episode: those of the environment have no log-probs.
         own = row.loss_mask
         ratio = scores.sampled[own].astype(np.float64) - row.behaviour_logp[own]
         place = (np.arange(row.length) * DECILES // max(1, row.length))[own]
-        # Not sums[place] += ...: of the many tokens of a decile that would add the last one alone.
+        # Not sums[place] += ..., which would add only the last of a decile's tokens.
         np.add.at(sums, place, -ratio)
         np.add.at(hits, place, (row.response_ids == scores.ids[:, 0])[own])
         np.add.at(counts, place, 1.0)
@@ -178,13 +188,13 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
 
 
 def _preference(correct: Sequence[float], wrong: Sequence[float]) -> float:
-    """Share of pairs in which the correct answer has the higher value; ties count half."""
+    """Share of pairs in which the correct answer has the higher value; ties count half. nan if there are no pairs."""
     pairs = [0.5 if a == b else float(a > b) for a, b in itertools.product(correct, wrong)]
     return sum(pairs) / len(pairs) if pairs else math.nan
 
 
 def verdicts(report: PremiseReport) -> list[str]:
-    """What follows, a sentence each."""
+    """The conclusions on distillation, windows and stop tokens, a sentence each."""
     found = []
     if math.isnan(report.preference):
         found.append("distillation: all answers are right, all wrong or none judged; what the teacher prefers is open.")
@@ -195,7 +205,8 @@ def verdicts(report: PremiseReport) -> list[str]:
             "distillation is unlikely to raise accuracy: the teacher prefers correct answers in "
             f"{report.preference:.0%} of pairs, about half."
         )
-    # Of noise alone one passes the bound in a third of the cases: it counts where that of random tokens was found too.
+    # By noise alone, some prefix passes the bound in a third of the cases. So it counts only if the cosine of random
+    # tokens was found to be high too.
     paying = [window for window in report.windows if window.pays]
     sure = next((window.tokens for window in paying if window.clear), None)
     if sure is not None:

@@ -1,4 +1,4 @@
-"""`opd premise`: can a method pay on this student and these teachers? Nothing is trained."""
+"""`opd premise`: predicts whether methods can pay on a recipe's student and teachers, without training."""
 
 import math
 from collections.abc import Mapping

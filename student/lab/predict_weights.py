@@ -1,10 +1,10 @@
-"""What `opd premise` can say where it is given the teacher's weights, not only its scores: ExOPD and EffOPD.
+"""The part of `opd premise` that needs the teacher's weights, not only its scores: ExOPD and EffOPD.
 
-    ExOPD: accuracy of answers sampled from T^lambda R^(1 - lambda), the policy that it aims at. A student that reaches
-        it is no better than it, so that lambda can pay only where this passes the teacher's own accuracy
-    EffOPD: accuracy on the straight line from the student (0) to its teacher (1) and beyond. Jumps go on along the path
-        of training; where half as far again beyond the teacher all is lost, so will long jumps be. It takes a teacher
-        of the student's shape, and training need not go straight: the line is a hint, no more
+    ExOPD: accuracy of answers sampled from T^lambda R^(1 - lambda), the policy that training converges to. A student
+        that reaches it is no better, so a lambda can pay only if this accuracy exceeds the teacher's own
+    EffOPD: accuracy on the straight line in weight space from the student (0) to its teacher (1) and beyond. Jumps
+        continue the path of training; if accuracy is lost at 1.5, long jumps are likely to lose it too. This needs a
+        teacher of the student's shape, and since training need not follow a straight line, it is only an indication
 
 All answers to a prompt are drawn with the same random numbers, so that differences are paired.
 """
@@ -29,19 +29,20 @@ from student.recipe import Recipe
 SCALES = (1.0, 1.25, 1.5)
 PLACES = (0.0, 1.0, 1.5, 2.0)
 LOST = 0.02
-"""Accuracy that may be lost half as far again beyond the teacher."""
+"""Accuracy that may be lost at place 1.5 of the line, compared with the teacher at 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    """What was measured; see the module.
+    """The measurements; see the module.
 
     Attributes:
-        prompts: different ones of the training split, one answer each.
-        scales: accuracy by lambda, 1 being the teacher.
-        gains: of each other lambda over lambda 1, paired; the intervals are of 95 % together.
-        places: accuracy by place on the line; empty where the two models have different shapes.
-        beyond: of the place after the teacher less that at the teacher, paired; None without a line.
+        prompts: number of distinct training prompts, each answered once per lambda and place.
+        scales: accuracy by lambda; lambda 1 is the teacher.
+        gains: paired difference in accuracy between each other lambda and lambda 1. The intervals hold together with
+            95 % confidence.
+        places: accuracy by place on the line; empty if student and teacher have different shapes.
+        beyond: accuracy at place 1.5 minus that at the teacher, paired; None without a line.
     """
 
     prompts: int
@@ -52,22 +53,22 @@ class WeightsReport:
 
 
 def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = None, rows: int = 64) -> WeightsReport:
-    """Decode with teacher, reference and student; nothing is trained.
+    """Measure by decoding with teacher, reference and student.
 
     Args:
-        recipe: gives the student, the prompts, and limit, temperature and stop tokens of a response.
-        teacher: folder or hub id, or BASE+ADAPTER, of the student's tokenizer.
-        reference: the same; by default the student's start.
-        rows: prompts that are drawn, one answer each per lambda and place; those that come again are left out.
+        recipe: gives the student, the prompts, and the limit, temperature and stop tokens of a response.
+        teacher: folder or hub id, or BASE+ADAPTER, of a model with the student's tokenizer.
+        reference: the same for the reference; None for the student's initial weights.
+        rows: number of prompts drawn from the training stream; repeated ones are left out.
 
     Raises:
-        ConfigError: where the verdicts of fewer than two prompts are known, the tokenizers differ, or the recipe has
-            contexts or episodes: answers are decoded from the student's prompts alone.
+        ConfigError: if the verdicts of fewer than two prompts are known, the tokenizers differ, or the recipe has
+            contexts or episodes, because answers are decoded from the student's prompts alone.
         OpdError: as `opd train` would.
     """
     settings = recipe.rollout
     source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
-    # The stream of a table comes round: an answer that was counted twice would make every interval too narrow.
+    # The training stream repeats the prompts of a table. Answers counted twice would make every interval too narrow.
     prompts = list({prompt.uid: prompt for prompt in source.prompts("train", rows)}.values())
     if recipe.contexts or any(ENVIRONMENT in prompt.extra for prompt in prompts):
         raise ConfigError(
@@ -88,7 +89,7 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
     longest = settings.max_new_tokens
     scaled = {scale: judge(pair, prompts, source, scale, longest) for scale in SCALES}
     others = [scale for scale in SCALES if scale != 1.0]
-    # The best of them is judged: by shares of the 5 %, so that all of their intervals are right in 95 %.
+    # The best lambda is judged, so the 5 % are divided among the intervals (Bonferroni): together they hold with 95 %.
     gains = {scale: _paired(scaled[scale], scaled[1.0], 1.0 - (1.0 - LEVEL) / len(others)) for scale in others}
     placed = {} if _other_shape(student, pair.teacher) else _line(student, pair, prompts, source, longest)
     return WeightsReport(
@@ -101,7 +102,7 @@ def measure_weights(recipe: Recipe, teacher: str, *, reference: str | None = Non
 
 
 def verdicts(report: WeightsReport) -> list[str]:
-    """What follows, a sentence each."""
+    """The conclusions on ExOPD and EffOPD, a sentence each."""
     best = max(report.gains, key=lambda scale: report.gains[scale].mean)
     gain = report.gains[best]
     interval = f"95 % of all lambdas together from {gain.low:.3f} to {gain.high:.3f}"
@@ -159,10 +160,10 @@ def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:
 
 
 def _paired(one: Sequence[float], other: Sequence[float], level: float = LEVEL) -> Interval:
-    """Of prompts that are judged both times.
+    """The interval of one minus other, over the prompts that are judged both times.
 
     Raises:
-        ConfigError: where those are fewer than two.
+        ConfigError: if there are fewer than two of these.
     """
     differences = np.subtract(one, other)
     known = differences[np.isfinite(differences)].tolist()

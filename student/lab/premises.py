@@ -1,4 +1,4 @@
-"""What a method assumes of teacher and student, measured before any arm runs and printed above its table."""
+"""Measures what methods assume about teacher and student, before any arm runs; reports show it above the table."""
 
 import importlib
 import json
@@ -18,10 +18,10 @@ class MeasuredPremise:
     """A measured premise.
 
     Attributes:
-        name: the premise's.
+        name: name of the premise.
         text: what must be true.
-        present: whether it is, in every world.
-        numbers: what was measured, in words, by world seed.
+        present: whether it is true in every world.
+        numbers: the measurements in words, by world seed.
     """
 
     name: str
@@ -32,7 +32,7 @@ class MeasuredPremise:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a premise's function gives for one world: whether it is present, and the numbers in words."""
+    """The result of a premise's function for one world: whether the premise is present, and the numbers in words."""
 
     present: bool
     numbers: str
@@ -43,7 +43,10 @@ Measure = Callable[..., Measured]
 
 
 def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda line: None) -> list[MeasuredPremise]:
-    """Measure what is not measured yet; a minute or two each. Results are kept by what the worlds were built from."""
+    """Measure the plan's premises in each world where that was not done yet, and return them all.
+
+    A measurement takes a minute or two. It is kept in a file whose name depends on all that decides the result.
+    """
     for premise in plan.experiment.premises:
         for world in plan.worlds:
             path = _file(plan, premise, world)
@@ -59,7 +62,7 @@ def measure_premises(plan: ExperimentPlan, log: Callable[[str], None] = lambda l
 
 
 def read_premises(plan: ExperimentPlan) -> list[MeasuredPremise]:
-    """The premises that were measured in every world."""
+    """Read the premises that were measured in every world."""
     found = []
     for premise in plan.experiment.premises:
         files = {world: _file(plan, premise, world) for world in plan.worlds}
@@ -77,7 +80,7 @@ def to_json(findings: Sequence[MeasuredPremise]) -> list[Mapping[str, Any]]:
 
 
 def _file(plan: ExperimentPlan, premise: Premise, world: int) -> Path:
-    # By all that decides what is found: another measure, bound, arm or recipe finds something else.
+    # The name depends on all that decides the result: measure, options, arms, recipe and world.
     recipe = lasting(plan.recipe(Arm("premise", ""), Replicate(world, world), plan.default_rate()))
     arms = [dict(arm.overrides) for arm in plan.experiment.arms if arm.name in premise.options.values()]
     parts = [premise.measure, dict(premise.options), arms, recipe, plan.models[world].world.key]

@@ -1,4 +1,4 @@
-"""docs/results.md, plots and JSON files, generated from the runs that are finished."""
+"""Generates results.md, plots and JSON files from finished runs; `opd lab report` writes them to docs/."""
 
 import json
 import math
@@ -24,21 +24,21 @@ _TEMPLATE = Path(__file__).parent / "results.md.jinja"
 def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAMES) -> list[Path]:
     """Write results.md and, below results/, a PNG and a JSON for each experiment that has an arm with all replicates.
 
-    An experiment that is not asked for, or without such an arm in `root`, keeps the measurements of the JSON that `out`
-    holds of it: experiments take hours, and are run on more than one machine. So do arms, see `student.lab.stored`.
+    Experiments take hours and are run on more than one machine. So an experiment that is not asked for, or that has no
+    such arm in `root`, keeps the measurements in its JSON in `out`; and so do single arms, see `student.lab.stored`.
 
     Args:
         root: folder of the lab.
         out: folder of the report.
         form: "full" or "quick".
-        names: experiments to be read from `root`, by name or file. The page has those of opd besides where one of them
-            is named, and only yours otherwise.
+        names: experiments to read from `root`, by name or file. If one of opd's own is named, the page has all of
+            these; otherwise it has only the experiments named.
 
     Returns:
         The files written.
 
     Raises:
-        ConfigError: when no experiment has been begun, rather than to write a report of nothing over another.
+        ConfigError: when none of the experiments has been begun, so that no empty report replaces another.
     """
     listed = [*(name for name in names if name not in NAMES), *NAMES] if {*names} & {*NAMES} else names
     experiments = [load_experiment(name) for name in listed]
@@ -59,7 +59,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
                 _store(target, {**data, "arms": arms})
                 plot_experiment({**data, "arms": arms}, experiment.title, plot)
                 written += [target, plot]
-        # The page is computed from the files alone, so that no digit of a section moves when another is reported.
+        # The page is computed only from the files, so that a section does not change when another one is reported.
         if (stored := read_stored(target, form)) is None:
             missing.append({"experiment": experiment, "state": state})
             continue
@@ -72,14 +72,14 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
 
 
 def _page(sections: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, Any]], form: str) -> str:
-    """results.md: a section for each experiment that was measured, and those that are `missing`."""
+    """The text of results.md: a section for each experiment that was measured, and a list of those that are missing."""
     sections = sorted(sections, key=lambda section: section["letter"])
     environment = jinja2.Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
-        # Nearly all of it stands in tables, whose cells end at a bar.
+        # Nearly all values are in cells of tables, which a bar would end.
         finalize=lambda value: value.replace("|", r"\|") if isinstance(value, str) else value,
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def _store(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template shows of one experiment."""
+    """The values of one experiment that the template shows."""
     names = {arm["name"] for arm in data["arms"]}
     left = [arm.title for arm in experiment.arms if arm.name not in names]
     return {
@@ -141,7 +141,7 @@ def _model(name: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, str
 
 
 def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Accuracy and tokens of each mode, and the figures across modes; empty for an experiment without modes."""
+    """Rows with accuracy and tokens of each mode, and the figures across modes; empty without modes."""
     levels = {_model_title(name): list(found.values()) for name, found in data["models"].items()}
     levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
     rows = []
@@ -162,7 +162,7 @@ def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _domains(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Accuracy of each domain at temperature 1, a model or arm a row; empty where there is one domain."""
+    """Rows with the accuracy on each domain at temperature 1, one per model and arm; empty with fewer than two."""
     levels = {_model_title(name): list(found.values()) for name, found in data["models"].items()}
     levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
     rows = []
@@ -175,7 +175,7 @@ def _domains(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _metrics(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of training that claims are about, an arm a row; empty where no claim is about any."""
+    """Rows with the training metrics that claims are about, one per arm; empty if no claim is about any."""
     rows = []
     for arm in data["arms"]:
         found = [seed.get("metrics") or {} for seed in arm["seeds"]]
@@ -216,7 +216,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _edge(arm: Mapping[str, Any]) -> str:
-    """A mark for a rate that was not swept, or is at the edge of its sweep: a better one may lie elsewhere."""
+    """A mark for a learning rate that was not swept, or is at the edge of its sweep, so that a better one may exist."""
     rates = sorted(float(rate) for rate in arm["swept"])
     if len(rates) < 2:
         return " †"
@@ -251,7 +251,7 @@ def _thousands(value: float) -> str:
 
 
 def _rounded(node: Any) -> Any:
-    """Floats with six significant digits, which is far below the noise and keeps the files small."""
+    """JSON values with floats rounded to six significant digits, far below the noise, and null for those not finite."""
     if isinstance(node, float):
         return float(f"{node:.6g}") if math.isfinite(node) else None
     if isinstance(node, Mapping):

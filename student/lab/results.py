@@ -1,4 +1,4 @@
-"""Results of an experiment: every replicate of every arm, and the chosen learning rates."""
+"""Reads the results of an experiment: every replicate of every arm, and the chosen learning rates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,18 @@ from student.lab.runs import Run, flatten, times
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """One finished run.
+    """The result of one finished run.
 
     Attributes:
         replicate: its world and seed.
-        curve: what it learnt and spent.
-        totals: sums of all cost/* metrics, tokens.
-        cpu_seconds, wall_seconds: of the student's process.
-        fired: whether everything that the arm's mechanism must show was seen.
-        level: what the last weights reach; None where not measured.
-        drawn: tokens that a teacher drew for the answers that the run learnt from, those not kept included.
-        metrics: those of training that claims are about, means over the last quarter of the steps.
+        curve: its evaluations and costs.
+        totals: sum of each cost/* metric over all steps, in tokens or positions.
+        cpu_seconds: CPU time of the student's process.
+        wall_seconds: wall-clock time of the student's process.
+        fired: whether all evidence that the arm's mechanism acted was seen.
+        level: what the last weights reach; None if not measured.
+        drawn: tokens that a teacher drew for the answers that the run learnt from, including answers not kept.
+        metrics: the training metrics that claims are about, as means over the last quarter of the steps.
     """
 
     replicate: Replicate
@@ -41,7 +42,11 @@ class SeedResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def final(self, measure: str) -> float:
-        """Accuracy, greedy accuracy or pass@k of the last weights; reverse_kl of the last evaluations; fall; metric."""
+        """The value of a claim's measure at the end of the run; nan if unknown.
+
+        This is `Curve.final` for reverse_kl, `Curve.fall` for fall, a mean for "metric/NAME", and otherwise a figure
+        of the last weights' level.
+        """
         if measure.startswith(OF_METRIC):
             return self.metrics.get(measure.removeprefix(OF_METRIC), math.nan)
         if measure == "reverse_kl":
@@ -53,7 +58,15 @@ class SeedResult:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm: its learning rate and its runs; `swept` maps each rate tried to its measure on the tuning replicate."""
+    """The results of one arm.
+
+    Attributes:
+        name: name of the arm.
+        title: its title.
+        rate: its learning rate.
+        swept: for each rate of its sweep, the tuning measure on the tuning replicate.
+        seeds: results of its finished runs.
+    """
 
     name: str
     title: str
@@ -62,26 +75,26 @@ class ArmResult:
     seeds: list[SeedResult] = field(default_factory=list)
 
     def by_replicate(self) -> dict[Replicate, SeedResult]:
-        """Replicate to result."""
+        """The results by replicate."""
         return {result.replicate: result for result in self.seeds}
 
     @property
     def last_gain(self) -> float:
-        """Accuracy gained at the end, mean over replicates; see `Curve.last_gain`."""
+        """Mean over replicates of `Curve.last_gain`, the accuracy gained at the end; nan without results."""
         return float(np.mean([seed.curve.last_gain() for seed in self.seeds])) if self.seeds else math.nan
 
     @property
     def at_plateau(self) -> bool:
-        """The rule of all arms: the last three evaluations are within a point of the three before, on average."""
+        """Whether mean accuracy over the last three evaluations is within a point of that over the three before."""
         return abs(self.last_gain) <= PLATEAU
 
 
 def sizes(plan: ExperimentPlan, arm: Arm | None = None) -> Sizes:
-    """Parameters of student, teacher and reference, from the world; several teachers are of one size.
+    """Numbers of parameters of student, teacher and reference. Several teachers are taken to have the same size.
 
     Args:
         plan: gives the world.
-        arm: whose teacher, reference and student they are, where its overrides name others than the experiment.
+        arm: arm whose overrides may name other models than the experiment; None for the experiment's.
     """
     experiment, models = plan.experiment, plan.models[plan.worlds[0]]
     named = flatten(experiment.recipe) | dict(arm.overrides if arm else {})
@@ -95,7 +108,7 @@ def sizes(plan: ExperimentPlan, arm: Arm | None = None) -> Sizes:
 
 
 def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
-    """The result of a finished run."""
+    """Read the result of a finished run."""
     records, spent = run.records(), times(run)
     totals: dict[str, float] = {}
     for record in records:
@@ -110,13 +123,13 @@ def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
 
 
 def claimed_metrics(experiment: Experiment) -> list[str]:
-    """The metrics of training that claims are about, in their order."""
+    """Names of the training metrics that claims are about, in the order of the claims."""
     names = [claim.measure.removeprefix(OF_METRIC) for claim in experiment.claims if OF_METRIC in claim.measure]
     return list(dict.fromkeys(names))
 
 
 def late_mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Mean of a metric over the last quarter of the steps, where it is known; nan where it is in none of them."""
+    """Mean of a metric over those of the last quarter of the steps that have it; nan if none has."""
     late = records[-max(1, len(records) // 4) :]
     values = [record[name] for record in late if record.get(name) is not None]
     return float(np.mean(values)) if values else math.nan
@@ -128,7 +141,12 @@ def _drawn_share(plan: ExperimentPlan, arm: Arm, world: int) -> float:
 
 
 def choose_rate(plan: ExperimentPlan, arm: Arm) -> tuple[float, dict[str, float]]:
-    """The best learning rate of the sweep and all its values; the rates themselves when a sweep is incomplete."""
+    """Choose the learning rate of an arm.
+
+    Returns:
+        The best rate among the finished runs of the sweep, and the tuning measure of each of these by rate. The first
+        rate and no measures if none is finished; the other arm's rate and no measures with `same_rate_as`.
+    """
     if arm.same_rate_as is not None:
         return choose_rate(plan, plan.experiment.arm(arm.same_rate_as))[0], {}
     swept = {
@@ -139,13 +157,13 @@ def choose_rate(plan: ExperimentPlan, arm: Arm) -> tuple[float, dict[str, float]
     if not swept:
         return plan.rates(arm)[0], {}
     sign = 1.0 if plan.experiment.tune == "accuracy" else -1.0
-    # A rate without a measure is never the best one; a comparison with nan would let it be.
+    # nan is replaced, because comparisons with it would let a rate without a measure come out best.
     best = max(swept, key=lambda rate: -math.inf if math.isnan(swept[rate]) else sign * swept[rate])
     return float(best), swept
 
 
 def collect(plan: ExperimentPlan) -> list[ArmResult]:
-    """What is finished of an experiment: runs that are trained and graded."""
+    """Read the results of all arms; they have the runs that are trained and measured."""
     arms = []
     for arm in plan.experiment.arms:
         rate, swept = choose_rate(plan, arm)

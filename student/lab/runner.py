@@ -1,4 +1,7 @@
-"""Run an experiment: serve its teachers, measure premises, choose learning rates, train, grade; all of it resumable."""
+"""Runs an experiment: serves its teachers, measures premises, sweeps learning rates, trains, and measures the results.
+
+All of it can be interrupted and resumed.
+"""
 
 import json
 import multiprocessing
@@ -34,7 +37,7 @@ Task = WorldBuild | Run | ModelGrade
 def make_plan(
     experiment: Experiment, root: Path, form: str, *, jobs: int = 1, log: Log = lambda line: None
 ) -> ExperimentPlan:
-    """The plan of an experiment with its worlds, built where they are missing, `jobs` of them at a time."""
+    """The plan of an experiment with its worlds; missing worlds are built, `jobs` of them at a time."""
     draft = ExperimentPlan(experiment, form, root, {})
     builds = [WorldBuild.of(root, experiment, world, form) for world in draft.worlds]
     _work([build for build in builds if not build.done], jobs, log)
@@ -42,10 +45,10 @@ def make_plan(
 
 
 def find_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
-    """The plan of an experiment with its worlds as they are, built by whatever version; results name their keys.
+    """The plan of an experiment with its worlds as they are, whatever version built them; results name their keys.
 
     Raises:
-        DataError: when one of them is not there.
+        DataError: when a world is missing or not complete.
     """
     draft = ExperimentPlan(experiment, form, root, {})
     return replace(draft, models={world: find_world(root, experiment, world, form) for world in draft.worlds})
@@ -54,18 +57,18 @@ def find_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
 def run_experiment(
     plan: ExperimentPlan, *, jobs: int, arms: Sequence[str] = (), log: Log = lambda line: None
 ) -> dict[str, Any]:
-    """Do all runs of an experiment that are not done yet and return its results.
+    """Do all runs of an experiment that are not done yet, write results.json, and return the results.
 
     Args:
         plan: the experiment with its worlds.
-        jobs: runs at a time, each in a process with one thread; 1 runs them in this process. As many servers are
-            started: one alone cannot keep up with two students.
-        arms: restrict to these arms; all when empty.
-        log: called with a line for people whenever a run ends.
+        jobs: number of parallel runs, each in a process with one thread; 1 runs them in this process. The same number
+            of teacher servers is started, because one cannot keep up with two students.
+        arms: names of the arms to run; all if empty.
+        log: called with a line of progress whenever a task ends.
 
     Raises:
         ConfigError: when another process works on the same experiment in the same root.
-        OpdError: when a run fails; the others are stopped, and running the experiment again goes on.
+        OpdError: when a run fails. The others are stopped, and running the experiment again continues them.
     """
     experiment = plan.experiment
     chosen = [arm for arm in experiment.arms if not arms or arm.name in arms]
@@ -87,7 +90,7 @@ def run_experiment(
 
 
 def read_results(plan: ExperimentPlan) -> dict[str, Any]:
-    """Results of what is finished as JSON values, without running anything."""
+    """The results of all finished runs as JSON values; nothing is run."""
     models, results, findings = read_models(plan), collect(plan), premises.read_premises(plan)
     replicates = plan.replicates
     experiment = plan.experiment
@@ -111,7 +114,7 @@ def read_results(plan: ExperimentPlan) -> dict[str, Any]:
 
 
 def _teachers(plan: ExperimentPlan) -> dict[str, dict[str, float]]:
-    """What the served models cost to make, in seconds of the machine that built them, mean over worlds."""
+    """Seconds that it took to build each served model, on the machine that built it; mean over worlds."""
     worlds: list[WorldModels] = list(plan.models.values())
     return {
         name: {"seconds": sum(world.model(name).seconds for world in worlds) / len(worlds)}
@@ -120,7 +123,7 @@ def _teachers(plan: ExperimentPlan) -> dict[str, dict[str, float]]:
 
 
 def seed_runs(plan: ExperimentPlan, arms: Iterable[Arm]) -> list[Run]:
-    """Runs of all replicates at the chosen rates, seed after seed, so that an interrupted lab has whole pairs."""
+    """Runs of all arms at their chosen rates, ordered by replicate, so that an interrupted lab has complete pairs."""
     rates = {arm.name: choose_rate(plan, arm)[0] for arm in arms}
     return [plan.run(arm, replicate, rates[arm.name]) for replicate in plan.replicates for arm in arms]
 
@@ -139,7 +142,7 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
     """Build worlds, train runs (and, with `graded`, grade their last weights) and grade models, `jobs` at a time."""
     waiting = [task for task in tasks if not isinstance(task, Run) or not _finished(task, graded)]
     left = len(waiting)
-    # Told here and not by the workers, which have no one to tell.
+    # Logged here, because workers have no log.
     for task in waiting:
         if isinstance(task, Run) and task.abandoned:
             log(f"{task.name} was left before its first checkpoint; it begins again")
@@ -153,8 +156,8 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
         for task in waiting:
             report(_do(task, graded))
         return
-    # Forked from a process that does nothing else, because a forked child of one with gRPC threads may hang. That one
-    # loads torch once for the workers of all calls: it takes longer than many a run of the short form.
+    # Workers are forked from a server process, because a forked child of a process with gRPC threads may hang. The
+    # server loads torch once for the workers of all calls, which takes longer than many runs of the short form.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["student.loop"])
     stop = context.Event()
@@ -164,7 +167,7 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
         for future in as_completed(futures):
             report(future.result())
     except BaseException:
-        # The executor hands runs to its workers ahead of time; without the event these would begin after the stop.
+        # The executor hands tasks to its workers ahead of time. Without the event they would start after the stop.
         stop.set()
         for worker in multiprocessing.active_children():
             worker.terminate()  # SIGTERM lets a run save its state and stop
@@ -214,7 +217,7 @@ def _enter_worker(stop: Event) -> None:
 
 
 def _end_with_lab() -> None:
-    """End when the lab has ended, be it killed: a run saves its state, and no further task would ever come."""
+    """End this worker when the lab has ended, even if it was killed; a run in progress saves its state first."""
     lab = multiprocessing.parent_process()
     assert lab is not None  # workers are its children
     lab.join()

@@ -1,7 +1,7 @@
-"""One run of the lab: a recipe in a folder, trained by the same loop as `opd train`, resumable.
+"""One run of the lab: a recipe in a folder, trained by the loop of `opd train`, and resumable.
 
-A folder's name ends in a hash of all that decides the result, with paths taken relative to the lab's root: so the lab
-may be moved, a changed recipe gets a folder of its own and overwrites nothing, and an interrupted run is found again.
+The name of the folder ends in a hash of all that decides the result, in which paths are relative to the lab's root. So
+the lab may be moved, a changed recipe gets its own folder, and an interrupted run is found again.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ class Run:
     Attributes:
         arm: name of the arm.
         replicate: world and run seed.
-        place: the folder but for the hash that its name ends in.
+        place: path of the run folder without the hash at the end of its name.
         recipe: complete recipe, without `run`.
-        rate: the learning rate, for the table.
+        rate: the learning rate, for the table of results.
         root: folder of the lab.
-        world_key: what the world was built from.
+        world_key: hash of all that decides the world's weights.
     """
 
     arm: str
@@ -46,7 +46,7 @@ class Run:
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that decides the result, 16 hex digits."""
+        """Hash of all that decides the result, as 16 hex digits."""
         return content_key(self.root, [lasting(self.recipe), self.world_key])
 
     @property
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder for people, relative to the lab's root."""
+        """The run folder as shown to the user: relative to the lab's root, if it is below it."""
         return str(self.folder.relative_to(self.root)) if self.folder.is_relative_to(self.root) else str(self.folder)
 
     @property
@@ -66,17 +66,17 @@ class Run:
 
     @property
     def resumable(self) -> bool:
-        """Whether the run was interrupted after a checkpoint."""
+        """Whether the run has a checkpoint to continue from."""
         return any((self.folder / "checkpoints").glob("step-*/manifest.json"))
 
     @property
     def abandoned(self) -> bool:
-        """Whether the run was interrupted before a checkpoint, so that it has nothing to go on from."""
+        """Whether the run was interrupted before its first checkpoint, so that it has to begin again."""
         return self.folder.exists() and not self.done and not self.resumable
 
     @property
     def model(self) -> Path:
-        """The weights of a finished run, wherever the lab stands now."""
+        """The folder of a finished run's last weights, correct even if the lab has been moved."""
         return self.folder / "checkpoints" / Path(self.summary()["checkpoint"]).name / "model"
 
     def records(self) -> list[dict[str, Any]]:
@@ -101,10 +101,10 @@ class Run:
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
-        DataError: when it is damaged, with `advice` on what to do.
+        DataError: when the file is missing or damaged; the message ends with `advice`.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -116,24 +116,25 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
 
 def lasting(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a recipe that decide the result, by dotted key."""
+    """The settings of a recipe that decide the result, by dotted key: all but the run folder and server addresses."""
     return {key: value for key, value in flatten(recipe).items() if key not in _VOLATILE}
 
 
 def content_key(root: Path, parts: Any) -> str:
-    """Hash of JSON values, 16 hex digits, in which paths below the lab's root are taken relative to it."""
-    # As text: paths hide in lists of groups too. Not as ASCII, in which a root of other letters would not be found.
+    """Hash of JSON values as 16 hex digits, in which paths below the lab's root are taken relative to it."""
+    # Paths are replaced in the text, since they may be anywhere in it. It must not be escaped to ASCII, or a root with
+    # other letters would not be found.
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False).replace(f"{root}/", "")
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def beside(folder: Path, suffix: str) -> Path:
-    """The file next to `folder` with its name and `suffix`; with_suffix would cut a rate like 0.001."""
+    """The path next to `folder` with `suffix` added to its name; `with_suffix` would cut off part of a rate 0.001."""
     return folder.with_name(folder.name + suffix)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
+    """Flatten nested mappings to dotted keys. Empty mappings are kept as values."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -144,8 +145,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `tree` with dotted keys replaced; a number in a key is an index of a list."""
-    # A deep copy that makes lists of tuples too, as the YAML of a recipe has them.
+    """A deep copy of `tree` with dotted keys replaced; a number in a key is an index if it meets a list."""
+    # Copied through JSON, which also turns tuples into lists, as they are in the YAML of a recipe.
     result: dict[str, Any] = json.loads(json.dumps(tree))
     for key, value in overrides.items():
         node: Any = result
@@ -160,14 +161,14 @@ def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def train_run(run: Run) -> Run:
-    """Train `run` to its end in this process; returns at once when it is done already.
+    """Train `run` to its end in this process and return it; does nothing if it is done already.
 
-    A folder that was abandoned is removed and begun again.
+    A run that was interrupted before its first checkpoint begins again in an empty folder.
 
     Raises:
-        OpdError: when the run fails, or is stopped by a signal (then it goes on from its checkpoint next time).
+        OpdError: when the run fails, or is stopped by a signal, after which the next call continues it.
     """
-    # Imported here: a parent that only schedules needs no torch.
+    # Imported here, because a parent process that only schedules runs does not need torch.
     from rich.console import Console
 
     from student.loop import train
@@ -188,7 +189,7 @@ def train_run(run: Run) -> Run:
         try:
             train(recipe, resume=resume, telemetry=sinks)
         finally:
-            # Also of a run that was stopped: its next part adds its own to them.
+            # Written for a run that was stopped too; when it is resumed, its further times are added.
             _add_times(run, time.process_time() - cpu, time.monotonic() - wall, fresh=not resume)
     return run
 
@@ -200,7 +201,7 @@ def _add_times(run: Run, cpu: float, wall: float, *, fresh: bool) -> None:
 
 
 def times(run: Run) -> dict[str, float]:
-    """CPU and wall-clock seconds of the run, evaluations included; resumed parts added up."""
+    """CPU ("cpu") and wall-clock ("wall") seconds of the run, evaluations included, summed over resumed parts."""
     path = beside(run.folder, ".times.json")
     data: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {"cpu": 0.0, "wall": 0.0}
     return data

@@ -1,10 +1,11 @@
-"""Intervals over paired replicates, small samples taken seriously.
+"""Confidence intervals over paired replicates, valid for small samples.
 
-A replicate is a pair (world seed, run seed); two arms of one replicate share world, prompts and random streams, so
-their difference is what is judged. Intervals are Student's t with n - 1 degrees of freedom, on logarithms for ratios.
-Replicates of one world share its models, so that an interval is one for the mean of the worlds that were built: where
-arms differ between worlds it says too little of their difference in others, although every world must agree
-(`student.lab.verdicts`).
+A replicate is a pair (world seed, run seed). Two arms in the same replicate share world, prompts and random streams, so
+their difference is judged. Intervals are Student's t intervals with n - 1 degrees of freedom, on logarithms for ratios.
+
+Replicates of the same world share its models, so an interval is valid for the mean over the worlds that were built. If
+the difference of the arms varies between worlds, the interval is too narrow for other worlds, although all worlds that
+were built must agree (`student.lab.verdicts`).
 """
 
 import math
@@ -19,7 +20,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with a two-sided t interval, of 95 % unless said otherwise, over `count` replicates."""
+    """A mean over `count` values with a two-sided t interval, at 95 % unless another level was asked for."""
 
     mean: float
     low: float
@@ -28,10 +29,10 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Mean and t interval of independent values, two at least.
+    """Mean and two-sided t interval of independent values.
 
     Raises:
-        ValueError: with fewer than two values.
+        ValueError: for fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"values has {len(values)} entries; an interval needs two at least")
@@ -42,17 +43,17 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` independent cases, of which `hits` are counted.
+    """Wilson's 95 % interval (low, high) of the probability of a hit, from `hits` in `count` independent cases.
 
     Raises:
-        ValueError: without a case, or with more hits than cases.
+        ValueError: if there are no cases, or more hits than cases.
     """
     found = stats.binomtest(hits, count).proportion_ci(LEVEL, method="wilson")
     return float(found.low), float(found.high)
 
 
 def paired_ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
-    """Geometric mean of the paired ratios top / bottom with its t interval; all values positive and finite.
+    """Geometric mean of the paired ratios top / bottom, with its t interval. All values must be positive and finite.
 
     Raises:
         ValueError: for sequences of different lengths, or fewer than two pairs.

@@ -1,7 +1,7 @@
-"""Results that an earlier report stored as JSON: read back, judged by today's rules, joined with runs made elsewhere.
+"""Reads the results that an earlier report stored as JSON, joins them with new runs, and judges the claims again.
 
-A results file holds measurements; verdicts follow from them and from the claims of the experiment, so they are judged
-anew whenever a page is written.
+Verdicts follow from the measurements in the file and from the claims of the experiment, so they are judged again by the
+present rules whenever a page is written.
 """
 
 import json
@@ -19,19 +19,19 @@ from student.lab.results import ArmResult, SeedResult
 from student.lab.verdicts import judge
 
 _SAME = 1e-5
-"""Relative difference of two figures that are the same one, rounded for the file or not."""
+"""Largest relative difference between two figures that count as equal, since stored ones are rounded."""
 
 
 def read_stored(path: Path, form: str) -> dict[str, Any] | None:
-    """What an earlier report says of an experiment in this form; None where there is none."""
+    """Read the results that an earlier report stored in `path`; None if the file is missing or of another form."""
     if not path.exists():
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
     for arm in data["arms"]:
-        # JSON has no NaN: what was not measured is null there.
+        # JSON has no NaN, so what was not measured is null.
         arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
         for seed in arm["seeds"]:
-            # But a reverse KL that was not measured is None for curves, too, and no part of their means.
+            # But curves themselves have None for a reverse KL that was not measured, and leave it out of means.
             seed["curve"] = {
                 name: values if name == "reverse_kl" else [math.nan if x is None else x for x in values]
                 for name, values in seed["curve"].items()
@@ -40,10 +40,11 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
 
 
 def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Results of one machine with the arms, premises and evaluated models that only an earlier report has whole.
+    """Add to the results of one machine the arms, premises and evaluated models that only an earlier report has.
 
-    They are taken where the worlds are the same and every run that both have has the same figures: then the other
-    runs would be the same here too.
+    This is done only if worlds and replicates are the same, and every run that both have has the same figures, because
+    then the other runs would give the same figures here too. Otherwise `data` is returned unchanged. An arm is taken
+    from the earlier report if it has all replicates there but not here.
     """
     if earlier is None or earlier["worlds"] != data["worlds"] or earlier["replicates"] != data["replicates"]:
         return dict(data)
@@ -67,7 +68,7 @@ def join(data: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str
 
 
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two forms of an arm have the same rate, and the same levels in the replicates that both have."""
+    """Whether two results of an arm have the same learning rate, and equal levels in the replicates that both have."""
     theirs = {seed["replicate"]: seed["level"] for seed in other["seeds"]}
     pairs = [(seed["level"], theirs[seed["replicate"]]) for seed in one["seeds"] if seed["replicate"] in theirs]
     same = all(
@@ -80,11 +81,11 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored results with plateaus and verdicts by today's rules, without premises that the experiment no longer has.
+    """Stored results with plateaus and verdicts by the present rules, without premises that the experiment dropped.
 
     Args:
-        experiment: whose claims are judged; those about arms that are not stored are incomplete.
-        data: as `read_stored` gives it.
+        experiment: the experiment with the claims; those about arms that are not stored are incomplete.
+        data: results from `read_stored`.
     """
     replicates = [_replicate(name) for name in data["replicates"]]
     arms = [_arm(arm) for arm in data["arms"]]
@@ -92,7 +93,7 @@ def rejudged(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
     models = {
         name: {_replicate(key): _level(level) for key, level in found.items()} for name, found in data["models"].items()
     }
-    # By its text too, which states the bound: one of the name with another bound was found present or absent by that.
+    # Matched by text too, because the text states the bound, and a premise with another bound was judged by that one.
     known = {(premise.name, premise.text) for premise in experiment.premises}
     kept = [premise for premise in data["premises"] if (premise["name"], premise["text"]) in known]
     premises = [MeasuredPremise(**premise) for premise in kept]

@@ -1,12 +1,14 @@
-"""Premise of TCOD: a teacher that is lost where only the student goes, or is not.
+"""Premise of TCOD: whether the teacher is lost in states that only the student reaches.
 
-Both are measured on two fixed sets of states: those of the problems' own paths, and those that the student reaches by
-itself at temperature 1. On each state the divergence KL(student || teacher) is exact, summed over the turn's tokens.
-How well a teacher knows the way is measured by playing: the student plays the first turns, the teacher the rest, in
-the episodes that can still be won; those that stand then where a mistake has led (a letter state of the lock, a side
-room of a house) are counted once more by themselves, because a teacher that is lost there wins all the others.
+Two things are measured:
 
-For environments that say how an episode stands (`standing`): lock and rooms.
+    divergence   KL(student || teacher), exact at each token and summed over the tokens of a turn, on two fixed sets of
+                 states: those on the problems' own paths, and those that the student reaches at temperature 1
+    success      the student plays the first turns and the teacher the rest, in episodes that can still be won.
+                 Episodes that are then in a state to which a mistake led (a letter state of the lock, a side room of a
+                 house) are also counted separately, because a teacher that is lost there may win all the others
+
+This needs environments that report how an episode stands (`standing`): lock and rooms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ from student.lab.tiny.training import Examiner
 from student.recipe import Recipe
 
 DEPTHS = (0, 2, 4)
-"""Turns that the student plays before the teacher takes over, where an experiment names no others."""
+"""Numbers of turns that the student plays before the teacher takes over, unless an experiment gives others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,10 @@ class Taken:
     """Episodes that a teacher took over from the student.
 
     Attributes:
-        won, count: how many it won, of all that could be won.
-        won_lost, count_lost: the same of those that stood where a mistake had led.
+        won: number of episodes that the teacher won.
+        count: number of episodes that could still be won.
+        won_lost: the same as `won`, of episodes in a state to which a mistake had led.
+        count_lost: the same as `count`, of these episodes.
     """
 
     won: int
@@ -49,7 +53,7 @@ class Taken:
 
     @property
     def share(self) -> float:
-        """What it won of what could be won."""
+        """Share of the episodes that could be won that the teacher won; 0 if there were none."""
         return self.won / self.count if self.count else 0.0
 
 
@@ -65,19 +69,20 @@ def measure(
     depths: Sequence[int] = DEPTHS,
     astray: str = "letter states",
 ) -> Measured:
-    """Success of a teacher by the turn at which it takes over, and the student's divergence from it by turn.
+    """Measure a teacher's success by the turn at which it takes over, and the student's divergence from it by turn.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        teacher: which of the world's models.
-        lost: present only if from the deepest of `depths` it wins at most this share of what can be won.
-        rise: present only if the divergence on the student's states is this many times as large in the last third of
-            the turns as in the first.
-        kept: present only if from every depth it wins at least this share of what can be won.
-        prompts: episodes that are played; as many as in an evaluation of the plan when None.
-        depths: turns that the student plays before the teacher takes over.
-        astray: what the states are called that a mistake leads to.
+        teacher: name of the teacher in the world.
+        lost: for the premise to be present, the largest share that the teacher may win when it takes over at the last
+            of `depths`; None for no limit.
+        rise: for the premise to be present, the least ratio of the divergence on the student's states in the last third
+            of the turns to that in the first third.
+        kept: for the premise to be present, the least share that the teacher must win at every depth.
+        prompts: number of episodes to play; None for that of an evaluation.
+        depths: numbers of turns that the student plays before the teacher takes over, ascending.
+        astray: name of the states to which a mistake leads, for the text.
     """
     data = plan.recipe(Arm("premise", ""), Replicate(world, plan.experiment.seeds[0]), plan.default_rate())
     recipe = Recipe.model_validate({"run": "unused", **data})
@@ -101,7 +106,7 @@ def measure(
 
 
 def divergence_by_turn(student: Examiner, teacher: Examiner, rows: Sequence[Row]) -> list[float]:
-    """Mean KL(student || teacher) of each turn over the rows that reached it, nats summed over the turn's tokens."""
+    """Mean KL(student || teacher) by turn over the rows that reached it, in nats summed over the turn's tokens."""
     found: dict[int, list[float]] = {}
     with torch.no_grad():
         for row in rows:
@@ -109,7 +114,7 @@ def divergence_by_turn(student: Examiner, teacher: Examiner, rows: Sequence[Row]
             mine, theirs = (
                 one.student.lm(input_ids=ids).logits[0].double().log_softmax(-1) for one in (student, teacher)
             )
-            each = (mine.exp() * (mine - theirs)).sum(-1)  # at the position before the token that it is about
+            each = (mine.exp() * (mine - theirs)).sum(-1)  # at position t it is about token t + 1
             first = len(row.prompt_ids) - 1
             for turn, (start, end) in enumerate(row.turns):
                 found.setdefault(turn, []).append(float(each[first + start : first + end].sum()))
@@ -117,7 +122,7 @@ def divergence_by_turn(student: Examiner, teacher: Examiner, rows: Sequence[Row]
 
 
 def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> Taken:
-    """What a teacher wins of the episodes that can be won when `depth` of their turns are played."""
+    """Have a teacher play on from turn `depth` of the rows' episodes, those that can still be won."""
     decode = teacher.tokenizer.decode
     begun = [
         (row.prompt, [str(decode(row.response_ids[a:b], skip_special_tokens=True)) for a, b in row.turns[:depth]])
@@ -133,7 +138,7 @@ def _takes_over(teacher: Examiner, rows: Sequence[Row], depth: int) -> Taken:
 
 
 def winnable(prompt: Prompt, actions: Sequence[str]) -> Standing | None:
-    """How the episode stands after these actions; None where it has ended, or perfect play cannot reach the end."""
+    """How the episode stands after these actions; None if it has ended, or perfect play can no longer win it."""
     world = make_environment(dict(prompt.extra[ENVIRONMENT]))
     seen = world.reset(prompt, 0)
     for action in actions:

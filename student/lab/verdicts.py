@@ -1,14 +1,14 @@
-"""Verdicts on claims, from paired replicates.
+"""Judges claims from paired replicates.
 
-    holds            the 95 % t interval is on the claim's side, and so is the mean of every world
-    does not hold    both are on the other side
-    not shown        neither
-    premise absent   it does not hold or is not shown, and what the method assumes was measured to be absent
-    failed           the arm's mechanism never acted
+    holds            the whole 95 % t interval is on the claim's side, and so is the mean of every world
+    does not hold    both are on the other side, or no replicate of the arm reached the level of a cost
+    not shown        neither of these
+    premise absent   it does not hold or is not shown, and the method's premise was measured to be absent
+    failed           the mechanism of an arm never acted
     incomplete       replicates are missing
 
-A claim whose arms are not both at their plateau is one about a number of tokens, and says so; an arm that falls at
-its end is not at one.
+If not all arms of a claim are at their plateau, the verdict is about a number of tokens, which it states. An arm whose
+accuracy falls at the end is not at its plateau.
 """
 
 import math
@@ -24,23 +24,23 @@ from student.lab.results import ArmResult, SeedResult
 from student.lab.stats import Interval, paired_ratio, t_interval
 
 LEAST_GAIN = 0.02
-"""Accuracy that a rival must have gained before the cost of reaching it means anything."""
+"""Accuracy that a rival must have gained for the cost of reaching a level of it to be meaningful."""
 
 Pairs = dict[Replicate, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """A judged claim.
+    """The verdict on a claim.
 
     Attributes:
-        claim: its text.
+        claim: text of the claim.
         outcome: see the module.
-        scope: "at the plateau", or the number of tokens at which it was judged.
-        interval: of the difference or ratio, arm against rival.
+        scope: "at the plateau", or the number of tokens at which it was judged; empty if it was not.
+        interval: interval of arm minus rival, or of arm / rival; None if it could not be computed.
         ratio: whether the interval is of a ratio.
-        pairs: the paired differences or ratios by the name of their replicate.
-        why: for what could not be judged.
+        pairs: the paired differences or ratios, by name of their replicate.
+        why: reason for an outcome without interval.
     """
 
     claim: str
@@ -59,14 +59,14 @@ def judge(
     replicates: Sequence[Replicate],
     premises: Sequence[MeasuredPremise] = (),
 ) -> JudgedClaim:
-    """The verdict on a claim.
+    """Judge a claim.
 
     Args:
         claim: the claim.
-        arms: what is finished.
+        arms: results of the arms, as far as they are finished.
         models: levels of evaluated models.
-        replicates: those that both sides must have.
-        premises: what was measured of the methods' assumptions.
+        replicates: the replicates that both sides must have.
+        premises: the measured premises.
     """
     found = {arm.name: arm for arm in arms}
     mine, rival = found[claim.arm], found.get(claim.rival)
@@ -74,7 +74,7 @@ def judge(
     theirs: Mapping[Replicate, object] = values if rival is None else rival.by_replicate()
     if len(replicates) < 2 or not all(r in mine.by_replicate() and r in theirs for r in replicates):
         return JudgedClaim(claim.text, "incomplete")
-    # Before any number is read: an arm whose mechanism never acted is its own rival under another name.
+    # Checked before any number is read, because an arm whose mechanism never acted does not differ from a plain one.
     idle = [arm.name for arm in (mine, rival) if arm is not None and not all(r.fired for r in arm.seeds)]
     if idle:
         return JudgedClaim(claim.text, "failed", why=f"the mechanism of {' and '.join(idle)} never fired")
@@ -87,7 +87,7 @@ def judge(
             pairs[replicate] = _pair(claim, one, rival.by_replicate()[replicate])
     scope = _scope([arm for arm in (mine, rival) if arm is not None])
     verdict = _decide(claim, pairs, scope)
-    # A claim that holds without its premise holds; otherwise it has not been put to the test.
+    # A claim that holds although its premise is absent still holds. Otherwise it has not been tested.
     absent = [p for p in premises if p.name == claim.premise and not p.present]
     if absent and verdict.outcome in ("does not hold", "not shown"):
         return JudgedClaim(
@@ -97,7 +97,7 @@ def judge(
 
 
 def _rival_values(claim: Claim, models: Levels, replicates: Sequence[Replicate]) -> dict[Replicate, float]:
-    """The measure of a rival that is a number or a model, where it is known; empty for an arm."""
+    """The measure of a rival that is a number or a model, by replicate; empty if the rival is an arm."""
     if claim.rival.startswith(VALUE):
         return dict.fromkeys(replicates, float(claim.rival.removeprefix(VALUE)))
     return {r: level.get(claim.measure) for r, level in models.get(claim.rival.removeprefix("model:"), {}).items()}
@@ -136,7 +136,7 @@ def _decide(claim: Claim, pairs: Pairs, scope: str) -> JudgedClaim:
     if missed == len(pairs):
         why = "no replicate of the arm reached the level"
         return JudgedClaim(claim.text, "does not hold", scope, why=why, ratio=True)
-    # A cost that was never reached has no ratio, and leaving its replicate out would favour the side that missed.
+    # A level that was never reached has no cost, and leaving out its replicate would favour the side that missed it.
     if missed or theirs:
         who = [f"{count} of {len(pairs)} replicates of {name}" for name, count in _missing(claim, missed, theirs)]
         why = f"{' and '.join(who)} never reached the level and kept it"
@@ -152,12 +152,12 @@ def _decide(claim: Claim, pairs: Pairs, scope: str) -> JudgedClaim:
 
 
 def _missing(claim: Claim, arm: int, rival: int) -> list[tuple[str, int]]:
-    """The sides of a claim that missed a level, and how often: a rival may touch its own level and lose it again."""
+    """The sides of a claim that missed a level, and how often. A rival, too, may reach its level and lose it again."""
     return [(name, count) for name, count in ((claim.arm, arm), (f"{claim.rival} itself", rival)) if count]
 
 
 def by_world(values: Mapping[Replicate, float], *, ratio: bool) -> dict[int, float]:
-    """The mean of each world, geometric for ratios."""
+    """The mean over the replicates of each world, by its seed; geometric for ratios."""
     worlds: dict[int, list[float]] = {}
     for replicate, value in values.items():
         worlds.setdefault(replicate.world, []).append(math.log(value) if ratio else value)

@@ -1,9 +1,9 @@
-"""Premise of rollout windows: the beginning of an answer teaches what the whole answer does.
+"""Premise of rollout windows: the gradient of the beginning of an answer points in the direction of the full gradient.
 
-An untrained student answers a few prompts and the teacher scores them, as `opd premise` does for a recipe: the cosine
-of each prefix's gradient with the whole one, cross-fitted so that noise cannot pass for agreement, beside that of as
-many tokens at random, which is 1 but for noise, and by tenth of the answer how often the student's token is the
-teacher's first choice.
+The student answers prompts before any training and the teacher scores them, as `opd premise` does for a recipe.
+Measured are the cosine of each prefix's gradient with the full one, cross-fitted so that noise does not look like
+agreement; the cosine for the same number of random tokens, which is 1 but for noise; and, by decile of the answer, how
+often the student's token is the teacher's first choice.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from student.lab.world import served
 from student.recipe import Recipe
 
 ROWS = {"full": 256, "quick": 8}
-"""Answers that are asked for, one to a prompt."""
+"""Number of answers, one per prompt, by form."""
 
 
 def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | None = None) -> Measured:
-    """Cosines of prefixes and of random tokens, and the teacher's agreement by position.
+    """Measure the cosines of prefixes and of random tokens, and the teacher's agreement by decile.
 
     Args:
         plan: gives the models and the prompts.
         world: seed of the world.
-        least: present only if the cosine of the first quarter is at least this.
-        teacher: which served model; the recipe's own when None.
+        least: least cosine of the first quarter for the premise to be present.
+        teacher: name of the served teacher; None for that of the recipe.
     """
     experiment = plan.experiment
     with served(plan.models[world], experiment.served, plan.world_folder(world) / "premise") as addresses:
@@ -42,7 +42,7 @@ def measure(plan: ExperimentPlan, world: int, *, least: float, teacher: str | No
 
 
 def quarter(windows: Sequence[Window]) -> Window | None:
-    """The window of a quarter of the longest answer, the second widest that is measured; None for short answers."""
+    """The window of a quarter of the longest answer, which is the second widest; None if answers are too short."""
     return windows[-2] if len(windows) > 1 else None
 
 
