@@ -8,13 +8,13 @@ from student.lab.experiments.common import QUICK, recipe
 _STEPS, _GROUPS, _GROUP, _LENGTH = 60, 8, 8, 28
 _RATES = (1.5e-4, 5e-4, 1.5e-3)
 _HINT = {"prompt": "{{ answer }};{{ prompt }}", "max_tokens": 64}
-"""As the world's told problems are written."""
+"""The context of a hinted teacher: the result before the prompt, as in the world's told tasks."""
 _READ = (Fires("hinted_share", ">", 0.0),)
 _OPSD = {"teachers.default": "initial", "contexts": {"teacher": _HINT}}
 
 
 def _both(key: str, title: str, overrides: dict[str, Any], **more: Any) -> tuple[Arm, Arm]:
-    """An arm for each model; the terse one is first."""
+    """The same arm for the terse model and for the careful one, in this order."""
     return (
         Arm(f"{key}_terse", f"{title}; told, it answers at once", overrides, _RATES, student="terse", **more),
         Arm(f"{key}_careful", f"{title}; told, it writes its work", overrides, _RATES, student="careful", **more),

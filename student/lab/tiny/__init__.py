@@ -1,4 +1,4 @@
-"""The tiny world: models made from nothing on a CPU, for the demo, the tests and the lab.
+"""Worlds of tiny models that are trained from scratch on a CPU, for the demo, the tests and the lab.
 
 from student.lab.tiny import build_world
 world = build_world("worlds/demo", preset="demo", seed=0)
@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # torch is imported only when a world is really built.
+    # Imported lazily, so that torch is loaded only when a world is built.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'student.lab.tiny' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Build a world of tiny models in a folder, or find that it is there."""
+"""Builds a world of tiny models in a folder, or returns the one that is there."""
 
 import time
 from dataclasses import replace
@@ -16,20 +16,21 @@ from student.lab.tiny.summary import FILE, WorldSummary, read_summary, write_sum
 def build_world(
     folder: str | Path, preset: str | Path = "demo", *, seed: int = 0, progress: Progress | None = None
 ) -> WorldSummary:
-    """Build the world of `preset` in `folder`, on one CPU thread; the same preset and seed give the same weights.
+    """Build the world of `preset` in `folder` on one CPU thread. The same preset and seed give the same weights.
 
-    A finished world of the same preset and seed is returned as it is, even if an earlier version built it; an
-    interrupted build goes on with the first missing model. Several processes may call this for one folder: one builds,
-    the others wait.
+    A finished world of the same preset and seed is returned as it is, even if an earlier version built it. An
+    interrupted build continues with the first missing model. If several processes call this for the same folder, one
+    builds and the others wait.
 
     Args:
-        folder: created when missing; each model gets a folder in it, and world.json describes them.
+        folder: folder of the world, created if it does not exist. Each model gets a folder in it, and world.json
+            describes them.
         preset: "test" (seconds), "demo" (a minute or two), "lab" (many minutes), or the path of a world file.
-        seed: of weights, problems and noise, in [0, 2**32).
+        seed: seed of weights, problems and noise, in [0, 2**32).
         progress: called after each training step.
 
     Raises:
-        ConfigError: for an unknown preset, a file that describes no world, or a seed out of range.
+        ConfigError: for an unknown preset, a file that does not describe a world, or a seed out of range.
         DataError: when the folder holds another world or other files, or a model cannot be written.
     """
     plan = world_plan(str(preset))
@@ -43,18 +44,18 @@ def build_world(
     world = _open(folder, preset, seed, plan)
     if not world.complete:
         with FileLock(folder / ".lock"):
-            world = _open(folder, preset, seed, plan)  # another process may have gone on with it
+            world = _open(folder, preset, seed, plan)  # another process may have continued it in the meantime
             if not world.complete:
                 return _build(world, plan, progress)
     return replace(world, cached=True)
 
 
 def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> WorldSummary:
-    """Build the missing models."""
-    # Only now: a world that is there already costs no import of torch.
+    """Build the missing models and return the complete world."""
+    # Imported only here, so that a world that exists already does not cost an import of torch.
     from student.lab.tiny.builder import Builder, quiet_thread
 
-    # Before the first model, so that a build that is killed finds a world and not other files.
+    # Written before the first model, so that the folder of a build that is killed is recognized as a world.
     write_summary(world)
     begun = time.perf_counter() - world.seconds
     with quiet_thread():
@@ -72,7 +73,11 @@ def _build(world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> W
 
 
 def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary:
-    """The world as far as it exists, or an empty one."""
+    """The world in the folder as far as it exists, or one without models.
+
+    Raises:
+        DataError: when the folder holds other files or another world.
+    """
     key = world_key(plan, seed)
     found = read_summary(folder)
     if found is None:
@@ -82,7 +87,7 @@ def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary
         tasks = {name: task.model_dump(mode="json", exclude_defaults=True) for name, task in plan.tasks.items()}
         return WorldSummary(folder, preset, seed, key, tasks, {}, plan.max_new_tokens)
     if found.complete and found.key in earlier_keys(plan, seed):
-        return found  # What was measured in it stays with it, and its key says which version built it.
+        return found  # It keeps its measurements, and its key says which version built it.
     if found.key != key:
         same = found.preset == preset and found.seed == seed
         raise DataError(

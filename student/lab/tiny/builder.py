@@ -1,4 +1,4 @@
-"""Train, measure and save the models of one world; everything here needs torch."""
+"""Trains, measures and saves the models of a world. Importing this module imports torch."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ class Builder:
     """Trains, measures and saves single models of one world.
 
     Attributes:
-        world: as far as it is built; models begin with the weights of earlier ones.
+        world: the world as far as it is built. Its models may be the starting points of later ones.
     """
 
     def __init__(self, world: WorldSummary, plan: WorldPlan, progress: Progress | None) -> None:
@@ -33,7 +33,11 @@ class Builder:
         self._sources = {task: build_prompts(settings, seed=world.seed) for task, settings in plan.tasks.items()}
 
     def build(self, name: str, seed: int) -> ModelSummary:
-        """Make one model and move its folder into place.
+        """Make one model, measure it, and move its folder into place.
+
+        Args:
+            name: name of the model in the plan.
+            seed: seed of its weights and of its training.
 
         Raises:
             DataError: when it cannot be written.
@@ -45,7 +49,7 @@ class Builder:
         longest, seed_of_answers = self.plan.max_new_tokens, self.world.seed
         with closing(Examiner(trained, longest=longest, seed=seed_of_answers, episodes=self.plan.episodes)) as examiner:
             greedy, sampled = self._measure(examiner)
-        # Measured first and moved whole: a build that is killed never leaves part of a model under its name.
+        # Measured first, then moved by one rename, so that a build that is killed never leaves an incomplete model.
         final = self.world.folder / name
         shutil.rmtree(final, ignore_errors=True)
         os.replace(trained, final)
@@ -63,7 +67,7 @@ class Builder:
         )
 
     def _begin(self, name: str, seed: int, folder: Path) -> Path:
-        """The folder of the weights that training begins with: the parent's, a merge, or new ones."""
+        """Make the folder of the weights that training starts from: a copy of the parent's, a merge, or random ones."""
         plan = self.plan.models[name]
         try:
             if isinstance(plan, MergePlan):
@@ -76,12 +80,12 @@ class Builder:
             tokenizer.save_pretrained(folder)
         except ConfigError:  # the merge's library is missing
             raise
-        except Exception as error:  # a full disk is an error of its own kind in each of three libraries
+        except Exception as error:  # each of three libraries reports a full disk by an error of its own
             raise self._unwritten(name, error) from error
         return folder
 
     def _merge(self, plan: MergePlan, folder: Path) -> Path:
-        """The mean of earlier models, by the merge that `opd merge` and `opd orbit` make."""
+        """Make the mean of earlier models with the merge that `opd merge` and `opd orbit` use."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         models = tuple(MergeModel(path=str(self.world.models[name].path)) for name in plan.merged)
         return merge(MergeSettings(models=models, dtype="float32"), folder)
@@ -92,7 +96,7 @@ class Builder:
         )
 
     def _train(self, name: str, model: Path, seed: int, draft: Path) -> Path:
-        """The folder of the model after all its stages."""
+        """Train the model through all its stages and return its folder."""
         stages = self.plan.models[name].stages
         total = sum(stage.plan.steps for stage in stages)
         done = 0
@@ -115,12 +119,12 @@ class Builder:
                 model = train_stage(recipe, report)
             except RunFolderError as error:
                 raise self._unwritten(name, error) from error
-            # The bar is of the model, whose stages are runs that begin at 0 each.
+            # Progress counts the steps of the model. Each stage is a run whose steps begin at 0.
             done += stage.plan.steps
         return model
 
     def _measure(self, examiner: Examiner) -> tuple[dict[str, float], dict[str, float]]:
-        """Accuracy per task, greedily and at temperature 1."""
+        """Accuracy by task with greedy answers, and at temperature 1."""
         greedy, sampled = {}, {}
         for task, source in self._sources.items():
             greedy[task], sampled[task] = examiner.accuracy(source, self.plan.measured, (0.0, 1.0))
@@ -129,7 +133,10 @@ class Builder:
 
 @contextmanager
 def quiet_thread() -> Iterator[None]:
-    """One torch thread, because tiny matrices are faster so and sums keep their order; no progress bars of others."""
+    """Use one torch thread and switch off the progress bars of transformers while the context is open.
+
+    Tiny matrices are faster with one thread, and sums keep their order.
+    """
     threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
     torch.set_num_threads(1)
     logging.disable_progress_bar()

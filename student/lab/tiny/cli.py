@@ -1,6 +1,6 @@
-"""`opd tiny build DIR | FILE`: make a world of small models on this CPU, from nothing.
+"""`opd tiny build DIR | FILE` trains a world of small models from scratch on this CPU.
 
-`opd tiny random DIR`: untrained models of a real shape, to measure speed with.
+`opd tiny random DIR` writes untrained models of a real shape, with which to measure speed.
 """
 
 from enum import StrEnum
@@ -117,7 +117,7 @@ def random_models(
 
 
 def _table(world: "WorldSummary") -> object:
-    """The models with their size and accuracies."""
+    """A table of the models with their sizes and accuracies."""
     from rich.table import Table
 
     table = Table(title=f"world {world.preset!r}, seed {world.seed}: accuracy on held-out prompts, greedy / sampled")

@@ -1,4 +1,4 @@
-"""A world of one's own, from a YAML file: which tasks, which models, and how each model is trained.
+"""Reads world files: YAML files that say which tasks and models a world has, and how each model is trained.
 
     max_new_tokens: 24
     tasks:
@@ -8,12 +8,12 @@
       teacher: {parent: base, stages: [{reinforce: {steps: 300}}]}
       middle:  {merge: [base, teacher]}
 
-A stage trains on all tasks unless it names some; a model with a parent starts from its weights and has its shape; a
-merged one starts from the mean of others (extra `merge`). The
-keys of `shape`, `sft` and `reinforce` are those of the classes in student/lab/tiny/plans.py.
+A stage trains on all tasks unless it names some. A model with a parent starts from its weights and has its shape; a
+merged one starts from the mean of other models (extra `merge`). The keys of `shape`, `sft` and `reinforce` are those of
+the classes in student/lab/tiny/plans.py.
 
-A world with the key `episodes` ({turns: 18, turn_tokens: 2}) has environments for tasks: sft plays the paths of their
-problems and learns the actions, and a model's accuracy is its share of episodes that end in success.
+In a world with the key `episodes` ({turns: 18, turn_tokens: 2}), tasks are environments: sft plays the paths that solve
+their problems and learns the actions, and a model's accuracy is the share of its episodes that end in success.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class _Made(Settings, use_attribute_docstrings=False):
-    """Base of settings that no source declares; pydantic would look for theirs through all frames of the stack."""
+    """Base of settings made at run time, for whose docstrings pydantic would search the source of all stack frames."""
 
 
 def _settings_of(plan: type) -> Any:
-    """Settings with the fields and defaults of a dataclass, so that what a plan can say stands in one place."""
+    """Make a settings class with the fields and defaults of a dataclass, so that these are declared only once."""
     hints = get_type_hints(plan)
     fields: dict[str, Any] = {
         field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
@@ -94,15 +94,16 @@ class WorldSettings(Settings):
 
 
 def is_world_file(name: str | Path) -> bool:
-    """Whether `name` means a file rather than a preset."""
+    """Whether `name` is the path of a world file, by its suffix, rather than the name of a preset."""
     return str(name).endswith(SUFFIXES)
 
 
 def read_world(path: str | Path) -> WorldPlan:
-    """The world that a file describes.
+    """Read the plan of a world from a file.
 
     Raises:
-        ConfigError: for a file that cannot be read, an unknown key, or a task or parent that the file does not name.
+        ConfigError: for a file that cannot be read, an unknown key, a task that the file does not have, a model that
+            starts from one not listed before it, or a merge of different shapes.
     """
     found = load_settings(WorldSettings, path)
     models: dict[str, ModelPlan] = {}

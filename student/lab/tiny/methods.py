@@ -1,8 +1,8 @@
-"""What the training of tiny worlds adds to the loop: errors in given answers, and an end at a wanted level.
+"""Controllers for the training of tiny worlds: errors in given answers, and an end at a wanted accuracy.
 
-A model that saw only correct scratch work is a poor teacher: on a student's wrong prefix its probabilities are noise.
-So `Noise` puts random digits in place of some of an answer's tokens. These are out of the loss and all others stay
-right, which teaches the model what is true whatever stands before it.
+A model that has seen only correct scratch work is a poor teacher: after a student's wrong prefix, its probabilities are
+noise. So `Noise` replaces some of an answer's tokens by random digits. These are left out of the loss, and all other
+targets stay right, which teaches the model to continue correctly after an error.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from student.data.streams import stream
 
 
 class NoiseSettings(ControllerSettings):
-    """Settings of errors in given answers."""
+    """Settings of `Noise`."""
 
     share: float = Field(0.1, gt=0, le=1, description="Chance of each token to be replaced, in the chosen rows.")
     rows: float = Field(0.5, gt=0, le=1, description="Chance of each row to be chosen.")
@@ -25,7 +25,7 @@ class NoiseSettings(ControllerSettings):
 
 
 class Noise(Controller):
-    """Replaces tokens of given answers by random digits, which are not learnt."""
+    """Replaces random tokens of given answers by random digits, which are left out of the loss."""
 
     settings_type = NoiseSettings
     settings: NoiseSettings
@@ -40,7 +40,7 @@ class Noise(Controller):
         self._digits = np.array(ids, dtype=np.uint32)
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Put errors into a random half of the given rows; which ones depends on the row's key alone."""
+        """Put errors into a random share of the given rows, which depends only on the settings and the rows' keys."""
         return [self._corrupt(row) if row.origin == "expert" else row for row in rows]
 
     def _corrupt(self, row: Row) -> Row:
@@ -50,20 +50,20 @@ class Noise(Controller):
         chosen = random.random(row.length) < self.settings.share
         drawn = self._digits[random.integers(len(self._digits), size=row.length)]
         ids = np.where(chosen, drawn, row.response_ids).astype(np.uint32)
-        # A digit drawn in its own place is not an error.
+        # A replacement that happens to equal the original token is not an error and stays in the loss.
         row.loss_mask = row.loss_mask & (ids == row.response_ids)
         row.response_ids = ids
         return row
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metric noise_share: given tokens that were replaced."""
+        """Return metric noise_share: the share of given tokens that were left out of the loss."""
         given = [outcome for outcome in services.outcomes if outcome.origin == "expert"]
         length = sum(outcome.length for outcome in given)
         return {"noise_share": 1.0 - sum(outcome.tokens for outcome in given) / length} if length else {}
 
 
 class UntilSettings(ControllerSettings):
-    """Settings of an end at a wanted level."""
+    """Settings of `Until`."""
 
     accuracy: float = Field(gt=0, le=1, description="The run ends when greedy answers are right this often.")
     prompts: int = Field(128, ge=1, description="Training prompts that are asked.")
@@ -71,9 +71,9 @@ class UntilSettings(ControllerSettings):
 
 
 class Until(Controller):
-    """Ends the run at a wanted accuracy, so that a student has its level whatever the seed.
+    """Ends the run when greedy answers reach a wanted accuracy, so that a student has the same level with every seed.
 
-    It asks training prompts, so that held-out ones stay unseen.
+    It is measured on training prompts, so that held-out ones have no effect on training.
     """
 
     settings_type = UntilSettings
@@ -85,10 +85,10 @@ class Until(Controller):
         self._prompts: list[Prompt] = []
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Ask, every so many steps; metric until_accuracy."""
+        """Measure the accuracy every `every` steps; returns metric until_accuracy in these."""
         if (step + 1) % self.settings.every:
             return {}
-        # The same in every look: drawn once.
+        # Drawn once, so that every measurement uses the same prompts.
         self._prompts = self._prompts or services.training_prompts(self.settings.prompts, seed_names=("until",))
         found = services.evaluate(self._prompts, seed_names=("until",), temperature=0.0)
         self._reached = found.accuracy >= self.settings.accuracy
@@ -103,5 +103,5 @@ class Until(Controller):
         return {"reached": self._reached}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._reached = bool(state["reached"])

@@ -1,4 +1,4 @@
-"""Qwen3-architecture models of 10^4 to 10^6 parameters with seeded weights."""
+"""Makes Qwen3-architecture models of 10^4 to 10^6 parameters with seeded random weights."""
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -7,18 +7,18 @@ from student.lab.tiny.plans import Shape
 
 
 def make_model(shape: Shape, seed: int, *, pad: int = 0, end: int = 1, max_length: int = 512) -> PreTrainedModel:
-    """A float32 model with random weights that depend on `shape` and `seed` alone; the global stream is left as it was.
+    """Make a float32 model with random weights that depend only on `shape` and `seed`; torch's global RNG is unchanged.
 
     Args:
         shape: size of the model.
         seed: seed of the weights.
         pad: id of the padding token.
         end: id of the token that ends an answer.
-        max_length: longest sequence in tokens.
+        max_length: maximum length of a sequence in tokens.
     """
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
-        # The usual 0.02 is meant for widths in the thousands; narrow models learn twice as fast from this.
+        # The usual 0.02 is meant for widths in the thousands; with this value, narrow models learn twice as fast.
         initializer_range=0.8 * shape.hidden**-0.5,
         hidden_size=shape.hidden,
         intermediate_size=shape.hidden * 3,

@@ -1,4 +1,4 @@
-"""The parts of a recipe: sizes, training stages, models and worlds."""
+"""The plan of a world as dataclasses: shapes, training stages, models, and the world as a whole."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from opd.tasks import TaskSettings
 from student.rollout.episodes import EpisodeSettings
 
 Progress = Callable[[str, int, int], None]
-"""Called with (model's name, steps done, steps in all)."""
+"""Called with (name of the model, steps done, total number of steps)."""
 
 StepProgress = Callable[[int, int], None]
-"""Called with (steps done, steps in all) of one stage."""
+"""Called with (steps done, total number of steps) of one stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class SftPlan:
-    """How a model is trained.
+    """A stage of supervised training on worked solutions.
 
     Attributes:
         steps: optimizer steps.
         batch: rows per step.
         lr: peak learning rate of AdamW.
         warmup: steps of linear warm-up; afterwards the rate falls linearly to a tenth of the peak.
-        noise: chance of each answer token to be replaced, in half of the rows; 0 turns it off.
+        noise: probability that an answer token is replaced, in half of the rows; 0 turns it off.
         start: added to the seed of the training stream, so that two stages can see different rows.
         until: stop as soon as greedy decoding answers this share of 128 training prompts correctly, checked every 20
-            steps; None trains all steps. It makes a student of a wanted level whatever the seed.
+            steps, so that the model has the same level with every seed; None trains all steps.
     """
 
     steps: int
@@ -58,7 +58,7 @@ class SftPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReinforcePlan:
-    """How a model is trained by reinforcement on its own answers.
+    """A stage of reinforcement learning on the model's own answers.
 
     Attributes:
         steps: optimizer steps, each on fresh rollouts.
@@ -66,7 +66,7 @@ class ReinforcePlan:
         samples: answers per prompt, at least 2.
         lr: learning rate of AdamW; rates that suit supervised training destroy the model here.
         warmup: steps of linear warm-up.
-        max_new_tokens: answers are cut here; a rambling one holds up the whole batch.
+        max_new_tokens: maximum tokens of an answer; low, because one long answer holds up the whole batch.
         start: added to the seed of the training stream, so that two stages can see different prompts.
     """
 
@@ -81,11 +81,11 @@ class ReinforcePlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStage:
-    """One piece of training.
+    """One stage of a model's training.
 
     Attributes:
-        plan: how.
-        tasks: names of the world's tasks, in equal shares.
+        plan: how the model is trained.
+        tasks: names of the world's tasks that it is trained on, in equal shares.
     """
 
     plan: SftPlan | ReinforcePlan
@@ -94,13 +94,13 @@ class TrainingStage:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One model.
+    """The plan of one model.
 
     Attributes:
         shape: its size.
-        stages: its training, in order; none leaves the weights random.
-        parent: an earlier model of the world to start from, of the same shape, instead of random weights.
-        shuffled: number token ids in another order, which makes the model unfit for the others.
+        stages: its training stages, in order; without any, it keeps the weights that it starts from.
+        parent: name of an earlier model of the same shape to start from; None for random weights.
+        shuffled: give its tokenizer other token ids, so that the model does not go with the others.
     """
 
     shape: Shape
@@ -111,10 +111,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan(ModelPlan):
-    """A model that is the mean of earlier ones of its shape.
+    """The plan of a model that starts from the mean of earlier ones of its shape.
 
     Attributes:
-        merged: their names.
+        merged: names of these models.
     """
 
     merged: tuple[str, ...] = ()
@@ -122,15 +122,15 @@ class MergePlan(ModelPlan):
 
 @dataclass(frozen=True, slots=True)
 class WorldPlan:
-    """All of a world.
+    """The plan of a world.
 
     Attributes:
         tasks: the tasks by name.
-        models: the models by name, in order of building.
-        max_new_tokens: enough for every correct answer.
-        measured: held-out prompts per task on which each model's accuracy is measured.
-        episodes: how prompts are played where all tasks are environments; models then learn the paths of their
-            problems, and `max_new_tokens` bounds a whole episode.
+        models: the models by name, in the order in which they are built.
+        max_new_tokens: maximum tokens of an answer, enough for every correct one.
+        measured: number of held-out prompts per task on which each model's accuracy is measured.
+        episodes: how prompts are played if all tasks are environments; models then learn the paths that solve their
+            problems, and `max_new_tokens` bounds a whole episode. None for other tasks.
     """
 
     tasks: Mapping[str, TaskSettings]
@@ -141,12 +141,12 @@ class WorldPlan:
 
 
 def model_seed(world: int, index: int) -> int:
-    """The seed of the model at place `index` of a world: of its weights, and with `start` of its training prompts."""
+    """The seed of the model at place `index` of a world. It decides the weights and, plus `start`, training prompts."""
     return world * 1000 + index
 
 
 def training_seeds(plan: WorldPlan, worlds: Iterable[int]) -> Iterator[int]:
-    """The seeds of the prompts that the models of worlds with these seeds are trained on."""
+    """The seeds of all prompts that models are trained on, in the worlds of a plan with the given seeds."""
     for world in worlds:
         for index, model in enumerate(plan.models.values()):
             yield from (model_seed(world, index) + stage.plan.start for stage in model.stages)

@@ -1,4 +1,4 @@
-"""The recipes of the worlds: which tasks, which models, and how each model is trained."""
+"""The plans of the preset worlds, and the keys that identify what a world was built from."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ from student.lab.tiny.files import is_world_file, read_world
 from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
 
 FORMAT = 3
-"""Raised when a change elsewhere changes the weights that a recipe gives."""
+"""Version that is raised when a change of the code changes the weights that a plan gives."""
 
 
 def _test() -> WorldPlan:
-    """Valid folders in seconds: hardly trained models, one with padded vocabulary rows, one with other token ids."""
+    """Hardly trained models, built in seconds: one has padded vocabulary rows, another has other token ids."""
     long, short = ((TrainingStage(SftPlan(steps=steps, batch=32), ("addition",)),) for steps in (20, 10))
     return WorldPlan(
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
@@ -34,7 +34,7 @@ def _test() -> WorldPlan:
 
 
 def _demo() -> WorldPlan:
-    """Two-digit sums: a teacher that is nearly always right, and a smaller student that mostly is not."""
+    """Two-digit sums: a teacher that is nearly always right, and a smaller student that is mostly wrong."""
     sums = ("addition",)
     return WorldPlan(
         tasks={"addition": TaskSettings(task="addition", options={"digits": 2})},
@@ -50,9 +50,10 @@ def _demo() -> WorldPlan:
 
 
 def _lab() -> WorldPlan:
-    """A base, domain teachers reinforced from it, a larger teacher with its own base; tasks for every experiment.
+    """A base model, domain teachers reinforced from it, and a larger teacher with its own base, on several tasks.
 
-    Sums and differences are the two domains. In `restate` the tail follows from the prefix, in `parts` it does not.
+    Sums and differences are the two domains. In `restate` the tail of an answer follows from its prefix; in `parts` it
+    does not.
     """
     tasks = {
         "addition": TaskSettings(task="addition", options={"digits": 2}),
@@ -82,11 +83,11 @@ def _lab() -> WorldPlan:
 
 
 PRESETS = {"test": _test, "demo": _demo, "lab": _lab}
-"""Name -> recipe."""
+"""Functions that make the plan of each preset, by name."""
 
 
 def world_plan(preset: str) -> WorldPlan:
-    """The recipe of a preset, or of a world file (its path, which ends in .yaml).
+    """Return the plan of a preset, or of the world file whose path is `preset` (ending in .yaml or .yml).
 
     Raises:
         ConfigError: for an unknown preset, or a file that does not describe a world.
@@ -99,25 +100,25 @@ def world_plan(preset: str) -> WorldPlan:
 
 
 def world_key(plan: WorldPlan, seed: int, version: int = FORMAT) -> str:
-    """Hash of all that decides the weights, 16 hex digits."""
+    """Hash of all that decides the weights of a world, as 16 hex digits."""
     text = json.dumps([version, seed, _canonical(plan)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def earlier_keys(plan: WorldPlan, seed: int) -> set[str]:
-    """Keys that the same world had when earlier versions built it."""
+    """The keys of the same world as built by earlier versions."""
     return {world_key(plan, seed, version) for version in range(1, FORMAT)}
 
 
 _KINDS = {SftPlan: "sft", ReinforcePlan: "reinforce", MergePlan: "merge"}
-"""Parts of a recipe whose fields alone do not say what they are."""
+"""Names for the classes of a plan that cannot be told apart by their fields."""
 
 
 def _canonical(part: Any) -> Any:
-    """A part of a recipe as JSON, without what has its default value.
+    """A part of a plan as JSON values, without fields that have their default value.
 
-    The names of classes and fields that are new and unused stay out, so that a world which takes an hour to build
-    outlives changes of the code that do not change its weights.
+    Names of other classes, and of unused new fields, are left out too. So the key of a world, which may take an hour to
+    build, does not change with changes of the code that do not change its weights.
     """
     if isinstance(part, BaseModel):
         return part.model_dump(mode="json", exclude_defaults=True)

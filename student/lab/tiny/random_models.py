@@ -1,10 +1,10 @@
-"""`opd tiny random`: models of a real shape with random weights, a tokenizer as large, and prompts; no hub is needed.
+"""`opd tiny random`: writes models of real shapes with random weights, a tokenizer of their size, and prompts.
 
-They measure what depends on shapes alone: tokens per second, memory, bytes on the network. They know nothing, and their
-answers end at the limit of new tokens, because the token that ends one is as unlikely as any other; with a small
-vocabulary that is not so unlikely, and some end before.
+With them one can measure, without access to a hub, what depends only on shapes: tokens per second, memory, bytes on the
+network. Their answers are random and mostly end at the limit of new tokens, because the stop token is as unlikely as
+any other; with a small vocabulary it is likelier, and some answers end earlier.
 
-    qwen2.5-0.5b  qwen2.5-1.5b  qwen3-1.7b  qwen3-8b      as their config.json on the hub has them
+    qwen2.5-0.5b  qwen2.5-1.5b  qwen3-1.7b  qwen3-8b      as in their config.json on the hub
 """
 
 import json
@@ -19,24 +19,24 @@ from opd.errors import ConfigError, DataError
 
 STUDENT, TEACHER, PROMPTS = "student", "teacher", "prompts.jsonl"
 _LEAST_ROWS = 512
-"""Rows of an embedding with room for the tokenizer's bytes, its special tokens and some words."""
+"""Least rows of an embedding: room for the tokenizer's bytes, its special tokens and some words."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class RandomShape:
-    """Size of a model. Heads of all of them have hidden / heads dimensions.
+    """Size of a model. Its heads have hidden / heads dimensions.
 
     Attributes:
-        family: type of the model as transformers names it.
+        family: model type, as transformers names it.
         hidden: width of the residual stream.
         inner: width of the feed-forward layers.
-        layers: decoder layers.
-        heads: query heads.
-        shared_heads: heads of keys and values.
+        layers: number of decoder layers.
+        heads: number of query heads.
+        shared_heads: number of key-value heads.
         tied: whether the output head shares the embedding.
-        longest: longest sequence in tokens.
-        vocabulary: rows of the embedding.
+        longest: maximum length of a sequence in tokens.
+        vocabulary: number of rows of the embedding.
     """
 
     family: str
@@ -50,11 +50,11 @@ class RandomShape:
     vocabulary: int = 151_936
 
     def scaled(self, scale: float, vocabulary: int | None = None) -> "RandomShape":
-        """The shape with `scale` of the width, the layers and the heads, whose own width stays.
+        """Return a smaller shape: width, layers and heads are multiplied by `scale`; the width of a head stays.
 
         Args:
-            scale: above 0, at most 1.
-            vocabulary: rows of the embedding in place of the shape's.
+            scale: factor in (0, 1].
+            vocabulary: number of rows of the embedding; None keeps the shape's.
 
         Raises:
             ConfigError: for a scale or a number of rows out of range.
@@ -83,14 +83,14 @@ RANDOM_SHAPES = {
     "qwen3-1.7b": RandomShape("qwen3", 2048, 6144, 28, 16, 8, True, 40_960),
     "qwen3-8b": RandomShape("qwen3", 4096, 12_288, 36, 32, 8, False, 40_960),
 }
-"""Name -> shape."""
+"""The shapes by name."""
 
 
 def random_shape(name: str) -> RandomShape:
-    """The shape called `name`.
+    """Return the shape called `name`.
 
     Raises:
-        ConfigError: for an unknown one.
+        ConfigError: for an unknown name.
     """
     if name not in RANDOM_SHAPES:
         raise ConfigError(f"there is no shape {name!r} for random weights; known: {', '.join(RANDOM_SHAPES)}.")
@@ -98,7 +98,7 @@ def random_shape(name: str) -> RandomShape:
 
 
 def config_of(shape: RandomShape) -> Any:
-    """The transformers config of a shape: token 0 pads, token 1 ends an answer."""
+    """The transformers config of a shape; token 0 is for padding, and token 1 ends an answer."""
     from transformers import AutoConfig
 
     architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shape.family]
@@ -133,23 +133,23 @@ def make_random_models(
     prompts: int = 4096,
     prompt_tokens: int = 128,
 ) -> dict[str, int]:
-    """Write `folder` with a student, a teacher and prompts; the same arguments give the same files.
+    """Write a student, a teacher and prompts to `folder`. The same arguments give the same files.
 
     Args:
-        folder: made here; it must be missing or empty.
+        folder: output folder; it must be empty or not exist.
         student: shape of the student.
         teacher: shape of the teacher, with the student's vocabulary.
-        seed: of weights and prompts.
-        dtype: of the stored weights.
-        prompts: lines of prompts.jsonl.
+        seed: seed of weights and prompts.
+        dtype: dtype of the stored weights.
+        prompts: number of prompts in prompts.jsonl.
         prompt_tokens: length of each prompt in tokens.
 
     Returns:
-        Parameters of each model by name.
+        The number of parameters of each model, by name.
 
     Raises:
         ConfigError: for vocabularies that differ, or an unknown dtype.
-        DataError: when the folder holds something, or its disk has no room.
+        DataError: when the folder is not empty, or its disk is too full.
     """
     from student.lab.tiny.tokenizer import make_word_tokenizer
 
@@ -166,7 +166,7 @@ def make_random_models(
     needed, free = sum(sizes.values()) * _BYTES[dtype], shutil.disk_usage(folder.parent).free
     if needed > free:
         raise DataError(f"{folder} would take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} are free; use another disk.")
-    # Moved into place whole: a call that is killed leaves a draft, and no folder that looks finished.
+    # Moved into place by one rename: a call that is killed leaves only a draft, not a folder that looks finished.
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     tokenizer = make_word_tokenizer(student.vocabulary, max_length=min(student.longest, teacher.longest))
@@ -181,7 +181,7 @@ def make_random_models(
 
 
 def count_parameters(shape: RandomShape) -> int:
-    """Weights of a model, a tied head counted once; nothing is allocated."""
+    """Number of parameters of a model, with a tied head counted once; nothing is allocated."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -190,7 +190,7 @@ def count_parameters(shape: RandomShape) -> int:
 
 
 def _save(shape: RandomShape, folder: Path, *, seed: int, dtype: str) -> None:
-    """Write random weights as the family draws them; torch's global stream is left as it was."""
+    """Write a model with the random weights that its family is initialized with; torch's global RNG is not changed."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -202,7 +202,7 @@ def _save(shape: RandomShape, folder: Path, *, seed: int, dtype: str) -> None:
 
 
 def _prompts(tokenizer: Any, count: int, tokens: int, seed: int) -> str:
-    """Lines of random words, each prompt of exactly `tokens` tokens; without answers, which nothing here could give."""
+    """JSON lines with prompts of random words, each of exactly `tokens` tokens, and without reference answers."""
     words = [piece for piece in tokenizer.get_vocab() if len(piece) > 1 and piece.startswith("Ġ")]
     words.sort(key=tokenizer.convert_tokens_to_ids)
     draw = random.Random(seed)

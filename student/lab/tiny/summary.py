@@ -1,4 +1,4 @@
-"""What a world is made of, as written to its world.json and returned to the caller."""
+"""The description of a built world, as `build_world` returns it and world.json stores it."""
 
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -16,14 +16,14 @@ class ModelSummary:
     """One model of a world.
 
     Attributes:
-        path: its folder: weights, tokenizer and generation config, as plain transformers loads them.
-        parameters: number of weights, a tied head counted once.
-        hidden: width.
-        layers: depth.
-        vocabulary: rows of the embedding.
-        greedy: share of held-out prompts answered correctly by greedy decoding, per task.
-        sampled: the same at temperature 1.
-        seconds: time to train and measure it.
+        path: its folder, with weights, tokenizer and generation config that transformers can load.
+        parameters: number of parameters, with a tied head counted once.
+        hidden: width of the residual stream.
+        layers: number of decoder layers.
+        vocabulary: number of rows of the embedding.
+        greedy: accuracy of greedy answers on held-out prompts, by task.
+        sampled: accuracy at temperature 1, by task.
+        seconds: time that it took to train and measure it.
     """
 
     path: Path
@@ -41,16 +41,16 @@ class WorldSummary:
     """A world: its models, and the tasks that they were trained and measured on.
 
     Attributes:
-        folder: where it is.
-        preset: its preset.
+        folder: its folder.
+        preset: name of its preset, or of its world file without suffix.
         seed: its seed.
-        key: hash of all that decides the weights; equal keys mean equal recipes.
-        tasks: name -> settings of the task, as a recipe's `prompts` takes them.
-        models: name -> model.
-        max_new_tokens: enough tokens for every correct answer.
-        complete: whether all models are there.
-        seconds: time spent building.
-        cached: whether this call found the world finished and built nothing.
+        key: hash of all that decides the weights; equal keys mean equal plans and seeds.
+        tasks: settings of each task by name, in the form of a recipe's `prompts`.
+        models: its models by name.
+        max_new_tokens: maximum tokens of an answer, enough for every correct one.
+        complete: whether all models are built.
+        seconds: total time spent building.
+        cached: whether the call that returned it found it complete and built nothing.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class WorldSummary:
 
 
 def write_summary(world: WorldSummary) -> None:
-    """Write world.json in one step, with model folders relative to it."""
+    """Write world.json atomically, with the paths of models relative to its folder."""
     data = asdict(world)
     del data["folder"], data["cached"]
     for name in data["models"]:
@@ -75,7 +75,9 @@ def write_summary(world: WorldSummary) -> None:
 
 
 def read_summary(folder: Path) -> WorldSummary | None:
-    """The world in `folder`, or None when there is none; models whose folder is gone are left out.
+    """Read the world in `folder`; None if there is no world.json.
+
+    Models without weights are left out, and the world then counts as not complete.
 
     Raises:
         DataError: when world.json cannot be read.

@@ -1,4 +1,4 @@
-"""A stage of a world as a student job: the loop that trains and measures tiny models is the student's own."""
+"""Runs a training stage of a world as an ordinary student job, and measures models with the student's own rollouts."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,16 @@ def recipe_of(
     longest: int,
     episodes: EpisodeSettings | None = None,
 ) -> Recipe:
-    """The job of a stage.
+    """Make the recipe of a stage's job.
 
     Args:
         plan: how to train.
-        tasks: what to train on, in equal shares.
-        model: folder of the weights to begin with.
+        tasks: tasks to train on, in equal shares.
+        model: folder of the initial weights.
         run: run folder.
-        seed: decides prompts, rollouts and noise, together with `plan.start`.
-        longest: tokens enough for every correct answer.
-        episodes: how they are played, where the tasks are environments.
+        seed: seed that, plus `plan.start`, decides prompts and rollouts.
+        longest: maximum tokens of an answer in supervised training, enough for every correct one.
+        episodes: how prompts are played if the tasks are environments; None otherwise.
     """
     prompts = tasks[0] if len(tasks) == 1 else MixSettings(mix=[*tasks])
     source = "solution" if episodes is None else "path"
@@ -89,7 +89,7 @@ def _supervised(plan: SftPlan, longest: int, source: str) -> Mapping[str, Any]:
 
 def _reinforced(plan: ReinforcePlan) -> Mapping[str, Any]:
     return {
-        # Divided by the tokens of the step instead of the length limit, so that one rate suits tasks of any length.
+        # The mean over the tokens of the step, and not over the length limit, lets one rate suit tasks of any length.
         "objective": [{"name": "rloo", "aggregation": "token_mean"}],
         "rollout": {
             "prompts_per_step": plan.prompts,
@@ -101,10 +101,10 @@ def _reinforced(plan: ReinforcePlan) -> Mapping[str, Any]:
 
 
 def train_stage(recipe: Recipe, progress: StepProgress) -> Path:
-    """Run the job of a stage; returns the folder of the trained model, in the run folder.
+    """Run the job of a stage from the beginning and return the folder of the trained model, in the run folder.
 
     Raises:
-        CancelledError: after Ctrl-C or SIGTERM; a build goes on with the model that it stopped in.
+        CancelledError: after Ctrl-C or SIGTERM. The next build starts the present model again.
     """
     shutil.rmtree(recipe.run, ignore_errors=True)
     sinks = _Steps(recipe.train.steps, progress)
@@ -117,11 +117,11 @@ def train_stage(recipe: Recipe, progress: StepProgress) -> Path:
 
 
 class _Steps(Telemetry):
-    """Tells the steps of a stage and writes nothing.
+    """Telemetry that only reports progress.
 
     Args:
-        total: steps of the stage.
-        progress: called after each.
+        total: number of steps of the stage.
+        progress: called after each step.
     """
 
     def __init__(self, total: int, progress: StepProgress) -> None:
@@ -129,21 +129,21 @@ class _Steps(Telemetry):
         self._tell = progress
 
     def start(self, done: int) -> None:
-        """Show nothing."""
+        """Do nothing."""
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
-        """Tell that `step` steps are done."""
+        """Report that `step` steps are done."""
         self._tell(step, self._total)
 
 
 class Examiner:
-    """Measures a model on held-out prompts, by the student's own rollouts; those of environments are played.
+    """Measures a model on held-out prompts with the student's own rollouts; prompts of environments are played.
 
     Args:
-        model: its folder.
-        longest: tokens enough for every correct answer.
-        seed: of sampled answers.
-        episodes: how prompts of environments are played.
+        model: folder of the model.
+        longest: maximum tokens of an answer or episode.
+        seed: seed of sampled answers.
+        episodes: how prompts of environments are played; None for the defaults.
     """
 
     def __init__(self, model: Path, *, longest: int, seed: int, episodes: EpisodeSettings | None = None) -> None:
@@ -157,9 +157,9 @@ class Examiner:
         self._player = EpisodePlayer(episodes or EpisodeSettings(), self.tokenizer, spec)
 
     def accuracy(self, source: PromptSource, count: int, temperatures: Sequence[float]) -> list[float]:
-        """Share of the first `count` held-out prompts that are answered correctly at each of `temperatures`.
+        """Accuracy on the first `count` held-out prompts at each of `temperatures`; 0 is greedy.
 
-        Answers of all temperatures are sampled together. Unknown verdicts do not count.
+        Answers of all temperatures are sampled together. Prompts with an unknown verdict are left out.
         """
         prompts = source.prompts("heldout", count)
         plans = [
@@ -168,16 +168,16 @@ class Examiner:
         ]
         rows = self.play([row for rows in plans for row in rows])
         for row in rows:
-            if row.verdict is None:  # an episode has that of its environment
+            if row.verdict is None:  # episodes have the verdict of their environment already
                 row.verdict = source.verify(row.prompt, row.text)
         answers = [Answer.of(row, place) for place, row in enumerate(rows)]
         return [report(answers[start : start + count], 1, None).accuracy for start in range(0, len(answers), count)]
 
     def play(self, planned: Sequence[PlannedRow]) -> list[Row]:
-        """The model's answers and episodes, each up to the longest; the same every time."""
+        """Sample the planned answers and episodes, each with at most `longest` tokens; the same rows at every call."""
         rows = [replace(row, max_new_tokens=self._longest) for row in planned]
         return sample_or_play(self._engine, self._player, rows, purpose=("eval", "world"))
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         self._player.close()

@@ -1,1 +1,1 @@
-"""The worlds of the experiments, a file each; `opd tiny build FILE` builds one."""
+"""The world files of the experiments; `opd tiny build FILE` builds one."""
