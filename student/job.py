@@ -394,5 +394,5 @@ def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
 
 
 def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:
-    """What each served model said of itself in the handshake, as JSON values, for the run folder."""
+    """The description that each served model gave in the handshake, as JSON values, for the run folder."""
     return {name: MessageToDict(info, preserving_proto_field_name=True) for name, info in infos.items()}

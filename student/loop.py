@@ -170,7 +170,7 @@ class _Run:
             error.add_note(f"{steps} of {self.recipe.train.steps} steps are saved in {path}; continue with --resume.")
 
     def _told(self) -> EvalReport | None:
-        """`_train`; if this rank fails, tell the other ranks, which may be waiting in any collective."""
+        """Run `_train`; if it fails on this rank, notify the other ranks, which may be waiting in any collective."""
         try:
             return self._train()
         except OpdError as error:
