@@ -83,6 +83,6 @@ def training_prompts(plan: ExperimentPlan, recipe: Recipe, world: int) -> dict[i
 
 
 def drawn_share(plan: ExperimentPlan, world: int, how: str) -> float:
-    """Number of tokens that the teacher drew per token in its file of answers; at least 1 where none were dropped."""
+    """Number of tokens that the teacher drew per token in its file of answers; 1 if it kept all draws."""
     data: dict[str, Any] = json.loads(plan.answers(world, how).with_suffix(".report.json").read_text(encoding="utf-8"))
     return float(data["drawn"]) / max(1, int(data["tokens"]))

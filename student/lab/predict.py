@@ -128,7 +128,7 @@ def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
             0, prompts, samples=1, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
         )
         found = job.services.score(job.services.rollout(plan))
-        # A job judges no training answers unless something asks for it, but preference needs verdicts.
+        # A job without rewards does not judge training answers, but the preference needs verdicts.
         verification = Verification(job.source, settings.verify_workers)
         stack.callback(verification.close)
         verification.collect(found)
