@@ -221,7 +221,7 @@ def _end_with_lab() -> None:
     lab = multiprocessing.parent_process()
     assert lab is not None  # workers are its children
     lab.join()
-    _STOPS[-1].set()  # or the run that is stopped below could be followed by one that was handed over ahead of time
+    _STOPS[-1].set()  # first, so that a run handed over ahead of time is not begun after the one that stops
     os.kill(os.getpid(), signal.SIGTERM)
     with _WORKING:
         os._exit(128 + signal.SIGTERM)
