@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from ports import held_port
+from waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "deploy/slurm/opd.sbatch"
 SRUN = """
@@ -99,20 +100,10 @@ class Slurm:
             "sbatch", "--parsable", "-o", str(script.with_suffix(".log")), f"--export={export}", str(script)
         )
 
-
-def until(event: Callable[[], object], log: Path | None = None, seconds: float = 600) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + seconds
-    while not event():
-        said = log.read_text()[-3000:] if log and log.exists() else ""
-        assert time.monotonic() < deadline, said
+    def is_done(self) -> bool:
+        """Whether no job is left; each look waits a moment, because it starts a process beside the job."""
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        return not self.ask("squeue", "-h")
 
 
 CONF = """
@@ -159,7 +150,7 @@ def _running(folder: Path) -> Iterator[Slurm]:
     for number in range(8):
         os.mknod(folder / f"gpus/nvidia{number}", 0o600 | stat.S_IFCHR, os.makedev(195, number))
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, port=free_port(), first=free_port(), second=free_port()))
+    conf.write_text(CONF.format(folder=folder, port=held_port(), first=held_port(), second=held_port()))
     (folder / "gres.conf").write_text(f"NodeName=127.0.0.1,second Name=gpu File={folder}/gpus/nvidia[0-7]\n")
     found = Slurm(conf)
     with ExitStack() as stack:
@@ -167,10 +158,10 @@ def _running(folder: Path) -> Iterator[Slurm]:
             process = subprocess.Popen([*command, "-D", "-f", str(conf)], stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.terminate)
-        until(lambda: idle(found) == 2)
+        wait_until(lambda: idle(found) == 2)
         yield found
         found.ask("scancel", "--user=root")
-        until(lambda: not found.ask("squeue", "-h"))
+        wait_until(found.is_done)
 
 
 def idle(slurm: Slurm) -> int:
@@ -201,8 +192,7 @@ def test_under_slurm_a_job_saves_at_its_signal_and_the_next_one_goes_on(
         "eval": {"prompts": 0},
     }
     recipe.write_text(yaml.safe_dump(data))
-    ports = [free_port() for _ in range(16)]
-    port = str(next(one for one in ports if one < 60_000))
+    port = str(held_port())
     given = {
         "TEACHER": str(world / "teacher"),
         "RECIPE": str(recipe),
@@ -214,26 +204,26 @@ def test_under_slurm_a_job_saves_at_its_signal_and_the_next_one_goes_on(
 
     job = slurm.submit(script, **given)
     metrics = run / "metrics.jsonl"
-    until(lambda: not slurm.ask("squeue", "-h") or (metrics.exists() and metrics.read_text()), log)
+    wait_until(lambda: slurm.is_done() or (metrics.exists() and metrics.read_text()))
     assert metrics.exists() and metrics.read_text(), log.read_text()
     servers = [one for one in psutil.process_iter(["cmdline"]) if f"teacher={world / 'teacher'}" in one.info["cmdline"]]
     served = [one for one in servers if one.environ().get("SLURM_LOCALID")]
     assert {one.environ()["CUDA_VISIBLE_DEVICES"] for one in served} == {"0", "1"}
     assert all(one.environ()["SLURM_CPUS_PER_TASK"] == "3" for one in served)
     slurm.ask("scancel", "--signal=TERM", "--batch", job)
-    until(lambda: not slurm.ask("squeue", "-h"), log)
+    wait_until(slurm.is_done, why=log.read_text)
     (saved,) = (run / "checkpoints").glob("step-*")
     step = int(saved.name.removeprefix("step-"))
     said = log.read_text()
     assert said.count('"message": "stopped", "exit_code": 0') == 2, said  # both teachers drained
 
     job = slurm.submit(script, **{**given, "TEACHER": str(tmp_path)})  # no model: the student waits for no one
-    until(lambda: not slurm.ask("squeue", "-h"), log)
+    wait_until(slurm.is_done, why=log.read_text)
     assert "ExitCode=0:0" not in slurm.ask("scontrol", "show", "job", job), log.read_text()
 
     data["train"] = {**data["train"], "steps": step + 2}
     recipe.write_text(yaml.safe_dump(data))
     job = slurm.submit(script, **given)
-    until(lambda: not slurm.ask("squeue", "-h"), log)
+    wait_until(slurm.is_done, why=log.read_text)
     assert "ExitCode=0:0" in slurm.ask("scontrol", "show", "job", job), log.read_text()
     assert (run / f"checkpoints/step-{step + 2:06d}").is_dir()
