@@ -83,7 +83,7 @@ def cut_vocabulary(llm: Any, size: int) -> None:
     try:
         layers = llm.collective_rpc("opd_cut_vocabulary", args=(size,))
     except Exception as error:
-        raise _cannot_cut(size, _reason(error)) from error
+        raise _cannot_cut(size, one_line(error, 200)) from error
     if not layers or not all(layers):
         raise _cannot_cut(size, "no layer of the model computes logits in the way that is known here")
 
@@ -100,7 +100,7 @@ def check_cut(llm: Any, size: int) -> None:
     try:
         (found,) = llm.generate([{"prompt_token_ids": [0, 0]}], asked, use_tqdm=False)
     except Exception as error:
-        raise _cannot_cut(size, _reason(error)) from error
+        raise _cannot_cut(size, one_line(error, 200)) from error
     listed = np.asarray(found.prompt_logprobs.token_ids, np.int64)[-size:]
     total = float(np.exp(np.asarray(found.prompt_logprobs.logprobs, np.float64)[-size:]).sum())
     if not (np.array_equal(np.sort(listed), np.arange(size)) and abs(total - 1.0) < 1e-3):
@@ -112,7 +112,3 @@ def _cannot_cut(size: int, reason: str) -> ConfigError:
         f"the model's head has more rows than the {size} ids of its tokenizer, and this vLLM does not leave them out "
         f"of its log-probs: {reason}; use runner pooling, which does."
     )
-
-
-def _reason(error: Exception) -> str:
-    return one_line(error, 200)

@@ -107,8 +107,7 @@ class ExpertRows(Controller):
         Raises:
             DataError: with the source of the answers.
         """
-        if self.settings.file is not None:
-            self._recorded = read_answers(self.settings.file)
+        self._read()
         if self.settings.missing == "error" and not any(map(self._answers, prompts)):
             raise DataError(
                 f"method expert_rows gives answers by source {self.settings.source}, but none of the first "
@@ -116,8 +115,11 @@ class ExpertRows(Controller):
             )
 
     def start(self, services: Services) -> None:
-        """Read the recorded answers."""
-        if self.settings.file is not None:
+        """Read the recorded answers, unless `check_prompts` has."""
+        self._read()
+
+    def _read(self) -> None:
+        if self.settings.file is not None and not self._recorded:
             self._recorded = read_answers(self.settings.file)
 
     def plan(self, plan: StepPlan) -> StepPlan:

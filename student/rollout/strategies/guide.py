@@ -76,7 +76,7 @@ class Guide(Hinted):
         groups = by_uid(rows)
         # A group without a known reward does not count as failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
-        wanted = [self.hinted(row, [self._hinted(row)], rollouts) for row in plan.rows if row.key.uid in hard]
+        wanted = [self.hinted(row, [self._told(row)], rollouts) for row in plan.rows if row.key.uid in hard]
         hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
         means |= self._means(hinted, rollouts)
         groups |= by_uid(hinted)
@@ -87,7 +87,7 @@ class Guide(Hinted):
         rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
-    def _hinted(self, row: PlannedRow) -> Hint:
+    def _told(self, row: PlannedRow) -> Hint:
         return self.settings.text, {"hint": self._hint(row.prompt)}
 
     def _hint(self, prompt: Prompt) -> str:
