@@ -32,7 +32,7 @@ from student.learning.ranks import Ranks, make_accelerator
 from student.learning.sharding import shard
 from student.plugins import Plugins, build_measure
 from student.preparation import Prepared, prepare
-from student.recipe import EmaSettings, Recipe
+from student.recipe import Recipe
 from student.rl.rewards.chain import RewardChain
 from student.rl.rewards.rounds import StepRewards
 from student.rollout.ahead import Ahead, copy_of
@@ -52,6 +52,7 @@ from student.rollout.mismatch import Mismatch
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategy import Strategy
 from student.run.served_average import ServedAverage
+from student.scoring.ema import EmaSettings
 from student.scoring.handshake import Scoring
 from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, merge

@@ -34,7 +34,8 @@ from student.learning.lora import adapters_off
 from student.learning.model import Student
 from student.learning.ranks import Ranks
 from student.learning.sharding import full, placed, reshard, units
-from student.recipe import EmaSettings, TrainSettings
+from student.recipe import TrainSettings
+from student.scoring.ema import EmaSettings
 from student.scoring.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
 
 _FILLER = ScoreItem(np.zeros(2, np.uint32), 1)

@@ -24,9 +24,10 @@ import student.rl  # noqa: F401  (registers the names)
 from opd.registry import Registry
 from student.controllers import CONTROLLERS
 from student.learning.terms import AGGREGATIONS, OBJECTIVES
-from student.recipe import EmaSettings, EvalSettings, LoraSettings, RolloutSettings, TrainSettings
+from student.recipe import EvalSettings, LoraSettings, RolloutSettings, TrainSettings
 from student.rl import ADVANTAGES, REWARDS
 from student.rollout.strategy import STRATEGIES
+from student.scoring.ema import EmaSettings
 
 Drawn = dict[str, Any]
 ANSWERING = "http://answering"

@@ -16,7 +16,7 @@ from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.learning.ranks import Ranks
 from student.methods.windows.probe import cut_row
-from student.recipe import EmaSettings
+from student.scoring.ema import EmaSettings
 from student.scoring.local import LocalModels
 
 WINDOWS = ((0, 0, 3), (2, 4, 6), (5, 7, 10))

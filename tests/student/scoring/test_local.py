@@ -15,8 +15,8 @@ from opd.errors import CancelledError, CheckpointError, ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.data.batch import collate
 from student.learning.ranks import Ranks
-from student.recipe import EmaSettings
 from student.run.state_io import load_state
+from student.scoring.ema import EmaSettings
 from student.scoring.local import LocalModels
 from student.scoring.needs import Needs, SignalNeed, merge
 
@@ -230,7 +230,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.wire.types import ScoreItem
 from student.learning.model import Student
-from student.recipe import EmaSettings, TrainSettings
+from student.recipe import TrainSettings
+from student.scoring.ema import EmaSettings
 from student.scoring.local import LocalModels
 
 rendezvous, rank = sys.argv[1], int(sys.argv[2])
