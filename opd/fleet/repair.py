@@ -118,6 +118,8 @@ class Repair:
         self.taken_back.discard(rpc.number)
         for task in self._scheduler.ended(rpc, now):
             self._cross_scorer.give_way(task)
+            if not isinstance(error, OverloadedError):
+                task.refused_since = None  # only refusals without a break count as an outage
             if taken_back:
                 task.moves += 1
                 # `avoid` keeps it from going straight back. A stall is not a failure, so no failed attempt is counted.
@@ -141,7 +143,7 @@ class Repair:
 
     def _again_when_less_busy(self, task: ScoreTask, error: OverloadedError, now: float) -> None:
         """Queue a refused row again. A refusal is not a failure, so only the outage budget limits it."""
-        since = task.refused_since = task.refused_since or now
+        since = task.refused_since = now if task.refused_since is None else task.refused_since
         if now - since > self._settings.outage.budget_seconds:
             what = (
                 f"a row for teacher {task.teacher!r} was refused for {now - since:.0f} s, more than the outage budget"

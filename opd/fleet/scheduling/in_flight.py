@@ -45,7 +45,8 @@ class ScoreTask:
         rpcs: the RPCs that carry the row at present: one, or two if it is hedged.
         hedged: whether a second RPC was started.
         moves: number of times it was taken back from a server that stalled.
-        refused_since: time of the first refusal by a busy server, None if there was none.
+        refused_since: time of the first of the refusals by busy servers that its last attempts were, None if the last
+            attempt was not refused.
         done: whether a result, an error or a cancellation was delivered.
     """
 
