@@ -11,15 +11,15 @@ from types import FrameType
 from typing import Any
 
 from opd.errors import CancelledError, RunFolderError
+from student.run.interrupts import stop_signals
 from student.run.with_parent import with_parent
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StageProcesses:
     """A context manager that runs stages in their own processes, locks the run folder, and handles signals.
 
-    The first Ctrl-C, SIGTERM or SIGHUP raises CancelledError wherever the command is. A running stage is told to save
+    The first Ctrl-C, SIGTERM or SIGHUP (unless it is ignored, as under nohup) raises CancelledError wherever the
+    command is. A running stage is told to save
     and end, and is waited for; a second signal kills it. If the command itself is killed, its stage is told to save and
     end too (on Linux). The stage inherits the lock and holds it until it has ended, so it cannot be started twice.
 
@@ -48,7 +48,7 @@ class StageProcesses:
                 f"a stage or another command still runs in {self._folder}; wait for its end or stop it."
             ) from None
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

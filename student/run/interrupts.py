@@ -20,10 +20,19 @@ _TORCHRUN = b"torchrun kills the ranks %d s after it was told to stop (--shutdow
 _GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a command to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup.
+
+    A terminal or an ssh session sends SIGHUP to its commands when it ends.
+    """
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    return wanted if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*wanted, signal.SIGHUP)
+
+
 class Interrupts:
     """Turns the first of these signals into a request to stop after saving; a second one ends the process at once.
 
-    SIGHUP, which a terminal or an ssh session sends when it ends, is left ignored where it was, as under nohup.
+    SIGHUP is left ignored where it was (`stop_signals`).
 
     Python runs a signal's handler in the main thread between two bytecode instructions. A main thread that waits for
     other ranks in a collective may not get there for minutes. A separate thread therefore counts the signals, whose
@@ -56,9 +65,7 @@ class Interrupts:
             self._sockets = socket.socketpair()
             self._sockets[1].setblocking(False)  # required for a wake-up descriptor, as a full buffer must not block
             self._previous_fd = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._handle)
+            self._previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
             self._watcher.start()
             Interrupts.watching += 1
         return self

@@ -53,9 +53,12 @@ def command(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
             process.stdout.close()
 
 
-def start(started: list[subprocess.Popen[str]], folder: Path, stage: str) -> tuple[subprocess.Popen[str], str]:
+def start(
+    started: list[subprocess.Popen[str]], folder: Path, stage: str, before: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[str], str]:
     """The command with a stage that has said its first line."""
-    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(folder), stage], stdout=subprocess.PIPE, text=True)
+    command = [*before, sys.executable, "-c", COMMAND, str(folder), stage]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     started.append(process)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
@@ -69,6 +72,15 @@ def test_a_signal_to_the_command_has_the_stage_save_and_end(
     assert said == "running"
     process.send_signal(number)
     assert process.communicate()[0].split() == ["saved", "cancelled"]
+
+
+def test_a_command_under_nohup_goes_on_when_its_terminal_ends(
+    command: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process, said = start(command, tmp_path, "print('running', flush=True); input()", before=("nohup",))
+    assert said == "running"
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("\n")[0].strip() == "ended with 0"
 
 
 def test_a_second_signal_kills_a_stage_that_does_not_end(command: list[subprocess.Popen[str]], tmp_path: Path) -> None:
