@@ -1,8 +1,9 @@
 """DRIVE (Pre-GRPO): phases that each keep the hardest prompts of the phase before, with more answers to each.
 
-    set of a phase = the `keep` share of the set before it with the lowest success rates,   ties by uid
+    set of a phase = the `keep` share of the set before it with the lowest success rates,   ties by name
     answers to a prompt = `samples` of the phase
 
+A set holds prompts, or with `by` domains or values of a column; their names are the uids, the domains or the values.
 Phases begin at given steps; before the first one all prompts are used. Prompts outside the set are skipped, and
 `candidates` bounds how far a step reads on; if it does not find enough, the hardest of the others fill the step (metric
 drive/inside). Source: arXiv 2511.06307 (text; its thresholds are not stated, those here are ours). Its first stage, on
@@ -33,7 +34,7 @@ class Phase(Settings):
     """A phase of the curriculum."""
 
     step: int = Field(ge=1, description="The step it begins with.")
-    keep: float = Field(1 / 3, gt=0, lt=1, description="Share of the prompts before it that it keeps.")
+    keep: float = Field(1 / 3, gt=0, lt=1, description="Share of the set before it that it keeps.")
     samples: int | None = Field(None, ge=1, description="Answers to a prompt; null: as the recipe says.")
 
 

@@ -105,6 +105,20 @@ def test_phases_keep_the_hardest_and_shrink(run: Any, rate: Rate) -> None:
     assert np.mean([rate(row.prompt) for row in made.plan().rows]) < 0.3
 
 
+@pytest.mark.parametrize("by", ["prompt", "domain"])
+def test_a_phase_keeps_the_same_of_what_is_equally_hard_in_whatever_order_it_was_learnt(run: Any, by: str) -> None:
+    made, again = (run("drive", by=by, phases=[{"step": 3, "keep": 0.5}]) for _ in range(2))
+    for step in range(3):
+        outcomes = [replace(o, reward=0.0) for o in map(outcome_of, made.rows(made.plan()))]
+        made.position += 6
+        made.method.observe(StepReport(step, {}, outcomes))
+        again.method.observe(StepReport(step, {}, outcomes[::-1]))
+    names = sorted(made.method.rates.known)
+    assert len(names) == (3 if by == "domain" else 18)
+    assert list(made.method.rates.known) != list(again.method.rates.known)
+    assert made.method.kept == again.method.kept == names[: round(len(names) / 2)]
+
+
 def test_stages_change_domains_and_lengths(run: Any) -> None:
     made = run("stages", stages=[{"step": 0, "domains": ["easy"]}, {"step": 1, "max_new_tokens": 5}])
     first = made.plan()
