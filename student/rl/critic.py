@@ -2,12 +2,16 @@
 
     V(s_t) = min over the heads of  w h_t + b,   h_t the student's hidden state before token t, without gradient
              or with `softness` a their soft minimum   -a log mean exp(-(w h_t + b) / a)                       (SAFE)
-    fitted with the updates of a step to V + A (the lambda-return of advantage gae) by AdamW, on the rows of all ranks
+    each head fitted with the updates of a step to V + A (the lambda-return of advantage gae) by AdamW, on the rows of
+    all ranks
 
 The features are those of the weights that the rows were scored with, or with `features: initial` those of the first
 weights, which never change. Each step fits the heads on the rows of that step alone. In the first `warm_up` steps only
 the critic learns and the student is not updated; from step `fits_until` on the heads are frozen. Taking the minimum of
 several heads (a double critic) counters overestimated values.
+
+SAFE's code fits the soft minimum itself to the returns. Here each head is fitted alone, so the soft minimum lies below
+the mean of the heads, as the minimum does.
 
 The critic has no backbone of its own: it costs one forward pass over the rows, but it cannot adapt the features, as the
 critics of Tulu 3 and ArCHer do. The heads are fitted right after the last update of a step, before anything can
@@ -129,18 +133,22 @@ class Critic(FittedCritic):
         """[T] float32 values of states with features [T, H]; zeros before the first fit."""
         if self.heads is None:
             return np.zeros(len(features), np.float32)
-        found, soft = _predict(self.heads, features), self.settings.softness
-        least = found.min(0)
-        if soft:
+        return self._least(_predict(self.heads, features)).astype(np.float32)
+
+    def _least(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[N] the minimum over the heads of [heads, N] numbers, soft if `softness` is set."""
+        least: NDArray[np.float64] = found.min(0)
+        if soft := self.settings.softness:
             # Exponents relative to the minimum are at most 0, so none overflows.
             least = least - soft * np.log(np.exp((least - found) / soft).mean(0))
-        return least.astype(np.float32)
+        return least
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics critic_warm_up, critic_loss and critic_explained.
 
-        critic_loss is the mean squared error of the minimum over the heads before the step's fit, and critic_explained
-        the share of the variance of the returns that it explains. critic_warm_up is 1 during the warm-up, else 0.
+        critic_loss is the mean squared error of V, the (soft) minimum over the heads, before the step's fit, and
+        critic_explained the share of the variance of the returns that it explains. critic_warm_up is 1 during the
+        warm-up, else 0.
         """
         return super().after_update(step, services)
 
@@ -163,7 +171,8 @@ class Critic(FittedCritic):
             gaps = _predict(heads, features.reshape(len(targets), width)) - targets
             padded = np.concatenate([features.reshape(len(targets), width), np.ones((len(targets), 1))], 1)
             # Ranks exchange sums and all take the same float64 step, so the heads stay equal bit for bit.
-            told = services.gather((gaps @ padded, float((gaps.min(0) ** 2).sum())))
+            # The (soft) minimum of the gaps is the gap of the (soft) minimum, since the targets are the same.
+            told = services.gather((gaps @ padded, float((self._least(gaps) ** 2).sum())))
             gradient = sum(part[0] for part in told) / count
             first = sum(part[1] for part in told) / count if number == 0 else first
             moved += 1

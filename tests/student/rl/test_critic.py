@@ -128,6 +128,17 @@ def test_several_heads_meet_between_their_least_and_their_mean() -> None:
     assert 0.2 < value < 0.5
 
 
+@pytest.mark.parametrize("softness", [0.0, 0.3])
+def test_the_loss_is_that_of_the_values_that_are_used(softness: float) -> None:
+    made = critic(Services(), heads=2, softness=softness)
+    made.heads, made.moments = np.array([[0.0, 0.0, 0.0, 0.2], [0.0, 0.0, 0.0, 0.8]]), np.zeros((2, 2, WIDTH + 1))
+    (one,) = made.compose([row(0, 1.0)])
+    assert one.values is not None
+    value = float(one.values[0])
+    returns = returns_of(one, credit_of(one, 1.0, 1.0, 0.95))
+    assert fit(made, 0)["critic_loss"] == pytest.approx(float(np.mean((value - returns) ** 2)), rel=1e-6)
+
+
 def test_a_critic_can_stay_as_it_is_from_a_step_on() -> None:
     services = Services()
     made, kept = critic(services, fits_until=2), []
