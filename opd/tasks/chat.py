@@ -87,15 +87,14 @@ class CachingClient:
         settings: how to call the service.
 
     Attributes:
-        calls: number of calls that were made.
-        kept: number of answers that came from memory or from the folder.
+        asked: number of questions so far, whether a call or the cache answered them.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._memory: dict[str, Any] = {}
-        self.calls = self.kept = 0
+        self.asked = 0
         self._told = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -108,10 +107,10 @@ class CachingClient:
         whose = "" if "model" in body else f"{self.name}\n"
         key = hashlib.sha256(f"{whose}{path}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
         with self._lock:
+            self.asked += 1
             known = self._memory.get(key)
             if known is None:
                 known = self._read(key)
-            self.kept += known is not None
         # Without the lock, as a call takes seconds. Two threads with the same question both ask; either answer will do.
         if known is None:
             known = self._attempts(path, body)
@@ -125,8 +124,6 @@ class CachingClient:
         for attempt in range(self.settings.attempts):
             if attempt:
                 time.sleep(_PAUSE_SECONDS * attempt)
-            with self._lock:
-                self.calls += 1
             try:
                 return self.call(path, body)
             except CallFailed as error:

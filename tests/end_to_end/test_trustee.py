@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from judge_servers import Server, serving
-from run_records import metrics_of
+from run_records import metrics_of, records
 from simulated_world import TOOLS, say
 
 from student.loop import train
@@ -55,6 +55,17 @@ def test_simulators_that_fail_cost_their_episodes_and_not_the_run(
     assert all(line["trustee/aborted"] == line["episodes_broken"] < 1 for line in found)
     assert any(line["trustee/tasks_failed"] > 0 for line in found)
     assert any(line["trustee/tasks_failed"] < line["trustee/aborted"] for line in found)
+
+
+def test_a_step_that_is_taken_again_has_the_same_metrics(
+    make_recipe: Callable[..., Recipe], interrupted: Callable[..., Any], tmp_path: Path, server: Server
+) -> None:
+    same = changes(server, isolation="none")
+    same["prompts"]["options"]["simulator"]["cache"] = str(tmp_path / "answers")
+    calm, cut = (make_recipe(**same, run=str(tmp_path / name), train={"steps": 3}) for name in ("calm", "cut"))
+    train(calm)
+    interrupted(cut)
+    assert records(cut) == records(calm) and all(line["trustee/simulator_questions"] > 0 for line in records(calm))
 
 
 @pytest.mark.slow

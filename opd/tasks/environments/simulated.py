@@ -107,6 +107,7 @@ class Simulated(EnvironmentTask):
             SimulatorFailed: if there is none.
         """
         extra = prompt.extra
+        self._before = self._asked
         self._levels: Mapping[str, int] = extra.get(LEVELS) or {a: bound(a, self.options.difficulty) for a in ASPECTS}
         self._tools: list[Mapping[str, Any]] = offered(extra, self._levels)
         task = extra.get(TASK)
@@ -115,7 +116,6 @@ class Simulated(EnvironmentTask):
         self._task: Mapping[str, Any] = task or make_task(self._simulator, extra[CASE], self._tools, self._levels)
         self._said = 1
         self._told = [f"User: {self._task['query']}"]
-        self._before = (0, 0)
         return self._shown(f"{self._task['instructions']}\nUser: {self._task['query']}\n", tools=tuple(self._tools))
 
     def step(self, action: str) -> Observation:
@@ -158,11 +158,17 @@ class Simulated(EnvironmentTask):
         self._told.append(f"Tool {call.name}: {result}")
         return result
 
-    def _shown(self, text: str, *, info: Mapping[str, Any] | None = None, **more: Any) -> Observation:
-        """An observation that also counts the model calls since the last one, and the answers that needed no call."""
+    @property
+    def _asked(self) -> int:
+        """How many questions the models have been asked, all episodes together."""
         clients = {id(client): client for client in (self._simulator, self._judge)}.values()
-        now = (sum(client.calls for client in clients), sum(client.kept for client in clients))
-        measures = {"simulator_calls": now[0] - self._before[0], "simulator_kept": now[1] - self._before[1]}
+        return sum(client.asked for client in clients)
+
+    def _shown(self, text: str, *, info: Mapping[str, Any] | None = None, **more: Any) -> Observation:
+        """An observation that also counts the questions to the models since the last one."""
+        # Not the calls: how many questions the cache answers depends on interruptions and on which threads asked first.
+        now = self._asked
+        measures = {"simulator_questions": now - self._before}
         self._before = now
         return Observation(text, info={**(info or {}), "measures": measures}, **more)
 

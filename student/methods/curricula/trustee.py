@@ -131,7 +131,7 @@ class Trustee(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics trustee/*: D, shares of episodes without a task, aborted and unjudged, calls, and cached answers."""
+        """Metrics trustee/*: D, shares of episodes without a task, aborted and unjudged, and questions asked."""
         played = [outcome for outcome in services.outcomes if _TAG in outcome.tags]
         if not played:
             return {}
@@ -141,8 +141,7 @@ class Trustee(Controller):
             "tasks_failed": sum(outcome.notes.get("task_failed", 0.0) for outcome in played) / len(played),
             "aborted": sum(word.startswith("broken") for word in ended) / len(played),
             "unjudged": sum(word == "done" for word in ended) / len(played),
-            "simulator_calls": _total(played, "simulator_calls/"),
-            "simulator_kept": _total(played, "simulator_kept/"),
+            "simulator_questions": _total(played, "simulator_questions/"),
         }
         return {f"trustee/{name}": value for name, value in found.items()}
 

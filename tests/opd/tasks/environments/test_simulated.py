@@ -54,13 +54,21 @@ def test_an_episode_has_a_task_tools_a_user_and_a_judge(server: Server) -> None:
     worlds.close()
 
 
-def test_a_question_asked_again_is_answered_from_what_was_kept(server: Server, tmp_path: Any) -> None:
-    for expected in ({"simulator_calls": 1, "simulator_kept": 0}, {"simulator_calls": 0, "simulator_kept": 1}):
+def test_a_question_asked_again_is_answered_from_what_was_kept_and_counts_again(server: Server, tmp_path: Any) -> None:
+    for _ in range(2):
         worlds, prompt = world(server.url, cache=str(tmp_path))
         seen: Any = worlds.reset({0: (prompt, 0)})[0]
-        assert seen.info["measures"] == expected
+        assert seen.info["measures"] == {"simulator_questions": 1}
         worlds.close()
     assert len(server.asked) == 1
+
+
+def test_the_questions_of_an_episode_are_not_counted_in_the_next_one(server: Server) -> None:
+    options = {"simulator": {"endpoint": server.url, "model": "m"}, "tools": {"sums": TOOLS["sums"]}}
+    played = Simulated(parse_settings(SimulatedOptions, options))
+    prompt = played.draw(Random(1))
+    counts = [seen.info["measures"] for _ in range(2) for seen in (played.reset(prompt, 0), played.step("3"))]
+    assert counts == [{"simulator_questions": 1}] * 4
 
 
 @pytest.mark.parametrize("fault", ["down", "status", "words", "list", "slow", "megabytes", "raw"])
