@@ -111,7 +111,7 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
     answering = next(bare, None)
     for term in terms if answering is not None else ():
         chain = getattr(term, "chain", None)
-        reading = [part.settings.name for part in chain.parts if part.reads_behaviour] if chain is not None else []
+        reading = [] if chain is None else [part.settings.name for part in chain.reading("behaviour")]
         if term.settings.rows != "sampled" and (reading or getattr(term, "reads_behaviour", False)):
             what = f"advantage {reading[0]!r}" if reading else "its importance ratio"
             raise ConfigError(

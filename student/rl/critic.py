@@ -90,7 +90,7 @@ class Critic(FittedCritic):
             ConfigError: naming the advantage to use, or the setting to change.
         """
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-        readers = [part for chain in chains for part in chain.parts if part.reads_values]
+        readers = [part for chain in chains for part in chain.reading("values")]
         if not readers and not any(getattr(term, "reads_values", False) for term in terms):
             raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
         if self.settings.softness and self.settings.heads == 1:

@@ -118,6 +118,16 @@ def test_an_advantage_whose_shape_forgets_its_return_is_named() -> None:
         chain.shape(torch.ones(3), cast(TokenBatch, None))
 
 
+class Traitless(GroupEstimator):
+    def traits(self) -> Any:
+        """A hook without a return."""
+
+
+def test_an_advantage_whose_traits_forget_their_return_is_named() -> None:
+    with pytest.raises(PluginError, match=r"Traitless.traits gave None; it returns a .*Traits"):
+        AdvantageChain({"name": "tests.student.test_plugin_mistakes:Traitless"}, "term 'mine'")
+
+
 @pytest.mark.parametrize("given", [None, [float("nan")] * 4, ["a"] * 4])
 def test_a_sampler_that_gives_no_scores_is_named(given: Any) -> None:
     class Odd(Sampler):

@@ -26,6 +26,7 @@ from student.controllers import CONTROLLERS
 from student.learning.terms import AGGREGATIONS, OBJECTIVES
 from student.recipe import EvalSettings, LoraSettings, RolloutSettings, TrainSettings
 from student.rl import ADVANTAGES, REWARDS
+from student.rl.advantages.base import Modifier
 from student.rollout.strategy import STRATEGIES
 from student.scoring.ema import EmaSettings
 
@@ -199,7 +200,7 @@ class Drawing:
     def advantage(self) -> list[Drawn]:
         """An estimator, and sometimes modifiers behind it."""
         loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
-        firsts = [name for name, cls in loaded.items() if not cls.modifies]
+        firsts = [name for name, cls in loaded.items() if not issubclass(cls, Modifier)]
         chain = [self.plugin(ADVANTAGES, self.random.choice(firsts))]
         while self.chance(0.25):
             chain.append(self.plugin(ADVANTAGES, self.random.choice(sorted(loaded.keys() - firsts))))

@@ -4,6 +4,7 @@ from typing import Any
 
 import student.rl  # noqa: F401  (registers the names)
 from student.rl import ADVANTAGES
+from student.rl.advantages.base import Modifier
 
 _NEEDY: dict[str, dict[str, Any]] = {
     "noisy_forward": {"learns": True},
@@ -18,5 +19,6 @@ def every_advantage() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     They need reward `appeals`, and methods `critic`, `archer_critic` and `hiper_critic`.
     """
     loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
-    estimators = [{"name": name, **_NEEDY.get(name, {})} for name, cls in loaded.items() if not cls.modifies]
-    return estimators, [{"name": name} for name, cls in loaded.items() if cls.modifies]
+    modifiers = [name for name, cls in loaded.items() if issubclass(cls, Modifier)]
+    estimators = [{"name": name, **_NEEDY.get(name, {})} for name in loaded if name not in modifiers]
+    return estimators, [{"name": name} for name in modifiers]

@@ -10,12 +10,13 @@ known from the abstract and readme; gamma was not found and is 1. Evidence: abst
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from student.rl.advantages.base import Advantage, Credit, known
+from student.rl.advantages.traits import Traits
 from student.rl.advantages.turns import TurnSettings, normalised, spread
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ class A2tgpo(Advantage):
     settings_type = TurnSettings
     settings: TurnSettings
     evidence = "abstract"
-    reads_turns: ClassVar[bool] = True
-    least_group = 2
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""

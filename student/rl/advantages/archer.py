@@ -14,6 +14,7 @@ import numpy as np
 
 from opd.errors import ConfigError
 from student.rl.advantages.base import Credit, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +31,12 @@ class OfTurnCritic(GroupEstimator):
         method: its registered name.
     """
 
-    equal_groups = "learns"
-    refines = True
     critic: ClassVar[str]
     method: ClassVar[str]
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe without the critic.

@@ -7,7 +7,7 @@ group or of the batch do not depend on how rows are spread over ranks. Nothing m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from pydantic import Field
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError, short
 from student.data.outcome import KEYS
+from student.rl.advantages.traits import Traits
 from student.scoring.needs import TEACHER, Needs
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.learning.terms import TokenBatch
     from student.recipe import Recipe
-
-Scope: TypeAlias = Literal["", "batch", "group"]
-"""Rewards that can be shifted or scaled together without effect: the whole step's, or those of any one group."""
 
 Credit: TypeAlias = "float | NDArray[np.float32]"
 """The advantage of a row: one number for all its tokens, or [T], one number per token."""
@@ -65,59 +63,30 @@ class Advantage:
 
     Attributes:
         evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
-        modifies: whether it changes the credit of another part, and so cannot begin a chain.
-        least_group: rows that a group needs to get any credit other than 0.
-        equal_groups: "zero" if groups whose rewards all agree get no credit, "learns" if they do.
-        centred: whether the credit of a group adds up to 0.
-        recomputes: whether credit depends on the present policy. It is then recomputed before every update of a step
-            but the first, group by group, with the student's log-probs at that time.
-        refines: whether credit is per token, made in `refine`, so that modifiers of rows would have no effect.
-        reads_values: whether it reads a critic's values.
-        reads_behaviour: whether it reads the rows' log-probs under the policy that sampled, which given answers lack.
-        off_policy: whether it is made for rows of an older policy without a ratio.
-        of_response: whether it is minus the derivative of a loss in the log-prob of a whole response. With ratio none
-            and aggregation constant the gradient is then that of this loss.
-        sums_token_rewards: whether it reads rewards per token.
-        over_batch: of a modifier, whether it needs the rows of the whole step, and not only those of a group.
-        only_errors: of a modifier, whether it changes only negative credit.
-        shift_free: over which binary rewards adding a constant changes nothing, so that a reward that is constant there
-            has no effect; "" for none.
-        scale_free: the same for multiplying by a positive factor, up to an epsilon.
-        sees_threshold: whether `shift_free` and `scale_free` hold only while every reward stays on its side of a
-            threshold. Moving the rewards of a group across it does have an effect.
-        within: the least and the largest reward that it accepts; None for any.
-        constant: whether it is the reward minus a constant, so that centring it again would leave nothing of it.
         fired: what the last `estimate` did, as metrics (sum, count).
     """
 
     settings_type: ClassVar[type[AdvantageSettings]] = AdvantageSettings
     evidence: ClassVar[str] = ""
-    modifies: ClassVar[bool] = False
-    least_group: ClassVar[int] = 1
-    equal_groups: ClassVar[str] = "zero"
-    centred: ClassVar[bool] = False
-    only_errors: ClassVar[bool] = False
-    over_batch: ClassVar[bool] = False
-    refines: ClassVar[bool] = False
-    reads_values: ClassVar[bool] = False
-    of_response: ClassVar[bool] = False
-    off_policy: ClassVar[bool] = False
-    sums_token_rewards: ClassVar[bool] = False
-    constant: ClassVar[bool] = False
-    sees_threshold: ClassVar[bool] = False
-    recomputes: bool = False
-    reads_behaviour: bool = False
-    shift_free: Scope = ""
-    scale_free: Scope = ""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-        self.within: tuple[float, float] | None = None
         self.fired: dict[str, tuple[Any, Any]] = {}
+
+    def traits(self) -> Traits:
+        """What it says of its formula under its settings; the conformance tests check it."""
+        return Traits()
 
     def needs(self) -> Needs:
         """What it needs besides rewards, for example log-probs under the reference."""
         return Needs()
+
+    def check_chain(self, parts: Sequence[Advantage]) -> None:
+        """Look at all parts of its chain, this one among them, the estimator first.
+
+        Raises:
+            ConfigError: if it could have no effect among them.
+        """
 
     def check(self, recipe: Recipe) -> None:
         """Look at the whole recipe before anything is loaded.
@@ -197,8 +166,6 @@ class GroupEstimator(Advantage):
 
 class Modifier(Advantage):
     """Base of modifiers, which change the credit of the part before them: subclasses give `modify`."""
-
-    modifies = True
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit from `modify`.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +38,12 @@ class LitePpo(Advantage):
     settings_type = BatchScaleSettings
     settings: BatchScaleSettings
     evidence = "text"
-    least_group = 2
-    centred = True
 
-    def __init__(self, settings: BatchScaleSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group" if settings.of == "centred" else "batch"
-        self.scale_free = "batch"
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(
+            least_group=2, shift_free="group" if self.settings.of == "centred" else "batch", scale_free="batch"
+        )
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """One advantage per row, by the module's formula."""
@@ -62,13 +62,9 @@ class LitePpo(Advantage):
 class ReinforcePp(LitePpo):
     """The reward minus the batch's mean, over the batch's deviation (REINFORCE++)."""
 
-    least_group = 1
-    equal_groups = "learns"
-    centred = False
-
-    def __init__(self, settings: BatchScaleSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "batch"
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
 
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
         """The whole batch as one group."""

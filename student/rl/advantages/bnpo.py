@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from opd.errors import DataError
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,12 +50,10 @@ class Bnpo(Advantage):
     settings_type = BnpoSettings
     settings: BnpoSettings
     evidence = "text and code"
-    least_group = 2
-    centred = True
 
-    def __init__(self, settings: BnpoSettings) -> None:
-        super().__init__(settings)
-        self.within = (settings.lowest, settings.highest)
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, within=(self.settings.lowest, self.settings.highest))
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """A remark if a step has one prompt, which leaves no density to fit."""

@@ -10,7 +10,8 @@ import numpy as np
 from opd.errors import ConfigError, PluginError, short
 from student.data.outcome import KEYS
 from student.rl import ADVANTAGES
-from student.rl.advantages.base import Advantage
+from student.rl.advantages.base import Advantage, Modifier
+from student.rl.advantages.traits import traits_of
 from student.scoring.needs import Needs, merge, needs_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.learning.terms import TokenBatch
     from student.recipe import Recipe
-    from student.rl.advantages.base import Credit, Scope
+    from student.rl.advantages.base import Credit
+    from student.rl.advantages.traits import Scope, Source, Traits
 
 
 class AdvantageChain:
@@ -47,12 +49,13 @@ class AdvantageChain:
         if not self.parts:
             raise ConfigError(f"the advantage of {where} is an empty list; name an estimator.")
         for index, part in enumerate(self.parts):
-            if part.modifies != (index > 0):
-                role = "changes the credit of another one and cannot come first" if part.modifies else "begins a chain"
+            traits_of(part, part.traits())
+            modifies = isinstance(part, Modifier)
+            if modifies != (index > 0):
+                role = "changes the credit of another one and cannot come first" if modifies else "begins a chain"
                 raise ConfigError(
                     f"advantage {part.settings.name!r} of {where} {role}; give one estimator, then its modifiers."
                 )
-
         self._refuse_pairs(where)
 
     def _refuse_pairs(self, where: str) -> None:
@@ -65,12 +68,15 @@ class AdvantageChain:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"advantage {name!r} is in {where} twice; keep one of them.")
-        whole = next((part for part in self.parts[1:] if part.over_batch), None)
-        if self.first.recomputes and whole is not None:
-            raise ConfigError(
-                f"advantage {whole.settings.name!r} of {where} looks at the whole batch, and {names[0]!r} is computed "
-                "anew for each update, group by group; set recompute: false there, or leave one of them out."
-            )
+        by_token = type(self.first).refine is not Advantage.refine
+        for part in self.parts[1:]:
+            if by_token and type(part).shape is Advantage.shape:
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} changes the credit of rows, and {names[0]!r} gives credit by "
+                    "token; leave one of them out."
+                )
+        for part in self.parts:
+            part.check_chain(self.parts)
 
     @property
     def first(self) -> Advantage:
@@ -78,16 +84,25 @@ class AdvantageChain:
         return self.parts[0]
 
     @property
+    def traits(self) -> Traits:
+        """The traits of the estimator."""
+        return self.first.traits()
+
+    def reading(self, source: Source) -> list[Advantage]:
+        """The parts whose credit is made of `source`."""
+        return [part for part in self.parts if source in part.traits().reads]
+
+    @property
     def shift_free(self) -> Scope:
         """Over which rewards a constant can be added without changing credit; a modifier that centres counts too."""
-        later: Scope = "batch" if any(part.shift_free for part in self.parts[1:]) else ""
-        return self.first.shift_free or later
+        later: Scope = "batch" if any(part.traits().shift_free for part in self.parts[1:]) else ""
+        return self.traits.shift_free or later
 
     @property
     def scale_free(self) -> Scope:
         """Over which rewards a factor changes no credit; a modifier that standardises counts too."""
-        later: Scope = "batch" if any(part.scale_free for part in self.parts[1:]) else ""
-        return self.first.scale_free or later
+        later: Scope = "batch" if any(part.traits().scale_free for part in self.parts[1:]) else ""
+        return self.traits.scale_free or later
 
     def needs(self) -> Needs:
         """What all parts need together."""
@@ -109,21 +124,6 @@ class AdvantageChain:
                         f"advantage {part.settings.name!r} groups by {key!r}, which no row has; did you mean "
                         f"{near[0]!r}?"
                     )
-            if self.first.refines and part.modifies and type(part).shape is Advantage.shape:
-                raise ConfigError(
-                    f"advantage {part.settings.name!r} changes the credit of rows, and {self.first.settings.name!r} "
-                    "gives credit by token; leave one of them out."
-                )
-            if part is not self.first and part.shift_free and self.first.constant:
-                raise ConfigError(
-                    f"advantage {part.settings.name!r} takes a mean off, and {self.first.settings.name!r} is the "
-                    "reward less a constant, so that nothing of it would be left; leave one of them out."
-                )
-            if part.only_errors and not getattr(self.first.settings, "negative", 1.0):
-                raise ConfigError(
-                    f"advantage {part.settings.name!r} changes negative credit alone, and {self.first.settings.name!r} "
-                    "with negative 0 gives none, so that it would do nothing; leave one of them out."
-                )
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """The remarks of all parts."""
@@ -154,7 +154,7 @@ class AdvantageChain:
     @property
     def recomputes(self) -> bool:
         """Whether credit is recomputed before every update of a step but the first."""
-        return any(part.recomputes for part in self.parts)
+        return any(part.traits().recomputes for part in self.parts)
 
     def bind(self, tokenizer: Any) -> None:
         """Pass the student's tokenizer to each part."""

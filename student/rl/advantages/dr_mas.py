@@ -10,11 +10,12 @@ sample keeps R. The environment says who acts next (`Observation.info["agent"]`)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.traits import Traits
 from student.rl.advantages.turns import normalised, spread
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ class DrMas(Advantage):
 
     settings_type = AdvantageSettings
     evidence = "text and code"
-    reads_turns: ClassVar[bool] = True
-    shift_free = scale_free = "group"  # except for single samples, which keep their reward
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        # Except for single samples, which keep their reward.
+        return Traits(shift_free="group", scale_free="group", reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""

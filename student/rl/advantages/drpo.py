@@ -19,6 +19,7 @@ from pydantic import Field
 
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.lpo import softmax
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,21 @@ class Drpo(Advantage):
     settings_type = DrpoSettings
     settings: DrpoSettings
     evidence = "text and code"
-    least_group = 2
-    of_response = reads_behaviour = sees_threshold = True
 
     def __init__(self, settings: DrpoSettings) -> None:
         super().__init__(settings)
         self._longest = settings.longest or 1
-        # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
-        self.shift_free = self.scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(
+            least_group=2,
+            shift_free="group",
+            scale_free="group",
+            sees_threshold=True,
+            reads=("behaviour",),
+            of_response=True,
+        )
 
     def check(self, recipe: Recipe) -> None:
         """Take `longest` from the recipe if it is not set."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
+from student.rl.advantages.traits import Traits
 from student.rl.value_head import check_critic
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class Gae(GroupEstimator):
     settings_type = GaeSettings
     settings: GaeSettings
     evidence = "text and code"
-    equal_groups = "learns"
-    refines = reads_values = sums_token_rewards = True
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, reads=("values", "token_rewards"))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe without a critic.

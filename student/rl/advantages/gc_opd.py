@@ -22,6 +22,7 @@ from pydantic import Field
 from opd.wire.types import PayloadSpec
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ class GcOpd(Advantage):
     settings_type = GcOpdSettings
     settings: GcOpdSettings
     evidence = "text and code"
-    equal_groups = "learns"
-    centred = True
-    refines = reads_behaviour = True
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, shift_free="group", scale_free="group", reads=("behaviour",))
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""

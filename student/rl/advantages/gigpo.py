@@ -13,11 +13,12 @@ core_gigpo (read): gamma 0.95, w 1, and F = 1 by default (`mean_norm`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from student.rl.advantages.base import Advantage, Credit, known
+from student.rl.advantages.traits import Traits
 from student.rl.advantages.turns import TurnSettings, normalised, returns, spread
 
 if TYPE_CHECKING:
@@ -43,12 +44,11 @@ class Gigpo(Advantage):
     settings_type = GigpoSettings
     settings: GigpoSettings
     evidence = "text and code"
-    reads_turns: ClassVar[bool] = True
 
-    def __init__(self, settings: GigpoSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
-        self.scale_free = "group" if settings.scale == "std" else ""
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        scaled = self.settings.scale == "std"
+        return Traits(shift_free="group", scale_free="group" if scaled else "", reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +39,10 @@ class GroupMean(GroupEstimator):
     settings_type = GroupMeanSettings
     settings: GroupMeanSettings
     evidence = "text and code"
-    least_group = 2
-    centred = True
 
-    def __init__(self, settings: GroupMeanSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
-        self.scale_free = "group" if settings.scale == "std" else ""
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from student.rl.advantages.base import GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +22,10 @@ class LeaveOneOut(GroupEstimator):
     """The reward minus the mean of the other rewards of the group (RLOO)."""
 
     evidence = "text and code"
-    least_group = 2
-    centred = True
-    shift_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

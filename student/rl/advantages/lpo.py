@@ -18,6 +18,7 @@ arXiv 2605.06139 (text); PACS, the released code of 2509.02522, ritzz-ai/PACS.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -25,6 +26,7 @@ from pydantic import Field
 from opd.wire.types import PayloadSpec
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -49,15 +51,16 @@ class GroupLoss(Advantage):
 
     settings_type = GroupLossSettings
     settings: GroupLossSettings
-    least_group = 2
-    centred = True
-    of_response = True
 
     def __init__(self, settings: GroupLossSettings) -> None:
         super().__init__(settings)
-        self.recomputes = self.reads_behaviour = settings.recompute
         # s_t by row, as it was when the row was first seen in the step.
         self._before: dict[tuple[Any, ...], float] = {}
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        again = self.settings.recompute
+        return Traits(least_group=2, reads=("behaviour",) if again else (), recomputes=again, of_response=True)
 
     def needs(self) -> Needs:
         """The student's log-probs of the response tokens, if they are read again."""
@@ -109,10 +112,11 @@ class Lpo(GroupLoss):
     settings: LpoSettings
     evidence = "text"
 
-    def __init__(self, settings: LpoSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group" if settings.tau != "mean" else ""
-        self.scale_free = "group" if isinstance(settings.tau, str) else ""
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        tau = self.settings.tau
+        shift, scale = tau != "mean", isinstance(tau, str)
+        return replace(super().traits(), shift_free="group" if shift else "", scale_free="group" if scale else "")
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See `GroupLoss.slopes`; metric effective, the number of answers that P is spread over."""
@@ -151,8 +155,10 @@ class Pacs(GroupLoss):
     settings_type = PacsSettings
     settings: PacsSettings
     evidence = "text and code"
-    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return replace(super().traits(), shift_free="group", scale_free="group", sees_threshold=True)
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See `GroupLoss.slopes`."""

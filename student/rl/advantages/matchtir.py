@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from student.rl.advantages.traits import Traits
 from student.rl.advantages.turns import TurnAdvantage, TurnSettings, normalised
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ class MatchTir(TurnAdvantage):
     settings_type = MatchTirSettings
     settings: MatchTirSettings
     evidence = "text and code"
-    least_group = 2
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]

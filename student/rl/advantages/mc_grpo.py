@@ -18,6 +18,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +41,10 @@ class McGrpo(GroupEstimator):
     settings_type = McGrpoSettings
     settings: McGrpoSettings
     evidence = "text and code"
-    least_group = 2
-    shift_free = "group"
-    scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", scale_free="group")
 
     def check(self, recipe: Recipe) -> None:
         """Refuse to run without a clamp where rewards may be binary.

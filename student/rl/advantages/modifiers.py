@@ -20,8 +20,9 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
-from student.rl.advantages.base import AdvantageSettings, Credit, Modifier, known
+from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, Modifier, known
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 from student.scoring.needs import REFERENCE, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -29,6 +30,22 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.recipe import Recipe
+
+
+class OfErrors(Modifier):
+    """Base of modifiers that change negative credit alone."""
+
+    def check_chain(self, parts: Sequence[Advantage]) -> None:
+        """Refuse an estimator whose settings leave no negative credit.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        if not getattr(parts[0].settings, "negative", 1.0):
+            raise ConfigError(
+                f"advantage {self.settings.name!r} changes negative credit alone, and {parts[0].settings.name!r} with "
+                "negative 0 gives none, so that it would do nothing; leave one of them out."
+            )
 
 
 class AceSettings(AdvantageSettings):
@@ -39,13 +56,16 @@ class AceSettings(AdvantageSettings):
     per_token: bool = Field(False, description="Confidence is the mean over the tokens instead of the sum.")
 
 
-class Ace(Modifier):
+class Ace(OfErrors):
     """A larger penalty for errors that the policy is confident in (ACE)."""
 
     settings_type = AceSettings
     settings: AceSettings
     evidence = "text"
-    only_errors = reads_behaviour = True
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(reads=("behaviour",))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a strength of 0.
@@ -83,13 +103,12 @@ class SngsSettings(AdvantageSettings):
     threshold: float = Field(0.5, description="Least reward of a success.")
 
 
-class Sngs(Modifier):
+class Sngs(OfErrors):
     """A smaller penalty in groups that rarely succeed (SNGS)."""
 
     settings_type = SngsSettings
     settings: SngsSettings
     evidence = "text"
-    only_errors = True
 
     def check(self, recipe: Recipe) -> None:
         """Refuse factors that are 1 for every group.
@@ -134,8 +153,22 @@ class Outliers(Modifier):
     settings_type = OutliersSettings
     settings: OutliersSettings
     evidence = "text and code"
-    over_batch = True
-    scale_free = shift_free = "batch"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(shift_free="batch", scale_free="batch")
+
+    def check_chain(self, parts: Sequence[Advantage]) -> None:
+        """Refuse an estimator whose credit is computed anew for each update, group by group.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        if parts[0].traits().recomputes:
+            raise ConfigError(
+                f"advantage {self.settings.name!r} looks at the whole batch, and {parts[0].settings.name!r} is "
+                "computed anew for each update, group by group; set recompute: false there, or leave one of them out."
+            )
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """New credit per row; a row is judged by its mean credit. Metric dropped, a share of the rows."""

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +35,10 @@ class Ngrpo(GroupEstimator):
     settings_type = NgrpoSettings
     settings: NgrpoSettings
     evidence = "text and code"
-    least_group = 2
-    equal_groups = "learns"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, learns_from_equal=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula; groups of one get 0."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 
 if TYPE_CHECKING:
@@ -42,12 +43,27 @@ class NoisyForward(GroupEstimator):
     settings_type = NoisyForwardSettings
     settings: NoisyForwardSettings
     evidence = "text"
-    equal_groups = "learns"
-    constant = True
 
     def __init__(self, settings: NoisyForwardSettings) -> None:
         super().__init__(settings)
         self.rate = settings.false_negative
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True)
+
+    def check_chain(self, parts: Sequence[Advantage]) -> None:
+        """Refuse modifiers that take a mean off.
+
+        Raises:
+            ConfigError: naming the modifier.
+        """
+        for part in parts[1:]:
+            if part.traits().shift_free:
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} takes a mean off, and {self.settings.name!r} is the reward less "
+                    "a constant, so that nothing of it would be left; leave one of them out."
+                )
 
     def check(self, recipe: Recipe) -> None:
         """Refuse to learn fn from appeals that are never made.

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
+from student.rl.advantages.traits import Traits
 from student.rl.value_head import check_critic
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class PromptValue(GroupEstimator):
     settings_type = PromptValueSettings
     settings: PromptValueSettings
     evidence = "text and code"
-    equal_groups = "learns"
-    refines = reads_values = True
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, reads=("values",))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe without a critic.

@@ -21,6 +21,7 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
+from student.rl.advantages.traits import Traits
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -51,10 +52,16 @@ class R2Opd(Advantage):
     settings_type = R2OpdSettings
     settings: R2OpdSettings
     evidence = "abstract"
-    equal_groups = "learns"
-    refines = reads_behaviour = sees_threshold = True
-    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(
+            learns_from_equal=True,
+            shift_free="group",
+            scale_free="group",
+            sees_threshold=True,
+            reads=("behaviour",),
+        )
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a gate that is the same everywhere.

@@ -19,6 +19,7 @@ from pydantic import Field
 from student.data.streams import stream
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,13 +41,10 @@ class RecBalance(Advantage):
     settings_type = RecBalanceSettings
     settings: RecBalanceSettings
     evidence = "text and code"
-    least_group = 2
-    centred = True
 
-    def __init__(self, settings: RecBalanceSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = "group"
-        self.scale_free = "group" if settings.scale == "std" else ""
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """One advantage per row, by the module's formula."""

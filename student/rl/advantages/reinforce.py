@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,10 @@ class Reinforce(GroupEstimator):
     settings_type = ReinforceSettings
     settings: ReinforceSettings
     evidence = "text and code"
-    equal_groups = "learns"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward."""

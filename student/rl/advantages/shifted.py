@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +35,10 @@ class Opmd(GroupEstimator):
     settings_type = OpmdSettings
     settings: OpmdSettings
     evidence = "text and code"
-    off_policy = True
-    least_group = 2
-    shift_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(least_group=2, shift_free="group", off_policy=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""
@@ -62,9 +64,10 @@ class AsymRe(GroupEstimator):
     settings_type = AsymReSettings
     settings: AsymReSettings
     evidence = "text and code"
-    off_policy = True
-    equal_groups = "learns"
-    shift_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, shift_free="group", off_policy=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

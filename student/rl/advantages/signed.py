@@ -15,6 +15,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +37,10 @@ class Signed(GroupEstimator):
     settings_type = SignedSettings
     settings: SignedSettings
     evidence = "text and code"
-    equal_groups = "learns"
-    sees_threshold = True
-    # Shifts and scales change nothing as long as every reward stays on its side of the threshold.
-    shift_free = scale_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, shift_free="group", scale_free="group", sees_threshold=True)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse weights that are both 0.

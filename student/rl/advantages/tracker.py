@@ -18,6 +18,7 @@ from pydantic import Field
 from student.data.prompt_facts import never_again
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
+from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,13 +41,14 @@ class Tracker(Advantage):
     settings_type = ValueTrackerSettings
     settings: ValueTrackerSettings
     evidence = "inferred"
-    equal_groups = "learns"
 
     def __init__(self, settings: ValueTrackerSettings) -> None:
         super().__init__(settings)
         self.values: dict[str, float] = {}
-        self.scale_free = "batch"
-        self.shift_free = "batch"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """A remark if prompts hardly ever recur, so that none has a value of its own."""

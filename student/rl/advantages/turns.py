@@ -11,13 +11,14 @@ r_k are the rewards by turn; an episode without any has its reward at its last t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
+from student.rl.advantages.traits import Scope, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +78,10 @@ class TurnAdvantage(Advantage):
 
     settings_type = TurnSettings
     settings: TurnSettings
-    reads_turns: ClassVar[bool] = True
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, from `of_turns`."""
@@ -110,7 +114,10 @@ class Trloo(TurnAdvantage):
     """The return of a turn minus the mean of the others at that turn (TRLOO)."""
 
     evidence = "text and code"
-    shift_free = "group"
+
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        return Traits(shift_free="group", reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
@@ -132,9 +139,10 @@ class Mapo(TurnAdvantage):
     settings: MapoSettings
     evidence = "inferred"
 
-    def __init__(self, settings: MapoSettings) -> None:
-        super().__init__(settings)
-        self.shift_free = self.scale_free = "batch" if settings.mix < 1 else "group"
+    def traits(self) -> Traits:
+        """See `Advantage.traits`."""
+        scope: Scope = "batch" if self.settings.mix < 1 else "group"
+        return Traits(shift_free=scope, scale_free=scope, reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]

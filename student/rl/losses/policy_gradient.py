@@ -104,13 +104,13 @@ class PolicyGradient(Term):
         """
         self._check_settings()
         # Without uid in its key a group spans several prompts, so one answer to each prompt may be enough.
-        least, samples = self.chain.first.least_group, recipe.rollout.samples_per_prompt
+        least, samples = self.chain.traits.least_group, recipe.rollout.samples_per_prompt
         if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
                 f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
                 f"{samples}, so that it would learn nothing; set it to {least} or more, for example 8."
             )
-        if self.settings.skip_degenerate and self.chain.first.equal_groups == "learns":
+        if self.settings.skip_degenerate and self.chain.traits.learns_from_equal:
             raise ConfigError(
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
                 f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
@@ -161,7 +161,7 @@ class PolicyGradient(Term):
     def _of_responses(self) -> list[str]:
         """A remark if the settings change the response-level loss that the advantage is the derivative of."""
         s, first = self.settings, self.chain.first
-        if not first.of_response or (s.ratio == "none" and s.aggregation == "constant"):
+        if not self.chain.traits.of_response or (s.ratio == "none" and s.aggregation == "constant"):
             return []
         return [
             f"advantage {first.settings.name!r} is the slope of a loss in the log-prob of whole responses, which term "
@@ -171,8 +171,8 @@ class PolicyGradient(Term):
 
     def _unweighted(self, recipe: Recipe) -> list[str]:
         """A remark if updates after the first would treat rows of older weights as on policy."""
-        updates, first = recipe.train.epochs * recipe.train.minibatches, self.chain.first
-        if updates == 1 or self.settings.ratio != "none" or first.off_policy or self.recomputes:
+        updates = recipe.train.epochs * recipe.train.minibatches
+        if updates == 1 or self.settings.ratio != "none" or self.chain.traits.off_policy or self.recomputes:
             return []
         return [
             f"term {self.settings.name!r} has ratio none, and of {updates} updates per batch all but the first learn "

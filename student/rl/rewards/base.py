@@ -96,7 +96,7 @@ class Reward:
             ConfigError: if it could have no effect, for example rewards by turn that no advantage reads.
         """
         chains = [getattr(term, "chain", None) for term in terms]
-        read = any(chain is not None and getattr(chain.first, "reads_turns", False) for chain in chains)
+        read = any(chain is not None and "turns" in chain.traits.reads for chain in chains)
         if self.turns_for and not read:
             raise ConfigError(
                 f"reward {self.label} rewards turns, but no term's advantage reads them; use advantage "

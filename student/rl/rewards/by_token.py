@@ -73,7 +73,7 @@ def check_seen(label: str, terms: Sequence[Term]) -> None:
         ConfigError: naming the advantage to use.
     """
     chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-    if chains and not any(part.sums_token_rewards for chain in chains for part in chain.parts):
+    if chains and not any(chain.reading("token_rewards") for chain in chains):
         raise ConfigError(
             f"reward {label!r} rewards tokens, which advantage {chains[0].first.settings.name!r} does not look at, so "
             "that it would change nothing; use advantage gae with method critic."

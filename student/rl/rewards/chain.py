@@ -90,10 +90,11 @@ class RewardChain:
         high = sum(bounds[1] for bounds in known) + (self.whole is None)
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
         for part in (part for chain in chains for part in chain.parts):
-            if part.within is not None and not part.within[0] <= low <= high <= part.within[1]:
+            within = part.traits().within
+            if within is not None and not within[0] <= low <= high <= within[1]:
                 names = " and ".join(repr(reward.label) for reward in self.parts)
                 raise ConfigError(
-                    f"advantage {part.settings.name!r} takes rewards from {part.within[0]:g} to {part.within[1]:g}, "
+                    f"advantage {part.settings.name!r} takes rewards from {within[0]:g} to {within[1]:g}, "
                     f"and with {names} they are from {low:g} to {high:g}; set its lowest and highest to these."
                 )
 

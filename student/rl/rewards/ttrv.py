@@ -58,7 +58,7 @@ class Ttrv(Reward):
             raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
         for term in terms:
             chain = getattr(term, "chain", None)
-            if not self.settings.diversity or chain is None or chain.first.sees_threshold:
+            if not self.settings.diversity or chain is None or chain.traits.sees_threshold:
                 continue
             if chain.shift_free == "group":
                 raise ConfigError(

@@ -110,12 +110,12 @@ def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
     """A warning if the strategy drops groups from which an advantage of the recipe would learn."""
     from student.plugins import build_terms
 
-    firsts = [term.chain.first for term in build_terms(recipe.objective) if hasattr(term, "chain")]
+    chains = [term.chain for term in build_terms(recipe.objective) if hasattr(term, "chain")]
     return [
         f"rollout.strategy {strategy.settings.name} drops the groups whose rewards all agree, which advantage "
-        f"{first.settings.name!r} learns from"
-        for first in firsts
-        if first.equal_groups == "learns"
+        f"{chain.first.settings.name!r} learns from"
+        for chain in chains
+        if chain.traits.learns_from_equal
     ]
 
 

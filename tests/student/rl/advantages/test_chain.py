@@ -45,6 +45,11 @@ class Raw(GroupEstimator):
         return list(rewards)
 
 
+class Ends(Raw):
+    def refine(self, row: Row, credit: Credit) -> Credit:
+        return credit * (np.arange(row.length) == row.length - 1).astype(np.float32)
+
+
 def chain(*entries: dict[str, Any]) -> AdvantageChain:
     return AdvantageChain(list(entries), "a test")
 
@@ -72,6 +77,7 @@ def test_a_modifier_changes_the_credit_of_the_estimator_before_it(toy: Any) -> N
         ([{"name": "group_mean"}, {}], "no name"),
         ([{"name": "group_mean"}, {"name": "sngs"}, {"name": "ace"}, {"name": "sngs"}], "twice"),
         ([{"name": "lpo"}, {"name": "outliers"}], "recompute: false"),
+        ([{"name": f"{ME}:Ends"}, {"name": "sngs"}], "gives credit by token"),
         ([{"name": "grup_mean"}], "did you mean 'group_mean'"),
     ],
 )

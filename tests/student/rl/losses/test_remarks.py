@@ -9,10 +9,12 @@ from opd.errors import ConfigError
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.advantages.base import GroupEstimator
+from student.rl.advantages.traits import Traits
 
 
 class Keen(GroupEstimator):
-    equal_groups = "learns"
+    def traits(self) -> Traits:
+        return Traits(learns_from_equal=True)
 
     def of_group(self, rewards: Any) -> list[float]:
         return list(rewards)
