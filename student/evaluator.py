@@ -4,22 +4,20 @@ Each rank answers a share of the prompts, and every rank gets the report over al
 compare answers to the same problem, every rank answers all prompts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, overload
 
 from opd.tasks.prompt import Prompt
-from student.controllers import EvalReport
+from student.controllers import EvalReport, Workbench
 from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.evaluate import Answer, EvalMeasure, report
-from student.learning.learner import Learner
 from student.learning.terms import TokenBatch
 from student.orbit.figures import is_trained, judge_budgets, mode_figures
 from student.orbit.leakage import leakage as measure_leakage
 from student.recipe import Recipe
-from student.rollout.engine import PolicySampler
 from student.run.costs import Costs, Purpose, positions
 from student.run.samples import sample_of
 from student.run.token_view import view_of_batch
@@ -56,36 +54,32 @@ class Evaluator:
 
     Args:
         recipe: the run's recipe.
-        learner: holds the weights.
+        bench: the weights, and what samples from them.
         tokenizer: the student's tokenizer.
-        sampler: samples from the current weights.
         verification: judges answers.
         measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
-        costs: counts the tokens and positions that are spent.
-        poll: called while waiting; may raise to cancel.
 
     Attributes:
+        costs: the tokens and positions spent.
         scorer: gets the scores that the measure needs; None if nothing can be measured.
     """
 
     def __init__(
         self,
         recipe: Recipe,
-        learner: Learner,
+        bench: Workbench,
         tokenizer: Any,
-        sampler: PolicySampler,
         verification: Verification,
         measure: tuple[EvalMeasure, Scorer] | None,
-        costs: Costs,
-        poll: Callable[[], None],
     ) -> None:
-        self._recipe, self._learner, self._tokenizer = recipe, learner, tokenizer
-        self._sampler, self._verification = sampler, verification
+        self._recipe, self._tokenizer, self._verification = recipe, tokenizer, verification
+        self._learner, self._sampler, self._poll = bench.learner, bench.sampler, bench.poll
         self._measure: EvalMeasure | None = None if measure is None else measure[0]
         self.scorer: Scorer | None = None if measure is None else measure[1]
-        self._costs, self._poll = costs, poll
+        self.costs = Costs()
+        ranks = bench.learner.ranks
         # The index of this rank's share of the answers, and the number of shares.
-        self._index, self._shares = (0, 1) if recipe.modes else (learner.ranks.index, learner.ranks.count)
+        self._index, self._shares = (0, 1) if recipe.modes else (ranks.index, ranks.count)
 
     def run(
         self,
@@ -172,13 +166,13 @@ class Evaluator:
         return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row, poll=self._poll)
 
     def _count(self, asked: EvaluationTask, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
-        self._costs.sampled(purpose, rows)
+        self.costs.sampled(purpose, rows)
         if asked.scorer is not None:
-            self._costs.scored(purpose, asked.scorer.positions(scored))
+            self.costs.scored(purpose, asked.scorer.positions(scored))
             # The measure takes one more forward pass of the student.
-            self._costs.add(purpose, "decoded_positions", positions(scored))
+            self.costs.add(purpose, "decoded_positions", positions(scored))
             if asked.other is not None:
-                self._costs.sampled(purpose, scored)
+                self.costs.sampled(purpose, scored)
 
     def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
         """The mean divergence over the tokens of all ranks, in nats per token; None if it is not measured."""

@@ -31,6 +31,7 @@ class Prepared:
     """The parts that are built and checked before the student is loaded.
 
     Attributes:
+        recipe: the recipe of the job.
         plugins: terms, controllers, rewards, strategy and engine.
         weights: the location of the student's weights.
         tokenizer: the student's tokenizer.
@@ -42,6 +43,7 @@ class Prepared:
         contexts: renders the prompts that teachers and the reference read in place of the student's.
     """
 
+    recipe: Recipe
     plugins: Plugins
     weights: Weights
     tokenizer: Any
@@ -79,7 +81,7 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
     stops = map_of(recipe, stop_ids, models.infos, plugins.needs)
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
-    return Prepared(plugins, weights, tokenizer, source, fleet, models, stop_ids, stops, contexts)
+    return Prepared(recipe, plugins, weights, tokenizer, source, fleet, models, stop_ids, stops, contexts)
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:

@@ -1,13 +1,13 @@
 """Implements the services that controllers may use, on top of the parts of the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
-from opd.tasks.source import PromptSource
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.controllers import EvalReport, Workbench
 from student.data.cursor import PromptCursor
@@ -15,16 +15,11 @@ from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.data.streams import stream
-from student.evaluate import EvalMeasure
 from student.evaluator import Evaluator
-from student.learning.learner import Learner
-from student.recipe import Recipe
-from student.rollout.engine import PolicySampler
-from student.run.costs import Costs, Purpose
+from student.run.costs import Purpose
 from student.scoring.local import LocalModels
 from student.scoring.needs import STUDENT
 from student.scoring.score import Scorer
-from student.scoring.verify import Verification
 
 T = TypeVar("T")
 
@@ -33,18 +28,13 @@ class LoopServices:
     """Implements `student.controllers.Services`.
 
     Args:
-        recipe: the run's recipe.
-        learner: weights and optimizer.
-        tokenizer: the student's.
-        source: prompts and verifier.
-        scorer: signals for the objective.
-        sampler: samples from the current weights.
-        measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
-        poll: called while waiting for the fleet.
-        workbench: makes a workbench, for `Services.workbench`.
+        bench: the weights, what samples from them, and the scorer of the objective.
+        make_scorer: makes another scorer of the objective, for `Services.workbench`.
+        evaluator: evaluates the current weights.
         local: the models in this process.
         cursor: the run's position in its training prompts.
-        verification: judges answers.
+        tokenizer: the student's.
+        seed: the run's seed.
 
     Attributes:
         tokenizer: see `Services.tokenizer`.
@@ -54,58 +44,50 @@ class LoopServices:
 
     def __init__(
         self,
-        recipe: Recipe,
-        learner: Learner,
-        tokenizer: Any,
-        source: PromptSource,
-        scorer: Scorer,
-        sampler: PolicySampler,
-        measure: tuple[EvalMeasure, Scorer] | None,
-        poll: Callable[[], None],
-        workbench: Callable[[], Workbench],
+        bench: Workbench,
+        make_scorer: Callable[[], Scorer],
+        *,
+        evaluator: Evaluator,
         local: LocalModels,
         cursor: PromptCursor,
-        verification: Verification,
+        tokenizer: Any,
+        seed: int,
     ) -> None:
-        self._cursor = cursor
-        self._local = local
-        self._verification = verification
-        self._recipe = recipe
-        self._learner = learner
+        self._bench, self._make_scorer = bench, make_scorer
+        self._evaluator, self._local, self._cursor, self._seed = evaluator, local, cursor, seed
         self.tokenizer = tokenizer
-        self._source = source
-        self._scorer = scorer
-        self._sampler = sampler
-        self._poll = poll
-        self.workbench = workbench
-        self.costs = Costs()
-        self._evaluator = Evaluator(recipe, learner, tokenizer, sampler, verification, measure, self.costs, poll)
+        self.costs = evaluator.costs
         self.outcomes: Sequence[Outcome] = ()
+
+    def workbench(self) -> Workbench:
+        """See `Services.workbench`."""
+        return replace(self._bench, scorer=self._make_scorer())
 
     def hook_outages(self, hooks: OutageHooks) -> None:
         """Set the hooks that every scorer of the run calls during an outage of a teacher."""
-        for scorer in (self._scorer, self._evaluator.scorer):
+        for scorer in (self._bench.scorer, self._evaluator.scorer):
             if scorer is not None:
                 scorer.hooks = hooks
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
-        self._sampler.expose()  # the caller may write to them, which the sampler cannot detect
-        return self._learner.named_parameters()
+        self._bench.sampler.expose()  # the caller may write to them, which the sampler cannot detect
+        return self._bench.learner.named_parameters()
 
     def rollout(self, plan: StepPlan) -> list[Row]:
         """See `Services.rollout`."""
-        return self._sampler.sample(plan.rows, purpose=("probe",))
+        return self._bench.sampler.sample(plan.rows, purpose=("probe",))
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
         """See `Services.score`."""
+        scorer = self._bench.scorer
 
         def work() -> None:
             for row in rows:
-                self._scorer.submit(row)
-            self._scorer.collect(rows, poll=self._poll)
+                scorer.submit(row)
+            scorer.collect(rows, poll=self._bench.poll)
 
-        self._learner.ranks.agree(work)
+        self._bench.learner.ranks.agree(work)
         return list(rows)
 
     def read(
@@ -119,11 +101,11 @@ class LoopServices:
         """See `Services.read`."""
         asked = [item.asked(gather=False, role=model) if isinstance(item, Row) else [(item, 0)] for item in items]
         self.costs.add("train", "local_positions", sum(len(request.token_ids) for mine in asked for request, _ in mine))
-        return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
+        return self._local.score(model, items, spec, temperature=temperature, poll=self._bench.poll)
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         """See `Services.extract`."""
-        return self._verification.extract(rows)
+        return self._bench.scorer.extract(rows)
 
     def refresh(self, model: str, decay: float) -> None:
         """See `Services.refresh`."""
@@ -131,7 +113,7 @@ class LoopServices:
 
     def gather(self, value: T) -> list[T]:
         """See `Services.gather`."""
-        return self._learner.ranks.gather(value)
+        return self._bench.learner.ranks.gather(value)
 
     def add_costs(self, counts: Mapping[str, float]) -> None:
         """See `Services.add_costs`."""
@@ -182,10 +164,10 @@ class LoopServices:
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
         """See `Services.training_prompts`."""
         # Any start will do, because the stream of prompts is endless (a table starts again).
-        start = int(stream(self._recipe.seed, "prompts", *seed_names).integers(0, 2**31))
-        return self._source.prompts("train", count, start)
+        start = int(stream(self._seed, "prompts", *seed_names).integers(0, 2**31))
+        return self._cursor.source.prompts("train", count, start)
 
     def optimizer_moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """See `Services.optimizer_moments`."""
-        for name, parameter in self._learner.named_parameters():
-            yield name, self._learner.optimizer.state.get(parameter, {})
+        for name, parameter in self._bench.learner.named_parameters():
+            yield name, self._bench.learner.optimizer.state.get(parameter, {})

@@ -14,18 +14,19 @@ class PromptCursor:
         source: the stream of prompts.
 
     Attributes:
+        source: the stream of prompts.
         position: number of prompts taken and committed; saved with the run.
         taken: number of prompts taken since the last `commit`.
     """
 
     def __init__(self, source: PromptSource) -> None:
-        self._source = source
+        self.source = source
         self.position = 0
         self.taken = 0
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts."""
-        prompts = self._source.prompts("train", count, self.position + self.taken)
+        prompts = self.source.prompts("train", count, self.position + self.taken)
         self.taken += count
         return prompts
 

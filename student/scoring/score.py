@@ -105,6 +105,10 @@ class Scorer:
         if self.needs.reward == "verdict":
             self._verification.submit(row)
 
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row, in a form in which equal answers compare equal; None if there is none."""
+        return self._verification.extract(rows)
+
     def ask(self, row: Row) -> None:
         """Start scoring a row; returns at once. Requests with contexts made from outcomes wait until it is judged."""
         if self._contexts is not None:

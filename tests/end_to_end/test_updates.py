@@ -141,8 +141,8 @@ class Reads(Controller):
     def updates(self, updates: Iterable[Update], services: Any) -> Iterator[Update]:
         for update in updates:
             yield update
-            services._scorer.hooks.emergency(Outage("t", 60.0, 1, "gone", 600.0))
-            checkpoints = services._recipe.run / "checkpoints"
+            services._bench.scorer.hooks.emergency(Outage("t", 60.0, 1, "gone", 600.0))
+            checkpoints = services._evaluator._recipe.run / "checkpoints"
             self.saved.append(sorted(path.name for path in checkpoints.glob("step-*")))
 
 
