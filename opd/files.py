@@ -1,21 +1,27 @@
-"""Writing small files atomically."""
+"""Writing files atomically."""
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 to `path`, atomically and durably; if that fails, an existing file stays as it was.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path`, text as UTF-8, atomically; after a return, also a power cut leaves the new file.
+
+    If it fails, or the process is killed, an existing file stays as it was. Several processes and threads may write the
+    same path at once, also from several hosts; the last one to finish wins.
 
     Raises:
         OSError: if the file cannot be written.
     """
-    # In the same folder, because a rename is atomic only within a file system.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    # In the same folder, because a rename is atomic only within a file system. At random, because two containers that
+    # share a folder may have one process number.
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
@@ -24,3 +30,19 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise
+    # Some network file systems refuse to flush a folder; the file is complete there all the same.
+    with contextlib.suppress(OSError):
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Flush a file or a folder to disk.
+
+    Raises:
+        OSError: if it cannot be flushed.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

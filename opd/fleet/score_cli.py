@@ -20,8 +20,8 @@ def score(
     rows: Annotated[
         Path,
         typer.Option(
-            help="JSON lines with prompt_ids and response_ids (and gather_ids for gather), or with prompt and response "
-            "as text together with --tokenizer."
+            help="JSON lines with prompt_ids and response_ids (and gather_ids for gather, and spans to score some "
+            "positions only), or with prompt and response as text together with --tokenizer."
         ),
     ],
     out: Annotated[
@@ -151,12 +151,13 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
                 prompt, response = _whole(row["prompt_ids"]), _whole(row["response_ids"])
             ids = np.array([*prompt, *response], dtype=np.uint32)
             gather = np.array([_whole(row_ids) for row_ids in row["gather_ids"]], dtype=np.uint32) if gathers else None
+            spans = tuple((start, end) for start, end in map(_whole, row.get("spans", ())))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             wanted = "prompt_ids and response_ids" + (" and gather_ids" if gathers else "")
             hint = "" if tokenizer else "; rows of text need --tokenizer"
             reason = f"it has no key {error.args[0]!r}" if isinstance(error, KeyError) else error
             raise DataError(f"line {number} of {path} is not a row with {wanted}: {reason}{hint}.") from error
-        yield ScoreItem(ids, len(prompt), gather)
+        yield ScoreItem(ids, len(prompt), gather, spans)
 
 
 def _whole(ids: Any) -> list[int]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from opd.errors import DataError
 
 log = logging.getLogger("opd.fleet")
+FORMAT = 2
+"""Of a store, in `user_version`; raised when tables here, or keys or bytes in row.py, change their meaning."""
 _TRIM_TO = 0.9
-_VERSION = 1
 _WAIT_SECONDS = 60.0
 _PAGE = 8192
 _OVERHEAD = 4 * _PAGE  # most that a row takes besides its bytes: half-empty pages of the payload and the two indices
@@ -30,7 +31,7 @@ _SCHEMA = (
     "CREATE TABLE rows (key BLOB PRIMARY KEY, id INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE payloads (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE INDEX rows_by_use ON rows (used)",
-    f"PRAGMA user_version = {_VERSION}",
+    f"PRAGMA user_version = {FORMAT}",
 )
 
 
@@ -127,8 +128,11 @@ class Blobs:
                 if self._version() == 0:  # still: no other process was faster
                     for statement in _SCHEMA:
                         database.execute(statement)
-        if self._version() != _VERSION:
-            raise DataError(f"{self.path} has form {self._version()}, this opd reads form {_VERSION}; score again.")
+        if self._version() != FORMAT:
+            raise DataError(
+                f"score store {self.path} has format {self._version()}, but this version of opd reads format {FORMAT}; "
+                "score into a new folder."
+            )
 
     def _version(self) -> int:
         return int(self._writer.execute("PRAGMA user_version").fetchone()[0])

@@ -11,8 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from opd.errors import DataError
-from opd.fleet.record import earlier
-from opd.fleet.record.row import StoredRow
+from opd.fleet.record.row import StoredRow, score_key
 from opd.fleet.record.store import ScoreStore
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -64,7 +63,7 @@ class CachedScores:
         if not self._takes(info):
             return
         for item, future in zip(items, futures, strict=True):
-            found = earlier.find(self._get, info.weights_hash, item, spec, temperature)
+            found = self._get(score_key(info.weights_hash, item, spec, temperature))
             if found is not None:
                 self.hits += 1
                 future.set_result(found)

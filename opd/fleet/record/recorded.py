@@ -2,8 +2,8 @@
 
     with TeacherFleet.connect("store:scores/math") as fleet: ...
 
-A row that was not recorded with exactly its ids, payload and temperature is an error, because there is no server to
-ask.
+A row that was not recorded with exactly its ids, spans, payload and temperature is an error, because there is no server
+to ask.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ import numpy as np
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
 from opd.fleet.membership.agreement import AgreementReport
 from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.record import earlier
+from opd.fleet.record.row import score_key
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
@@ -78,7 +78,7 @@ class RecordedFleet(ScoreSource):
             self._counters.rows_submitted += 1
             try:
                 # Not `get`, which removes damaged rows: a record cannot be scored again.
-                scores = earlier.find(self.store.read, info.weights_hash, item, spec, temperature)
+                scores = self.store.read(score_key(info.weights_hash, item, spec, temperature))
                 if scores is None:
                     raise DataError(self._missing(teacher, item, spec, group))
             except DataError as error:
@@ -92,10 +92,11 @@ class RecordedFleet(ScoreSource):
 
     def _missing(self, teacher: str, item: ScoreItem, spec: PayloadSpec, group: str) -> str:
         payload = f"{spec.kind.value}({spec.k})" if spec.k else spec.kind.value
-        row = f"the row{f' of group {group!r}' if group else ''} with {len(item.token_ids)} tokens"
+        part = f"at {item.scored_length} of {item.response_length} response tokens of" if item.spans else "for"
+        row = f"{part} the row{f' of group {group!r}' if group else ''} with {len(item.token_ids)} tokens"
         digest = hashlib.sha256(np.ascontiguousarray(item.token_ids, "<u4").tobytes()).hexdigest()[:12]
         return (
-            f"store {self.store.folder} has no {payload} scores of teacher {teacher!r} for {row} (SHA-256 of its ids "
+            f"store {self.store.folder} has no {payload} scores of teacher {teacher!r} {row} (SHA-256 of its ids "
             f"{digest}); record it with `opd score --out` or with cache.folder on a live fleet, train with the recipe, "
             "seed and first weights of the recorded run, or connect to a live teacher."
         )

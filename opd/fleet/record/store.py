@@ -8,9 +8,7 @@
 Scoring rollouts once and training on them offline follows Lightning-OPD.
 """
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from opd.errors import DataError, RunFolderError
+from opd.files import write_whole
 from opd.fleet.record.blobs import Blobs
 from opd.fleet.record.row import StoredRow, from_bytes, load_with_meta, to_bytes
 from opd.wire.fingerprint import head_hash
@@ -38,15 +37,11 @@ class ScoreStore:
 
     Raises:
         RunFolderError: if the folder cannot be created.
-        DataError: if the store is damaged or was written by an incompatible earlier version.
+        DataError: if the store is damaged or of another format.
     """
 
     def __init__(self, folder: Path | str, max_bytes: int = 0) -> None:
         self.folder = Path(folder)
-        if (self.folder / "scores").is_dir():
-            raise DataError(
-                f"score store {self.folder} has a file per row, as earlier versions wrote it; score into a new folder."
-            )
         try:
             for name in ("teachers", "heads"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -106,7 +101,9 @@ class ScoreStore:
 
     def put_teacher(self, info: pb.TeacherInfo) -> Path:
         """Store a teacher's description; returns its file."""
-        return _write(self._teacher_path(info.name), json_format.MessageToJson(info).encode())
+        path = self._teacher_path(info.name)
+        write_whole(path, json_format.MessageToJson(info))
+        return path
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
         """The recorded teachers by name.
@@ -129,7 +126,9 @@ class ScoreStore:
         if head.bias is not None:
             arrays["bias"] = np.ascontiguousarray(head.bias)
         meta = {"dtype": head.dtype, "logit_scale": repr(head.logit_scale), "soft_cap": repr(head.soft_cap)}
-        return _write(self._head_path(head.hash), save(arrays, meta))
+        path = self._head_path(head.hash)
+        write_whole(path, save(arrays, meta))
+        return path
 
     def head(self, content_hash: str) -> Head | None:
         """The head with a content hash; None if it was not recorded.
@@ -161,15 +160,3 @@ class ScoreStore:
         if not _NAME.fullmatch(content_hash):
             raise DataError(f"head hash {content_hash!r} is not one.")
         return self.folder / "heads" / f"{content_hash}.safetensors"
-
-
-def _write(path: Path, data: bytes) -> Path:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path

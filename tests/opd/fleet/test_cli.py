@@ -1,5 +1,6 @@
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,6 +123,22 @@ def test_score_takes_ids_to_gather_from_the_rows(tiny: SimpleNamespace, tmp_path
     assert "2 rows" in text
 
 
+def test_score_takes_the_positions_to_score_from_the_rows(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    server, spec = tiny.serve(), PayloadSpec.sampled()
+    server.spans = True
+    items = write_rows(tmp_path / "rows.jsonl", 2, spans=[[0, 1], [3, 5]])
+    arguments = ["score", server.address, "--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
+    assert "2 rows" in run(*arguments)
+    parts = [replace(item, spans=((0, 1), (3, 5))) for item in items]
+    with TeacherFleet.connect(server.address) as fleet:
+        live = fleet.score("math", parts, spec)
+    with TeacherFleet.connect(f"store:{tmp_path / 'store'}") as fleet:
+        for stored, scores in zip(fleet.score("math", parts, spec), live, strict=True):
+            assert stored.sampled is not None and np.array_equal(stored.sampled, scores.sampled)
+        with pytest.raises(DataError, match="has no sampled scores"):
+            fleet.score("math", items, spec)
+
+
 def test_without_a_store_the_log_probs_are_printed_a_line_per_row(tiny: SimpleNamespace, tmp_path: Path) -> None:
     server = tiny.serve()
     items = write_rows(tmp_path / "rows.jsonl", 3)
@@ -169,6 +186,8 @@ def test_a_text_keeps_characters_that_python_takes_for_line_ends(tmp_path: Path,
         ('{"prompt_ids": [true], "response_ids": [2]}', "whole numbers"),
         ('{"prompt_ids": "12", "response_ids": [2]}', "whole numbers"),
         ('{"prompt_ids": [[1, 2]], "response_ids": [[2, 3]]}', "whole numbers"),
+        ('{"prompt_ids": [1], "response_ids": [2], "spans": [[0]]}', "line 1"),
+        ('{"prompt_ids": [1], "response_ids": [2], "spans": [0, 1]}', "whole numbers"),
         ("\udcff", "not UTF-8"),
     ],
 )

@@ -157,20 +157,15 @@ def test_a_damaged_row_is_dropped_from_a_cache_and_named_by_a_data_set(store: Sc
     assert store.get(kept) is not None and len(store) == 1
 
 
-def test_a_flipped_bit_anywhere_in_the_header_is_seen() -> None:
+def test_a_flipped_bit_anywhere_in_a_row_is_seen() -> None:
     kept = row(0)
-    for _ in range(3):  # the header's order changes from one call to the next
-        data = to_bytes(kept)
-        for place in range(8 + int.from_bytes(data[:8], "little")):
-            damaged = bytearray(data)
-            damaged[place] ^= 0x10
-            try:
-                found = from_bytes(kept.key, bytes(damaged), "here")
-            except DataError:
-                continue
-            # Blanks that safetensors pads the header with may be others.
-            assert (found.teacher, found.spec, found.temperature) == (kept.teacher, kept.spec, kept.temperature)
-            assert found.scores.wire_bytes == kept.scores.wire_bytes and place >= len(data.partition(b"}}")[0])
+    data = to_bytes(kept)
+    assert from_bytes(kept.key, data, "here").key == kept.key
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x10
+        with pytest.raises(DataError, match="checksum does not match"):
+            from_bytes(kept.key, bytes(damaged), "here")
 
 
 def test_a_damaged_row_of_a_record_is_named_and_left_where_it_is(tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -285,7 +280,7 @@ def test_a_damaged_head_of_a_record_is_named_whatever_is_damaged_in_it(tiny: Sim
                 store.head(head.hash)
 
 
-def test_a_store_that_is_cut_off_or_of_another_form_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_store_that_is_cut_off_or_of_another_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
     for name in ("torn", "newer"):
         with contextlib.closing(ScoreStore(tmp_path / name)) as store:
             store.put([row(number) for number in range(200)])
@@ -298,11 +293,8 @@ def test_a_store_that_is_cut_off_or_of_another_form_is_refused_with_a_sentence(t
         ScoreStore(torn.parent)
     with contextlib.closing(sqlite3.connect(tmp_path / "newer" / "scores.sqlite")) as database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(DataError, match="has form 9, this opd reads form 1"):
+    with pytest.raises(DataError, match=r"newer.* has format 9, but .* reads format 2; score into a new folder"):
         ScoreStore(tmp_path / "newer")
-    (tmp_path / "old" / "scores" / "ab").mkdir(parents=True)
-    with pytest.raises(DataError, match="has a file per row, as earlier versions wrote it"):
-        ScoreStore(tmp_path / "old")
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
