@@ -110,7 +110,7 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """What `to_dict` gave."""
         spans = tuple((int(start), int(end)) for start, end in data["spans"])
-        turns = {name: tuple(data.get(name, ())) for name in ("turn_rewards", "turn_states", "turn_agents")}
+        turns = {name: tuple(data[name]) for name in ("turn_rewards", "turn_states", "turn_agents")}
         return cls(**{**data, **turns, "spans": spans})
 
 

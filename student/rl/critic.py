@@ -41,14 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.controllers import Services
-    from student.data.plan import StepPlan
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe
-
-
-_UNKNOWN = -1
-"""The current step after a checkpoint was loaded that does not record it."""
 
 
 class CriticSettings(FittedSettings):
@@ -122,12 +117,6 @@ class Critic(FittedCritic):
             self._cache.append((row, features))
             row.values = self.value(features)
         return rows
-
-    def plan(self, plan: StepPlan) -> StepPlan:
-        """Take the current step from the first plan if the loaded checkpoint does not record it."""
-        if self._now == _UNKNOWN:
-            self._now = plan.step
-        return plan
 
     def value(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """[T] float32 values of states with features [T, H]; zeros before the first fit."""
@@ -223,7 +212,7 @@ class Critic(FittedCritic):
         """Restore what `state_dict` gave."""
         self.heads, self.moments, self.moved = state["heads"], state["moments"], int(state["moved"])
         self._told = dict(state["fitted"])
-        self._now = int(state.get("now", _UNKNOWN))
+        self._now = int(state["now"])
 
 
 def _predict(heads: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.float64]:

@@ -3,9 +3,11 @@
     checkpoints/step-000050/model/     a Hugging Face folder, loads with plain transformers
     checkpoints/step-000050/trainer/   optimizer, random states, loop and methods: safetensors and JSON; folders
                                        *-shards have what the ranks of a sharded student hold
-    checkpoints/step-000050/manifest.json   SHA-256 and size of every file; a folder without it is not a checkpoint
+    checkpoints/step-000050/manifest.json   format number, SHA-256 and size of every file; a folder without it is not a
+                                            checkpoint
 
-A checkpoint that does not match its manifest is skipped in favour of the previous one. Ranks write and hash their parts
+A checkpoint that does not match its manifest is skipped in favour of the previous one; one of another format is
+refused. Ranks write and hash their parts
 (`student.run.parts`) of one folder, which all of them see, and agree after each part, so that a rank that cannot write
 leaves no other rank waiting. Rank 0 renames the folder when all are done.
 """
@@ -24,6 +26,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from opd.errors import CheckpointError, DiskFullError, RunFolderError, one_line
+from opd.files import flush
 from student.learning.ranks import ALONE, Ranks
 from student.run.parts import Part
 from student.run.space import is_full
@@ -31,6 +34,8 @@ from student.run.space import is_full
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when a change of the code reads the files of a checkpoint in another way."""
 _ASIDE = ".writing-old-"
 
 
@@ -125,7 +130,7 @@ def _name(scratch: Path, final: Path, step: int, entries: dict[str, Any], keep: 
         # The step was saved before (by a run that stopped within it and continued); the newer checkpoint replaces it.
         final.rename(aside)
     scratch.rename(final)
-    _fsync(root)
+    flush(root)
     shutil.rmtree(aside, ignore_errors=True)
     # Checkpoints of later steps are damaged, or the run would have resumed from them; they must not displace this one.
     past = list_checkpoints(root)
@@ -147,16 +152,17 @@ def _entries(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
     A rank reads only its own files, because on a network file system it may not see those of others yet.
     """
     for path in files:
-        _fsync(path)
+        flush(path)
     return {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}
 
 
 def _seal(folder: Path, step: int, entries: dict[str, Any]) -> None:
     """Write the manifest, and flush it and all folders to disk."""
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": dict(sorted(entries.items()))}, indent=1), encoding="utf-8")
+    sealed = {"step": step, "format": FORMAT, "files": dict(sorted(entries.items()))}
+    manifest.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
     for path in [manifest, *sorted(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        _fsync(path)
+        flush(path)
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -169,7 +175,7 @@ def latest_checkpoint(root: Path) -> Path | None:
     """The newest checkpoint whose files all match its manifest; None if there are no checkpoints.
 
     Raises:
-        CheckpointError: if all checkpoints are damaged.
+        CheckpointError: if all checkpoints are damaged, or the newest one that can be read has another format.
     """
     with contextlib.suppress(OSError):  # a read-only folder can still be read as it is
         _put_back(root)
@@ -188,12 +194,22 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if every file matches the manifest."""
+    """What is wrong with a checkpoint; None if every file matches the manifest.
+
+    Raises:
+        CheckpointError: if it has another format than this version of opd writes.
+    """
     try:
-        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        sealed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found, entries = sealed.get("format"), sealed["files"]
         wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
+    if found != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {found}, but this version of opd reads format {FORMAT}; resume with the "
+            "version that wrote it, or begin a new run."
+        )
     for name, (size, digest) in wanted.items():
         path = folder / name
         if not path.is_file():
@@ -212,11 +228,3 @@ def find_damage(folder: Path) -> str | None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

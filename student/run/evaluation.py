@@ -114,7 +114,7 @@ def to_json(report: EvalReport) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> EvalReport:
     """The report from the values of `to_json`."""
     accuracy = math.nan if data["accuracy"] is None else data["accuracy"]
-    passes = {int(k): (value, half) for k, (value, half) in data.get("pass_at", {}).items()}
+    passes = {int(k): (value, half) for k, (value, half) in data["pass_at"].items()}
     return EvalReport(**{**data, "accuracy": accuracy, "pass_at": passes}, per_prompt=())
 
 

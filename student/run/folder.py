@@ -17,7 +17,7 @@ from typing import Any
 
 from opd.config.text import read_yaml, write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
-from opd.files import write_whole
+from opd.files import flush, write_whole
 from student.recipe import Recipe
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
@@ -212,6 +212,12 @@ class RunFolder:
         """Append lines to samples.jsonl."""
         if records:
             self.space.until_written(lambda: _append(self.samples, records))
+
+    def flush(self) -> None:
+        """Flush metrics and samples to disk, so that a power cut leaves no checkpoint without its steps' lines."""
+        for path in (self._metrics, self.samples):
+            with contextlib.suppress(OSError):  # not there yet; a disk that takes nothing fails the checkpoint too
+                flush(path)
 
     def cut(self, updates: int, *, unfinished: bool = False) -> None:
         """Drop the lines that a resumed run will write again: those of later steps and of a final evaluation.

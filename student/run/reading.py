@@ -1,4 +1,4 @@
-"""Reads the files of a run folder, complete or half written, of this version or an older one.
+"""Reads the files of a run folder, complete or half written.
 
 Damage never raises an error: what cannot be read is left out, and a sentence about it is added to a list of problems.
 """
@@ -26,7 +26,7 @@ def group(held: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_recipe(run: Path, problems: list[str]) -> dict[str, Any]:
-    """The recipe as plain values; other versions of opd may have written other keys."""
+    """The recipe as plain values, because readers of runs need a few keys and not a valid recipe."""
     return read_mapping(run / "recipe.yaml", problems, read_yaml)
 
 

@@ -159,6 +159,7 @@ class Saver:
         # In an outage rank 0 may have saved this step alone; the other ranks must then skip it as well.
         written = ranks.gather(self._written)[0] if together else self._written
         if written != state.steps:
+            self._folder.flush()
             if self._beside is not None and not wait:
                 self._start(self._beside, state)
                 self._waited = time.monotonic() - begin
@@ -304,7 +305,7 @@ class Saver:
                 began=time.monotonic() - float(state["seconds"]),
                 before=None if state["before"] is None else from_json(state["before"]),
                 unfinished=None if state["unfinished"] is None else Unfinished.from_json(state["unfinished"]),
-                last=None if (last := state.get("last")) is None else (last[0], last[1]),
+                last=None if (last := state["last"]) is None else (last[0], last[1]),
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(
@@ -325,7 +326,7 @@ def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) ->
         CheckpointError: naming the first place that has another plug-in in the recipe.
     """
     for group, names in _names(recipe).items():
-        before = state.get("names", {}).get(group, [])  # checkpoints of earlier versions have no names
+        before = state["names"][group]
         for place, (was, now) in enumerate(zip(before, names, strict=False)):
             moved = was != now and (was in names or now in before)  # otherwise it was replaced on purpose
             if moved and state[_STATES[group]].get(str(place)):

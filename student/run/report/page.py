@@ -78,7 +78,7 @@ def _template() -> "Template":
 
 
 def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was run, in a few lines, without keys that an older recipe lacks."""
+    """What was run, in a few lines, as far as the run folder says it."""
     recipe, provenance = data["recipe"], data["provenance"]
     teachers, train, rollout, prompts = (group(recipe, name) for name in ("teachers", "train", "rollout", "prompts"))
     packages, served = group(provenance, "packages"), ", ".join(group(provenance, "fleet"))

@@ -1,4 +1,4 @@
-"""Reads a run folder, complete or half written, of this version or an older one, into the report's JSON data."""
+"""Reads a run folder, complete or half written, into the report's JSON data."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

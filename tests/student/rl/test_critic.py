@@ -16,7 +16,6 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
-from student.data.plan import StepPlan
 from student.data.row import Row, RowKey
 from student.learning.ranks import Ranks
 from student.loop import train
@@ -147,19 +146,6 @@ def test_a_critic_can_stay_as_it_is_from_a_step_on() -> None:
         fit(made, step)
         kept.append(made.heads.copy())
     assert not np.array_equal(kept[0], kept[1]) and np.array_equal(kept[1], kept[3])
-
-
-def test_a_state_that_was_saved_without_its_step_learns_it_from_the_next_plan() -> None:
-    made, again = critic(Services(), warm_up=2), critic(Services(), warm_up=2)
-    made.compose(rows(0))
-    fit(made, 0)
-    old = made.state_dict()
-    del old["now"]
-    again.load_state_dict(old)
-    for step in (1, 2):
-        again.plan(StepPlan(step, ()))
-        again.compose(rows(step))
-        assert fit(again, step)["critic_warm_up"] == float(step < 2)
 
 
 def test_two_ranks_fit_what_one_does_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_file_of_held_out_prompts_counts_too(tmp_path: Path) -> None:
     assert str(held) in change and "(rows: 1 then, 2 now)" in change
 
 
-def test_a_run_from_before_the_record_gets_one_and_a_damaged_record_stops_no_run(tmp_path: Path) -> None:
+def test_a_damaged_record_of_prompts_stops_no_run(tmp_path: Path) -> None:
     folder, path = RunFolder(tmp_path), write(tmp_path / "p.jsonl", "a", "b")
     (tmp_path / "prompts.json").write_text('{"x": 3}')
     assert changed_contents(folder, contents(path)) == []

@@ -97,7 +97,7 @@ def test_a_half_written_folder_is_reported_with_what_is_missing(tmp_path: Path) 
     assert "Not ended: 3 of 40 steps" in page.text
 
 
-def test_a_folder_of_an_older_version_is_reported(tmp_path: Path) -> None:
+def test_a_folder_with_few_and_unknown_keys_is_reported(tmp_path: Path) -> None:
     """No tokens in samples, no times, no ending, other keys in the recipe, NaN among the figures."""
     path = tmp_path / "run"
     path.mkdir()
