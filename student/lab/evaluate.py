@@ -159,15 +159,15 @@ def measure_model(
 
 def _level(data: Mapping[str, Any]) -> Level:
     def passes(how: str, k: int) -> float:
-        return float(data.get(how, {}).get("pass_at", {}).get(str(k), [math.nan])[0])
+        return float(data[how]["pass_at"].get(str(k), [math.nan])[0]) if how in data else math.nan
 
     return Level(
         float(data["sampled"]["accuracy"]),
         float(data["greedy"]["accuracy"]),
         passes("sampled", SAMPLES),
         passes("wide", WIDE_SAMPLES),
-        data["sampled"].get("modes", {}),
-        {name: float(part["accuracy"]) for name, part in data["sampled"].get("domains", {}).items()},
+        data["sampled"]["modes"],
+        {name: float(part["accuracy"]) for name, part in data["sampled"]["domains"].items()},
     )
 
 
@@ -178,7 +178,7 @@ def _routed(plan: ExperimentPlan) -> dict[Replicate, Level]:
         files = {domain: _model_file(plan, name, replicate) for domain, name in plan.experiment.routes.items()}
         if all(file.is_file() for file in files.values()):
             data = {domain: json.loads(file.read_text(encoding="utf-8")) for domain, file in files.items()}
-            modes = _own_modes(plan, {domain: one["sampled"].get("modes", {}) for domain, one in data.items()})
+            modes = _own_modes(plan, {domain: one["sampled"]["modes"] for domain, one in data.items()})
             own = {domain: float(one["sampled"]["domains"][domain]["accuracy"]) for domain, one in data.items()}
             found[replicate] = Level(_share(data, "sampled"), _share(data, "greedy"), modes=modes, domains=own)
     return found

@@ -146,7 +146,7 @@ def _modes(data: Mapping[str, Any]) -> list[dict[str, str]]:
     levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
     rows = []
     for title, found in levels.items():
-        figures = [level.get("modes") or {} for level in found]
+        figures = [level["modes"] for level in found]
         names = [key.removeprefix("tokens/") for key in (figures[0] if figures else {}) if key.startswith("tokens/")]
 
         def mean(name: str, digits: int = 3, figures: Sequence[Mapping[str, float]] = figures) -> str:
@@ -167,7 +167,7 @@ def _domains(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     levels |= {arm["title"]: [seed["level"] for seed in arm["seeds"] if seed["level"]] for arm in data["arms"]}
     rows = []
     for title, found in levels.items():
-        figures = [level.get("domains") or {} for level in found]
+        figures = [level["domains"] for level in found]
         cells = {name: _mean([one[name] for one in figures if name in one]) for name in (figures[0] if figures else {})}
         if len(cells) > 1:
             rows.append({"title": title, "cells": cells})
@@ -178,7 +178,7 @@ def _metrics(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows with the training metrics that claims are about, one per arm; empty if no claim is about any."""
     rows = []
     for arm in data["arms"]:
-        found = [seed.get("metrics") or {} for seed in arm["seeds"]]
+        found = [seed["metrics"] for seed in arm["seeds"]]
         names = list(found[0]) if found else []
         cells = {name: _mean([one[name] for one in found if one.get(name) is not None]) for name in names}
         rows.append({"title": arm["title"], "cells": cells})

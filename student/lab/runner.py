@@ -27,6 +27,7 @@ from student.lab.experiment import Arm, Experiment
 from student.lab.plan import ExperimentPlan
 from student.lab.results import arm_json, choose_rate, collect, sizes
 from student.lab.runs import Run, train_run
+from student.lab.stored import FORMAT
 from student.lab.verdicts import judge
 from student.lab.world import WorldBuild, WorldModels, find_world, open_world, served
 
@@ -45,7 +46,7 @@ def make_plan(
 
 
 def find_plan(experiment: Experiment, root: Path, form: str) -> ExperimentPlan:
-    """The plan of an experiment with its worlds as they are, whatever version built them; results name their keys.
+    """The plan of an experiment with its worlds as they are; results name their keys.
 
     Raises:
         DataError: when a world is missing or not complete.
@@ -96,6 +97,7 @@ def read_results(plan: ExperimentPlan) -> dict[str, Any]:
     experiment = plan.experiment
     verdicts = [judge(claim, results, models, replicates, findings) for claim in experiment.claims]
     return {
+        "format": FORMAT,
         "experiment": experiment.name,
         "form": plan.form,
         "worlds": {

@@ -4,29 +4,46 @@ Verdicts follow from the measurements in the file and from the claims of the exp
 present rules whenever a page is written.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from opd.errors import DataError
 from student.lab.curve import Curve
 from student.lab.evaluate import Level
 from student.lab.experiment import Experiment, Replicate
 from student.lab.premises import MeasuredPremise
 from student.lab.results import ArmResult, SeedResult
+from student.lab.runs import read_json
 from student.lab.verdicts import judge
+
+FORMAT = 1
+"""Of results.json and docs/results/*.json; raised when a change of the code reads them in another way."""
 
 _SAME = 1e-5
 """Largest relative difference between two figures that count as equal, since stored ones are rounded."""
 
 
 def read_stored(path: Path, form: str) -> dict[str, Any] | None:
-    """Read the results that an earlier report stored in `path`; None if the file is missing or of another form."""
+    """Read the results that an earlier report stored in `path`; None if the file is missing or of another form.
+
+    Args:
+        path: the file.
+        form: "full" or "quick".
+
+    Raises:
+        DataError: when the file is damaged or of another format.
+    """
     if not path.exists():
         return None
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json(path, "restore it, or remove it and report the runs again")
+    if data.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {data.get('format')}, but this version of opd reads format {FORMAT}; remove it and "
+            "report the runs again."
+        )
     for arm in data["arms"]:
         # JSON has no NaN, so what was not measured is null.
         arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
@@ -109,7 +126,7 @@ def _arm(data: Mapping[str, Any]) -> ArmResult:
 def _seed(data: Mapping[str, Any]) -> SeedResult:
     kept = {name: value for name, value in data.items() if name not in ("replicate", "curve", "level", "metrics")}
     level = None if data["level"] is None else _level(data["level"])
-    metrics = {name: math.nan if value is None else value for name, value in (data.get("metrics") or {}).items()}
+    metrics = {name: math.nan if value is None else value for name, value in data["metrics"].items()}
     return SeedResult(_replicate(data["replicate"]), Curve(**data["curve"]), level=level, metrics=metrics, **kept)
 
 

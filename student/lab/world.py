@@ -47,7 +47,7 @@ class WorldBuild:
 
     @property
     def done(self) -> bool:
-        """Whether the folder holds a complete world, whatever version built it."""
+        """Whether the folder holds a complete world."""
         found = read_summary(self.folder) if self.folder.is_dir() else None
         return found is not None and found.complete
 
@@ -67,13 +67,13 @@ def open_world(root: Path, experiment: Experiment, seed: int, form: str) -> Worl
     """Return the world of an experiment with a seed; it is built if it is missing.
 
     Raises:
-        DataError: when the folder holds another world, or this one as built by a version that cannot be used.
+        DataError: when the folder holds another world, or this one as built by another version of opd.
     """
     return WorldModels(WorldBuild.of(root, experiment, seed, form).build(), form)
 
 
 def find_world(root: Path, experiment: Experiment, seed: int, form: str) -> WorldModels:
-    """Return the world of an experiment as it is, whatever version built it; nothing is built.
+    """Return the world of an experiment as it is; nothing is built.
 
     Raises:
         DataError: when it is missing or not complete.

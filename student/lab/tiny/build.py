@@ -9,7 +9,7 @@ from filelock import FileLock
 from opd.errors import ConfigError, DataError
 from student.lab.tiny.files import is_world_file
 from student.lab.tiny.plans import Progress, WorldPlan, model_seed
-from student.lab.tiny.presets import earlier_keys, world_key, world_plan
+from student.lab.tiny.presets import world_key, world_plan
 from student.lab.tiny.summary import FILE, WorldSummary, read_summary, write_summary
 
 
@@ -18,9 +18,8 @@ def build_world(
 ) -> WorldSummary:
     """Build the world of `preset` in `folder` on one CPU thread. The same preset and seed give the same weights.
 
-    A finished world of the same preset and seed is returned as it is, even if an earlier version built it. An
-    interrupted build continues with the first missing model. If several processes call this for the same folder, one
-    builds and the others wait.
+    A finished world of the same preset and seed is returned as it is. An interrupted build continues with the first
+    missing model. If several processes call this for the same folder, one builds and the others wait.
 
     Args:
         folder: folder of the world, created if it does not exist. Each model gets a folder in it, and world.json
@@ -86,8 +85,6 @@ def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary
             raise DataError(f"{folder} is not empty ({others[0]} ...) and holds no {FILE}; choose another folder.")
         tasks = {name: task.model_dump(mode="json", exclude_defaults=True) for name, task in plan.tasks.items()}
         return WorldSummary(folder, preset, seed, key, tasks, {}, plan.max_new_tokens)
-    if found.complete and found.key in earlier_keys(plan, seed):
-        return found  # It keeps its measurements, and its key says which version built it.
     if found.key != key:
         same = found.preset == preset and found.seed == seed
         raise DataError(

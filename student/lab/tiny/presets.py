@@ -14,7 +14,7 @@ from student.lab.tiny.files import is_world_file, read_world
 from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
 
 FORMAT = 3
-"""Version that is raised when a change of the code changes the weights that a plan gives."""
+"""Raised when a change of the code changes the weights that a plan gives."""
 
 
 def _test() -> WorldPlan:
@@ -99,15 +99,10 @@ def world_plan(preset: str) -> WorldPlan:
     return PRESETS[preset]()
 
 
-def world_key(plan: WorldPlan, seed: int, version: int = FORMAT) -> str:
+def world_key(plan: WorldPlan, seed: int) -> str:
     """Hash of all that decides the weights of a world, as 16 hex digits."""
-    text = json.dumps([version, seed, _canonical(plan)], sort_keys=True)
+    text = json.dumps([FORMAT, seed, _canonical(plan)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def earlier_keys(plan: WorldPlan, seed: int) -> set[str]:
-    """The keys of the same world as built by earlier versions."""
-    return {world_key(plan, seed, version) for version in range(1, FORMAT)}
 
 
 _KINDS = {SftPlan: "sft", ReinforcePlan: "reinforce", MergePlan: "merge"}
@@ -117,8 +112,8 @@ _KINDS = {SftPlan: "sft", ReinforcePlan: "reinforce", MergePlan: "merge"}
 def _canonical(part: Any) -> Any:
     """A part of a plan as JSON values, without fields that have their default value.
 
-    Names of other classes, and of unused new fields, are left out too. So the key of a world, which may take an hour to
-    build, does not change with changes of the code that do not change its weights.
+    Names of other classes are left out too. So the key of a world, which may take an hour to build, changes only if its
+    weights do.
     """
     if isinstance(part, BaseModel):
         return part.model_dump(mode="json", exclude_defaults=True)

@@ -90,6 +90,8 @@ def read_summary(folder: Path) -> WorldSummary | None:
         found = {name: ModelSummary(**{**model, "path": folder / name}) for name, model in data.pop("models").items()}
         world = WorldSummary(folder=folder, models=found, **data)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{target} is damaged ({error}); remove the folder and build the world again.") from error
+        raise DataError(
+            f"{target} is damaged or of another version of opd ({error}); remove the folder and build the world again."
+        ) from error
     present = {name: model for name, model in found.items() if (model.path / "model.safetensors").exists()}
     return world if present == found else replace(world, models=present, complete=False)

@@ -46,7 +46,7 @@ def test_each_domain_counts_at_its_own_teachers_level(plan: ExperimentPlan) -> N
             "addition": {"accuracy": sums, "prompts": 30},
             "subtraction": {"accuracy": differences, "prompts": 10},
         }
-        part = {"accuracy": 0.0, "pass_at": {}, "domains": domains}
+        part = {"accuracy": 0.0, "pass_at": {}, "domains": domains, "modes": {}}
         grade.file.parent.mkdir(parents=True, exist_ok=True)
         grade.file.write_text(json.dumps(dict.fromkeys(("sampled", "greedy", "wide"), part)))
     level = read_models(plan)[ROUTED]

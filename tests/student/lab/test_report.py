@@ -32,7 +32,7 @@ def test_modes_have_a_row_for_every_model_and_arm_with_their_means() -> None:
     teachers, orbit = _modes(data)
     assert teachers["title"] == "each prompt's own teacher" and teachers["monotone"] == ""
     assert orbit == {"title": "ORBIT", "modes": "long 0.900 in 15.0", "monotone": "", "hypervolume": "0.500"}
-    assert _modes({"models": {"base": {"w0-s10": {"accuracy": 0.5}}}, "arms": []}) == []
+    assert _modes({"models": {"base": {"w0-s10": level()}}, "arms": []}) == []
 
 
 def test_domains_have_a_column_each_where_there_are_several() -> None:
@@ -48,7 +48,7 @@ def test_a_kept_section_leaves_out_divergences_that_were_not_measured(tmp_path: 
     curve = {"steps": [0, 2, 4], "tokens": [0.0, 8.0, 16.0], "flops": [0.0, 1.0, 2.0], "accuracy": [0.1, None, 0.5]}
     seed = {"curve": {**curve, "reverse_kl": [0.9, None, 0.3]}}
     arm = {"last_gain": None, "seeds": [seed]}
-    (tmp_path / "a.json").write_text(json.dumps({"form": "full", "arms": [arm]}))
+    (tmp_path / "a.json").write_text(json.dumps({"format": 1, "form": "full", "arms": [arm]}))
     data = read_stored(tmp_path / "a.json", "full")
     assert data is not None and math.isnan(data["arms"][0]["last_gain"])
     found = Curve(**data["arms"][0]["seeds"][0]["curve"])

@@ -1,11 +1,16 @@
 """Results stored by an earlier report are judged anew, and joined with runs made elsewhere."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from opd.errors import DataError
 from student.lab.experiment import Arm, Claim, Experiment, Premise
-from student.lab.stored import join, rejudged
+from student.lab.stored import FORMAT, join, read_stored, rejudged
 
 NAMES = ["w0-s10", "w1-s10", "w0-s11", "w1-s11", "w0-s12"]
 EXPERIMENT = Experiment(
@@ -43,7 +48,7 @@ def stored_arm(name: str, level: float, count: int = 5, fall: float = 0.0) -> di
         }
         for i, replicate in enumerate(NAMES[:count])
     ]
-    # What an older rule said of the end: a fall was a plateau.
+    # What another rule said of the end: a fall was a plateau.
     return {
         "name": name,
         "title": name,
@@ -57,6 +62,7 @@ def stored_arm(name: str, level: float, count: int = 5, fall: float = 0.0) -> di
 
 def stored(*arms: dict[str, Any]) -> dict[str, Any]:
     return {
+        "format": FORMAT,
         "form": "full",
         "worlds": {"0": {"name": "w", "key": "k"}},
         "replicates": NAMES,
@@ -74,6 +80,19 @@ def test_verdicts_and_plateaus_follow_from_the_measurements_by_todays_rules() ->
     assert (first["outcome"], first["scope"]) == ("holds", "at 1k tokens")
     assert second["outcome"] == "incomplete", "arm c is not stored"
     assert [arm["at_plateau"] for arm in found["arms"]] == [False, True]
+
+
+def test_results_of_another_format_or_damaged_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for found, said in (
+        ("99", "has format 99, but .* reads format 1; remove it"),
+        ("null", "has format None"),
+        ("", "is damaged"),
+    ):
+        path.write_text(json.dumps(stored()).replace('"format": 1', f'"format": {found}'))
+        with pytest.raises(DataError, match=rf"a\.json {said}"):
+            read_stored(path, "full")
+    assert read_stored(tmp_path / "missing.json", "full") is None
 
 
 def test_premises_that_the_experiment_no_longer_has_leave_the_page() -> None:

@@ -110,16 +110,12 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_weights(small, plan, tm
         assert all(torch.equal(old[key], new[key]) for key in old)
 
 
-def test_a_finished_world_of_an_earlier_version_is_kept(small, plan, tmp_path):
-    shutil.copytree(small.folder, tmp_path / "old")
-    path = tmp_path / "old" / "world.json"
-    old = world_key(world_plan(plan), 5, version=1)
-    path.write_text(path.read_text().replace(small.key, old))
-    kept = build_world(tmp_path / "old", plan, seed=5)
-    assert kept.cached and kept.key == old != small.key
-    (tmp_path / "old" / "student" / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="built by another version"):
-        build_world(tmp_path / "old", plan, seed=5)
+def test_a_finished_world_that_another_version_built_is_refused(small, plan, tmp_path):
+    shutil.copytree(small.folder, tmp_path / "other")
+    path = tmp_path / "other" / "world.json"
+    path.write_text(path.read_text().replace(small.key, "0123456789abcdef"))
+    with pytest.raises(DataError, match="with seed 5, built by another version; choose another folder or remove"):
+        build_world(tmp_path / "other", plan, seed=5)
 
 
 def test_a_worlds_key_outlives_renamed_classes_and_new_fields_that_are_not_used():
