@@ -69,24 +69,6 @@ async def test_a_client_of_another_version_is_served(schema: str, start: Any, it
         np.testing.assert_array_equal(theirs.ids, own.ids)
 
 
-async def test_a_client_that_offers_its_shared_memory_is_answered_in_chunks(start: Any, items: Any) -> None:
-    client = await start()
-    of = messages(released("v1"))
-    load = client.channel.unary_unary(
-        "/opd.wire.v1.TeacherService/GetLoad", response_deserializer=of("GetLoadResponse").FromString
-    )
-    assert (await load(b"")).shared_memory_token == ""  # so that it does not offer it in the first place
-    asked, spec = items(2, rows=1000), PayloadSpec.topk(60)
-    request = of("ScoreRequest").FromString(
-        build_score_request(asked, spec, teacher="t", request_id="r").SerializeToString()
-    )
-    request.shared_memory_token = "boot:1:" + "0" * 32
-    decoder = ScoreStreamDecoder(asked, spec, RequestBounds.from_info(await client.info()), request_id="r")
-    async for answer in client.stub.Score(pb.ScoreRequest.FromString(request.SerializeToString())):
-        decoder.feed(answer)
-    assert len(decoder.finish()) == 2
-
-
 async def test_a_later_server_is_understood(start: Any, items: Any) -> None:
     client = await start()
     of = messages(future())
