@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from opd.errors import ConfigError, DataError
+from opd.files import flush
 from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
@@ -95,7 +96,7 @@ def write_answers(
         return rows
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    # `out` is replaced by one rename at the end, so a run that reads an earlier version never sees a partial file.
+    # `out` is replaced by one rename at the end, so a run that reads the file that was there never sees a partial one.
     draft = out.with_suffix(".part")
     kept: list[tuple[Row, int]] = []
     drawn = 0
@@ -111,6 +112,7 @@ def write_answers(
     if not kept:
         draft.unlink()
         raise DataError(f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws.")
+    flush(draft)
     os.replace(draft, out)
     report = _report(len(prompts), [row for row, _ in kept], drawn)
     out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")

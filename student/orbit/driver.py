@@ -25,6 +25,7 @@ import numpy as np
 
 from opd.config.text import write_yaml
 from opd.errors import CancelledError, StageError
+from opd.files import write_whole
 from student.orbit.merge import merge
 from student.orbit.plot import plot_modes
 from student.orbit.process import StageProcesses
@@ -56,8 +57,7 @@ def run_orbit(orbit: OrbitRecipe, *, resume: bool, log: Log) -> State:
         # Only settings of stages that are not done can differ here: `open` has refused other changes.
         state.settings = hashes
         state.save()
-        text = write_yaml(orbit.model_dump(mode="json"))
-        (orbit.run / "orbit.yaml").write_text(text, encoding="utf-8")
+        write_whole(orbit.run / "orbit.yaml", write_yaml(orbit.model_dump(mode="json")))
         try:
             _run(orbit, state, stages, log)
         except CancelledError:
@@ -110,7 +110,7 @@ def _train(
     recipe = make()
     path = orbit.run / "stages" / f"{stage}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(write_yaml(recipe.model_dump(mode="json")), encoding="utf-8")
+    write_whole(path, write_yaml(recipe.model_dump(mode="json")))
     state.running = stage
     state.save()
     # A job writes summary.json last, so the stage is done if it exists, even if this command was killed before it could
