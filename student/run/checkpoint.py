@@ -175,7 +175,7 @@ def latest_checkpoint(root: Path) -> Path | None:
     """The newest checkpoint whose files all match its manifest; None if there are no checkpoints.
 
     Raises:
-        CheckpointError: if all checkpoints are damaged, or the newest one that can be read has another format.
+        CheckpointError: if all checkpoints are damaged, or the newest intact manifest has another format.
     """
     with contextlib.suppress(OSError):  # a read-only folder can still be read as it is
         _put_back(root)
