@@ -238,6 +238,10 @@ class Controller:
             DataError, ConfigError: when they lack what it reads, or it cannot work with them.
         """
 
+    def tags(self, prompt: Prompt) -> frozenset[str]:
+        """Names of the tags that it puts on all rows of a prompt, by which advantages may then form groups."""
+        return frozenset()
+
     def against_summaries(self) -> str:
         """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
         return ""

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from opd.errors import DataError
+from opd.errors import ConfigError, DataError
 from opd.tasks.encode import encode_prompt
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
+from student.data.outcome import KEYS
 from student.plugins import Plugins
 from student.recipe import Recipe
 from student.scoring.contexts import Contexts
@@ -23,6 +24,7 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
     Raises:
         DataError: when there are too few, they lack what a plug-in reads, or none of the first prompts has an answer
             to judge by.
+        ConfigError: when an advantage groups rows by a tag that they do not have.
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
@@ -30,11 +32,34 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
         controller.check_prompts(prompts)
     plugins.strategy.check_prompts(prompts)
     plugins.rewards.check_prompts(prompts)
+    _check_groups(plugins, prompts)
     if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
             f"the objective needs rewards, but none of the first {len(prompts)} prompts has an answer to judge by; "
             "give prompts answers (prompts.answer_column), or use an objective that needs none."
         )
+
+
+def _check_groups(plugins: Plugins, prompts: Sequence[Prompt]) -> None:
+    """Refuse an advantage that groups by a tag which rows of some prompt do not have.
+
+    Raises:
+        ConfigError: naming the tag, and those that there are.
+    """
+    chains = [chain for term in plugins.terms if (chain := getattr(term, "chain", None)) is not None]
+    parts = {part: set(part.settings.group) - set(KEYS) for chain in chains for part in chain.parts}
+    for prompt in prompts if any(parts.values()) else ():
+        tags = {"ended"} if ENVIRONMENT in prompt.extra else set()
+        for controller in plugins.controllers:
+            tags |= controller.tags(prompt)
+        tags |= plugins.strategy.tags(prompt)
+        for part, wanted in parts.items():
+            for tag in sorted(wanted - tags):
+                raise ConfigError(
+                    f"advantage {part.settings.name!r} groups by tag {tag!r}, which rows of {prompt.name} do not have; "
+                    f"group by some of {', '.join((*KEYS, *sorted(tags)))}, or have the plug-in that sets the tag name "
+                    "it (method tags)."
+                )
 
 
 def can_judge(prompts: Sequence[Prompt], source: PromptSource) -> bool:

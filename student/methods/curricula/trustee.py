@@ -85,6 +85,10 @@ class Trustee(Controller):
         if "trustee" not in names:
             raise ConfigError("method trustee reads rewards in [-1, 1]; add reward trustee.")
 
+    def tags(self, prompt: Prompt) -> frozenset[str]:
+        """The difficulty, on rows of simulated prompts."""
+        return frozenset({_TAG} if CASE in prompt.extra else ())
+
     def plan(self, plan: StepPlan) -> StepPlan:
         """Give each simulated prompt its levels and its task, the same for all its answers."""
         prompts = {row.key.uid: row.prompt for row in plan.rows if CASE in row.prompt.extra}

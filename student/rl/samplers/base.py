@@ -113,6 +113,10 @@ class SignalMethod(Controller):
             "gives one twice; set by: domain, or a column that prompts share"
         ]
 
+    def tags(self, prompt: Prompt) -> frozenset[str]:
+        """The column in `by`."""
+        return frozenset({self.settings.by} - {"prompt", "domain"})
+
     def arm(self, prompt: Prompt) -> str:
         """The arm of a prompt, which has a history of results: the prompt, its domain or its column, by `by`."""
         if self.settings.by == "prompt":

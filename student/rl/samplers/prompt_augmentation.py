@@ -29,6 +29,7 @@ from student.data.templates import in_template
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
@@ -113,6 +114,10 @@ class PromptAugmentation(Controller):
             if template.prefix:
                 ids = services.tokenizer(template.prefix, add_special_tokens=False)["input_ids"]
                 self._prefixes[index] = tuple(int(token) for token in ids)
+
+    def tags(self, prompt: Prompt) -> frozenset[str]:
+        """The place of the template."""
+        return frozenset({_TAG})
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Ask each prompt through its template."""

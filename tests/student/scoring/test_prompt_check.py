@@ -78,3 +78,47 @@ def test_recorded_answers_may_lack_the_first_prompts_where_such_rows_are_dropped
     strict.check_prompts([Prompt.make("1+1="), Prompt.make("2+2=")])
     with pytest.raises(DataError, match="by source file"):
         strict.check_prompts([Prompt.make("1+1=")])
+
+
+GROUPS: dict[str, tuple[dict[str, Any], str]] = {
+    "no one's": ({}, "'role', which rows of the prompt in .* do not have; group by some of step, .*, rollout, or"),
+    "of another column": (
+        {"methods": [{"name": "random_prompts", "by": "kind"}]},
+        "'role', which .* of step, .*, rollout, kind, or",
+    ),
+    "of an episode": ({"prompts": LOCK}, "'role', which .*, rollout, ended, or"),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_group_by_a_tag_that_rows_lack_is_refused_in_the_dry_run(world: Path, tmp_path: Path, case: str) -> None:
+    changes, said = GROUPS[case]
+    with pytest.raises(ConfigError, match=f"advantage 'reinforce' groups by tag {said}"):
+        check(grouped("role", world, tmp_path, **changes), offline=False)
+
+
+@pytest.mark.parametrize(
+    ("tag", "changes"),
+    [
+        ("kind", {"methods": [{"name": "random_prompts", "by": "kind"}]}),
+        ("template", {"methods": [{"name": "prompt_augmentation"}]}),
+        ("ended", {"prompts": LOCK}),
+    ],
+)
+def test_a_group_by_a_tag_that_a_method_or_an_episode_gives_is_taken(
+    world: Path, tmp_path: Path, tag: str, changes: dict[str, Any]
+) -> None:
+    assert "needs: " in check(grouped(tag, world, tmp_path, **changes), offline=False)
+
+
+def grouped(tag: str, world: Path, folder: Path, **changes: Any) -> Recipe:
+    data = {
+        "run": str(folder / "run"),
+        "model": {"path": str(world / "student")},
+        "prompts": lines(folder, kind="sum"),
+        "objective": [{**CREDIT, "advantage": {"name": "reinforce", "group": ["uid", tag]}}],
+        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 8},
+        "eval": {"prompts": 0},
+        **changes,
+    }
+    return parse_settings(Recipe, data)
