@@ -29,7 +29,7 @@ from opd.tasks.environments.base import ENVIRONMENT, PATH
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
-from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
+from student.methods.curricula.turns import DEPTH, mean_depth, note_turns, turn_divergences, turn_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,14 +105,14 @@ class Tcod(Controller):
     def _episode(self, row: PlannedRow, depth: int) -> PlannedRow:
         if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
             return row
-        order = self.settings.order
+        order, tags = self.settings.order, {**row.tags, DEPTH: str(depth)}
         if order == "mixed":
             way = stream(self.settings.seed, "tcod", row.key.step, row.key.uid).integers(2)
             order = "f2b" if way else "b2f"
         if order != "b2f":
-            return replace(row, episode=EpisodePlan(turns=depth))
+            return replace(row, episode=EpisodePlan(turns=depth), tags=tags)
         path = self._path(row.prompt)
-        return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])))
+        return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])), tags=tags)
 
     def _path(self, prompt: Prompt) -> list[str]:
         path = prompt.extra.get(PATH)
@@ -130,8 +130,8 @@ class Tcod(Controller):
         return rows
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
-        """Metrics turn_depth (k, of this step) and those of `turn_metrics`."""
-        return {"turn_depth": float(self.depth(step)), **turn_metrics(services.outcomes)}
+        """Metrics turn_depth (k, by which the rows were planned) and those of `turn_metrics`."""
+        return mean_depth(services.outcomes) | turn_metrics(services.outcomes)
 
     def observe(self, report: StepReport) -> None:
         """Advance the adaptive depth."""

@@ -23,7 +23,14 @@ from pydantic import Field, model_validator
 from opd.tasks.environments.base import ENVIRONMENT
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
-from student.methods.curricula.turns import note_turns, sampled_episodes, turn_metrics, turn_notes
+from student.methods.curricula.turns import (
+    DEPTH,
+    mean_depth,
+    note_turns,
+    sampled_episodes,
+    turn_metrics,
+    turn_notes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +85,11 @@ class TurnOpd(Controller):
         if not depth:
             return plan
         rows = [
-            replace(row, episode=replace(row.episode or EpisodePlan(), turns=depth))
+            replace(
+                row,
+                episode=replace(row.episode or EpisodePlan(), turns=depth),
+                tags={**row.tags, DEPTH: str(depth)},
+            )
             if ENVIRONMENT in row.prompt.extra and not (row.episode is not None and row.episode.given)
             else row
             for row in plan.rows
@@ -93,7 +104,7 @@ class TurnOpd(Controller):
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Metrics turn_depth (0 for a full step), turn_horizon (H before this step) and those of `turn_metrics`."""
-        found = {"turn_depth": float(self.depth(step)), **turn_metrics(services.outcomes)}
+        found = mean_depth(services.outcomes) | turn_metrics(services.outcomes)
         return found if self._horizon is None else {**found, "turn_horizon": self._horizon}
 
     def observe(self, report: StepReport) -> None:

@@ -8,6 +8,8 @@ from student.data.outcome import Outcome
 from student.data.row import Row
 from student.scoring.needs import TEACHER
 
+DEPTH = "turn_depth"
+"""Tag of planned episodes: the number of turns that the student plays; without it, all of them."""
 _PREFIX = "turn_kl/"
 _SUMMARIES = "summary_kl"
 
@@ -34,6 +36,15 @@ def note_turns(row: Row) -> None:
 def sampled_episodes(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The episodes that the student played, without given ones."""
     return [outcome for outcome in outcomes if "ended" in outcome.tags and outcome.origin != "expert"]
+
+
+def mean_depth(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Metric turn_depth: mean number of turns for which the episodes were planned, 0 for whole ones.
+
+    It is read from the rows, which may have been planned earlier than they are learnt from (train.max_staleness).
+    """
+    depths = [int(outcome.tags.get(DEPTH, 0)) for outcome in sampled_episodes(outcomes)]
+    return {"turn_depth": float(np.mean(depths))} if depths else {}
 
 
 def turn_divergences(outcomes: Sequence[Outcome]) -> dict[int, float]:

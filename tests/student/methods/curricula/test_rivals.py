@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,13 @@ def test_steps_between_full_ones_are_cut_and_only_full_ones_move_the_depth() -> 
     assert method.depth(2) == 4 and method.depth(4) == 0
     episode = method.plan(plan(2)).rows[0].episode
     assert episode is not None and episode.turns == 4
+    ahead: Any = [Outcome(2, "p", 0, tags={**row.tags, "ended": "turns"}) for row in method.plan(plan(2)).rows]
     method.observe(StepReport(2, {}, [played(1, "success", [1.0])] * 3))
     assert method.depth(3) == 4  # a capped step says nothing about depth
     method.observe(StepReport(4, {}, [played(9, "success", [1.0])] * 3))
     assert method.depth(5) == 6  # smoothed to 6.5, at most 6
+    services: Any = SimpleNamespace(outcomes=ahead)  # rows that were planned before that
+    assert method.after_update(5, services)["turn_depth"] == 4.0
     again = TurnOpd(parse_settings(TurnOpdSettings, settings))
     again.load_state_dict(method.state_dict())
     assert again.depth(5) == 6

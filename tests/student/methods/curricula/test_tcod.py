@@ -169,7 +169,18 @@ def test_metrics_tell_escalation_and_broken_episodes() -> None:
     assert mixed["episodes_ended_in_replay"] == 0.5 and mixed["turns"] == 1.0 and mixed["trajectory_kl"] == 3.0
     assert turn_metrics([unscored]) == {"turns": 0.0, "episodes_ended_in_replay": 1.0}
     services: Any = SimpleNamespace(outcomes=found)
-    assert make().after_update(4, services)["turn_depth"] == 3.0
+    assert make().after_update(4, services)["turn_depth"] == 0.0  # whole episodes
+    assert "turn_depth" not in make().after_update(4, SimpleNamespace(outcomes=[]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [make(adaptive=True), make(order="fixed", start=1), make(order="b2f")])
+def test_the_depth_that_is_told_is_that_of_the_rows_and_not_of_the_step_that_learns_them(method: Tcod) -> None:
+    rows = method.plan(planned(0)).rows  # sampled ahead, before the depth of the step is known
+    if method.settings.adaptive:
+        method.observe(StepReport(0, {}, outcomes(1.0)))
+        assert method.depth(4) == 2
+    found: Any = [Outcome(0, "a", i, tags={**row.tags, "ended": "turns"}) for i, row in enumerate(rows)]
+    assert method.after_update(4, SimpleNamespace(outcomes=found))["turn_depth"] == 1.0  # type: ignore[arg-type]
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
