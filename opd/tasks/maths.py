@@ -31,9 +31,16 @@ _UNITS = re.compile(
 """Words right behind a number at the end of a formula: math-verify knows most units, and reads others as variables."""
 
 
+_SYMBOL = re.compile(
+    r"[\d}](?:\s|~|\\[,;:! ])*(?:\\(?:text|mathrm|rm|textrm) *\{\s*)?([kcdm]?[mgsl]|[cdhot])\s*\}?\s*(?:\\?\.)?\s*$"
+)
+"""A symbol of a unit behind a number at the end of an answer, of those that math-verify drops: m, km, g, s, h, ..."""
+
+
 class MathVerifier:
     r"""Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
 
+    A unit may be left out, or given where the reference has none; "5 g" is not "5 m", though.
     The reference may be plain ("42", "\frac{1}{2}") or have its own `$...$` or `\boxed{...}`. Unknown without a
     reference, if it cannot be parsed, or if a check fails or takes more than `timeout` seconds. Source: `parse` and
     `verify` of math-verify, with their default extraction.
@@ -88,6 +95,7 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     if not found:
         return {"right": False, "reason": "the completion holds no mathematical answer"}
     right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
+    right = right and not _other_symbol(request["reference"], request["completion"])
     return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}
 
 
@@ -106,6 +114,25 @@ def _read(text: str) -> list[Any]:
         other = parse(text, parsing_timeout=None, raise_on_error=True)
         found = [*found, *(one for one in other if isinstance(one, Basic) and one.has(E))]
     return list(found)
+
+
+def _other_symbol(reference: str, completion: str) -> bool:
+    """Whether two equal numbers have different symbols of units, or variables, which math-verify takes for units."""
+    symbols = [_SYMBOL.search(_final(text)) for text in (reference, completion)]
+    return symbols[0] is not None and symbols[1] is not None and symbols[0][1] != symbols[1][1]
+
+
+def _final(text: str) -> str:
+    r"""What stands in the last \boxed{} of a text, else in its last formula, else all of it."""
+    _, boxed, inside = text.rpartition(r"\boxed{")
+    if boxed:
+        depth = 1
+        for place, sign in enumerate(inside):
+            depth += (sign == "{") - (sign == "}")
+            if not depth:
+                return inside[:place]
+    formulas = re.findall(r"(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", text, re.DOTALL)
+    return max(formulas[-1]) if formulas else text
 
 
 def _improper(mixed: re.Match[str]) -> str:

@@ -41,6 +41,14 @@ CASES = [
     ("3", "He has 5 apples and $3$ pears are left.", "correct"),
     ("5", "He has 5 apples per $3$ pears.", "wrong"),
     ("2", r"\boxed{2 \sin x}", "wrong"),
+    ("5 m", r"\boxed{5 g}", "wrong"),
+    ("5 km", r"$x = 5\,\mathrm{cm}$", "wrong"),
+    ("5t", "The answer is 5h.", "wrong"),
+    (r"5\text{ m}", r"\boxed{5m}", "correct"),
+    ("5 m", r"first $7 g$, then \boxed{5 m}, or $5 g$", "correct"),
+    ("5 m", r"\boxed{5} for $5 g$", "correct"),
+    ("5 min", r"\boxed{5 m}", "correct"),
+    ("5", r"\boxed{5 g}", "correct"),
     (None, "3", "unknown"),
 ]
 
