@@ -94,14 +94,14 @@ class Budget:
             )
         # All checks come before any change, so that a refusal has nothing to undo.
         total = Price(self.tokens, self.reply_bytes)
-        self._check_room(self.used, total, price, "", tokens_per_second)
+        self._check_room(None, self.used, total, price, tokens_per_second)
         for key, share in ((client.principal, self._share), (client, self._share**2)):
             calls, held = self._held.get(key, (0, Price(0, 0)))
             # The first request of a client may exceed its share; a request larger than the share could never be served
             # else.
             if calls:
                 part = Price(int(share * total.tokens), int(share * total.reply_bytes))
-                self._check_room(held, part, price, " for this client", tokens_per_second)
+                self._check_room(key, held, part, price, tokens_per_second)
         for key in (client.principal, client):
             calls, held = self._held.get(key, (0, Price(0, 0)))
             self._held[key] = (calls + 1, _plus(held, price))
@@ -109,14 +109,17 @@ class Budget:
         self.opened += 1
         return Reservation(self, client, price)
 
-    def _check_room(self, used: Price, total: Price, price: Price, whose: str, tokens_per_second: float) -> None:
+    def _check_room(
+        self, whose: str | Client | None, used: Price, total: Price, price: Price, tokens_per_second: float
+    ) -> None:
+        """Refuse a request that does not fit beside `used` into `total`: of a principal, of a client, or of all."""
         over = max(used.tokens + price.tokens - total.tokens, 0)
         if not over and used.reply_bytes + price.reply_bytes <= total.reply_bytes:
             return
         # At least as long as the request itself would take: room appears a batch at a time and others wait for it too,
         # so a caller that returned when just enough might be free would be refused again. All room is free once all is
         # done.
-        tokens = min(max(over, price.tokens), used.tokens)
+        tokens = self._until_released(whose, min(max(over, price.tokens), used.tokens))
         wait = tokens / tokens_per_second if tokens_per_second > 0 else 0.2
         wait = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
         usage = {
@@ -129,10 +132,27 @@ class Budget:
         }
         raise OverloadedError(
             f"the server holds {used.tokens} of {total.tokens} tokens and {used.reply_bytes} of {total.reply_bytes} "
-            f"bytes{whose}, no room for {price.tokens} tokens; retry in {wait:.2f} s.",
+            f"bytes{'' if whose is None else ' for this client'}, no room for {price.tokens} tokens; retry in "
+            f"{wait:.2f} s.",
             wait,
             usage,
         )
+
+    def _until_released(self, whose: str | Client | None, tokens: int) -> int:
+        """Tokens that the engine takes until it has taken `tokens` of a principal, of a client, or of all.
+
+        By fair sharing, that is as many again of each other principal, and of each other name of the same principal, as
+        far as they have them; compare `FairQueue.before`.
+        """
+        if whose is None:
+            return tokens
+        held = {key: part.tokens for key, (_, part) in self._held.items() if key != whose}
+        principal, mine = whose, tokens
+        if isinstance(whose, Client):
+            principal = whose.principal
+            names = (n for key, n in held.items() if isinstance(key, Client) and key.principal == principal)
+            mine += sum(min(n, tokens) for n in names)
+        return mine + sum(min(n, mine) for key, n in held.items() if isinstance(key, str) and key != principal)
 
     def _give_back(self, client: Client, part: Price) -> None:
         for key in (client.principal, client):

@@ -2,13 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.errors import InvalidRequestError, OverloadedError
+from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.batching.admission import Budget, Price, check_deadline
 from teacher_server.batching.client import Client
+from teacher_server.batching.queue import FairQueue, SequenceJob
+from teacher_server.engines.base import EngineItem
+
+ITEM = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), PayloadSpec.sampled())
 
 
 def test_over_budget_is_refused_with_usage_and_a_time() -> None:
@@ -37,6 +43,39 @@ def test_a_refused_caller_is_not_called_back_when_just_enough_may_be_free(
     with pytest.raises(OverloadedError) as caught:
         budget.reserve(Client("a", ""), Price(tokens, 1), tokens_per_second=10.0)
     assert caught.value.retry_after == pytest.approx(seconds, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds"),
+    [({}, 10.0), ({"q": 400}, 20.0), ({"q": 40}, 14.0), ({"q": 200, "r": 200}, 30.0)],
+    ids=["alone", "beside a long queue", "beside a short one", "beside two"],
+)
+def test_a_caller_over_its_share_is_called_back_when_the_fair_queue_has_served_it(
+    others: dict[str, int], seconds: float
+) -> None:
+    budget, queue = Budget(1000, 1000, client_share=0.5), FairQueue(lambda: 0.0)
+    held = {"p": 450, **others}
+    for principal, tokens in held.items():
+        client = Client(principal, "")
+        for _ in range(tokens // 10):
+            queue.add(SequenceJob(ITEM, 10, math.inf, client, lambda *_: None))
+        # The first call of a caller may exceed its share; one name of it has a quarter of the budget.
+        budget.reserve(client, Price(tokens, 1), tokens_per_second=10.0)
+    with pytest.raises(OverloadedError, match="for this client") as caught:
+        budget.reserve(Client("p", "another"), Price(100, 1), tokens_per_second=10.0)
+    assert caught.value.retry_after == pytest.approx(seconds)
+    taken = [job for _ in range(sum(held.values()) // 10) for job in queue.take(10, 1)[0]]
+    tenth = [number for number, job in enumerate(taken) if job.client.principal == "p"][9]
+    assert (tenth + 1) * 10 / 10.0 == pytest.approx(seconds, abs=len(others))
+
+
+def test_a_name_over_its_share_waits_for_other_names_and_other_callers() -> None:
+    budget = Budget(1000, 1000, client_share=0.75)  # 562 for one name
+    for client, tokens in ((Client("p", "first"), 500), (Client("p", "second"), 60), (Client("q", ""), 300)):
+        budget.reserve(client, Price(tokens, 1), tokens_per_second=100.0)
+    with pytest.raises(OverloadedError, match="for this client") as caught:
+        budget.reserve(Client("p", "first"), Price(100, 1), tokens_per_second=100.0)
+    assert caught.value.retry_after == pytest.approx((100 + 60 + 160) / 100)
 
 
 def test_reply_bytes_are_a_budget_of_their_own() -> None:
