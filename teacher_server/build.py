@@ -24,7 +24,9 @@ def engine_factory(settings: ServerSettings) -> EngineFactory:
     allowed = _allow_list(settings.security.trust_remote_code)
     loaded = ENGINES.load(settings.engine.engine)
     if not inspect.isclass(loaded):
-        raise ConfigError(f"engine {settings.engine.engine!r} is not a class of engines; see `opd plugins list`.")
+        raise ConfigError(
+            f"engine {settings.engine.engine!r} is not an engine class; `opd plugins list` names the engines."
+        )
     cls: Any = loaded
     accepted = inspect.signature(cls).parameters
     arguments = _arguments(settings, accepted)
@@ -57,7 +59,9 @@ def _arguments(settings: ServerSettings, accepted: Mapping[str, inspect.Paramete
         if name in accepted:
             arguments[name] = value
         elif value != default:
-            raise ConfigError(f"engine {settings.engine.engine!r} does not take {name}, but it is set to {value!r}.")
+            raise ConfigError(
+                f"engine {settings.engine.engine!r} does not support {name}, which is set to {value!r}; leave it out."
+            )
     for name, value in settings.engine.options.items():
         if name not in accepted and not takes_any:
             known = ", ".join(n for n in accepted if n not in ("self", "model"))
@@ -82,8 +86,8 @@ def _allow_list(entries: tuple[str, ...]) -> dict[str, str]:
         model, _, revision = entry.rpartition("@")
         if not model or len(revision) != 40 or not all(c in "0123456789abcdef" for c in revision):
             raise ConfigError(
-                f"trust_remote_code entry {entry!r} must be MODEL@REVISION with a commit hash of 40 hex digits: a "
-                "branch name could be moved to other code."
+                f"trust_remote_code entry {entry!r} must be MODEL@REVISION with a commit hash of 40 hex digits, "
+                "because a branch name could be moved to other code."
             )
         allowed[model] = revision
     return allowed
@@ -93,5 +97,7 @@ def _remote_code(model: str, allowed: dict[str, str], engine: str, accepted: Any
     if model not in allowed:
         return {}
     if "trust_remote_code" not in accepted or "revision" not in accepted:
-        raise ConfigError(f"engine {engine!r} cannot run a model's own code at a pinned revision.")
+        raise ConfigError(
+            f"engine {engine!r} cannot run the own code of model {model!r} at a pinned revision; use another engine."
+        )
     return {"trust_remote_code": True, "revision": allowed[model]}

@@ -33,58 +33,78 @@ _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
 
 
 def serve(
-    model: Annotated[list[str], typer.Option(help="Model folder or hub id, BASE+ADAPTER, or NAME=MODEL; repeatable.")],
+    model: Annotated[
+        list[str],
+        typer.Option(help="Model to serve: a folder, a hub id, or BASE+ADAPTER, as MODEL or NAME=MODEL; repeatable."),
+    ],
     name: Annotated[
-        str, typer.Option(help="Name of the teacher, if there is only one. Default: its folder's name.")
+        str,
+        typer.Option(help="Name of the teacher, with a single --model. Default: the last part of its path or hub id."),
     ] = "",
-    config: Annotated[Path | None, typer.Option(help="YAML file with any of the settings. Flags override it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with any of the server's settings; flags override it.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the service [0: a free one].")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 is off.")] = None,
-    metrics_host: Annotated[str | None, typer.Option(help="Address of /metrics [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gRPC service [0: a free one].")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 turns it off.")] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Address on which /metrics listens [127.0.0.1].")] = None,
     port_file: Annotated[
-        Path | None, typer.Option(help="File that gets 'host:port metrics_port pid' when all teachers are ready.")
+        Path | None, typer.Option(help="File to write 'host:port metrics_port pid' to when all teachers are ready.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Engine [transformers]; see `opd plugins list`.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the models [auto].")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Compute dtype: f32, bf16, f16 [auto].")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine that runs the models [transformers]; `opd plugins list` names them.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the models, for example cpu or cuda:0 [auto].")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtype in which the models compute: f32, bf16 or f16 [auto].")
+    ] = None,
     deterministic: Annotated[
-        bool | None, typer.Option(help="Make a row's numbers independent of its batch, bit for bit; slower on a GPU.")
+        bool | None,
+        typer.Option(help="Give a sequence the same scores bit for bit, whatever it is batched with; slower on a GPU."),
     ] = None,
-    engine_option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")] = None,
+    engine_option: Annotated[
+        list[str] | None, typer.Option(help="Option of the engine as KEY=VALUE; repeatable.")
+    ] = None,
     threads: Annotated[
-        int, typer.Option(help="CPU threads for torch; 0 means OMP_NUM_THREADS if set, else all cores.")
+        int, typer.Option(help="CPU threads for torch; 0 means OMP_NUM_THREADS, or all cores if that is not set.")
     ] = 0,
-    max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of one engine batch [16384].")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per engine batch [16384].")] = None,
     max_tokens_in_flight: Annotated[
-        int | None, typer.Option(help="Tokens that may wait or run before calls are refused [262144].")
+        int | None, typer.Option(help="Maximum tokens queued or running; further calls are refused [262144].")
     ] = None,
     max_sequence_tokens: Annotated[
-        int | None, typer.Option(help="Longest sequence in tokens [the engine's limit].")
+        int | None, typer.Option(help="Maximum tokens of a sequence [the engine's limit].")
     ] = None,
-    max_k: Annotated[int | None, typer.Option(help="Largest k of top-k and gather [1024].")] = None,
-    allow_full: Annotated[bool | None, typer.Option(help="Serve whole logits; for tests.")] = None,
+    max_k: Annotated[int | None, typer.Option(help="Maximum k of payloads topk and gather [1024].")] = None,
+    allow_full: Annotated[bool | None, typer.Option(help="Allow payload full, the whole logits; for tests.")] = None,
     memory_budget_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of weights that may be awake at once; other teachers sleep [0: no limit].")
+        int | None,
+        typer.Option(help="Maximum bytes of weights on the device; idle teachers sleep beyond it [0: no limit]."),
     ] = None,
     grace: Annotated[
-        float | None, typer.Option(help="Seconds that calls in flight may take after SIGTERM [120].")
+        float | None, typer.Option(help="Seconds that calls in flight have to finish after SIGTERM [120].")
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM certificate chain of the server; reloaded when it changes.")
+        Path | None, typer.Option(help="PEM file with the server's certificate chain; reloaded when it changes.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the server.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with the private key of --tls-cert.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(help="PEM authorities of client certificates; turns on mutual TLS.")
+        Path | None,
+        typer.Option(help="PEM file with the authorities that sign client certificates; turns on mutual TLS."),
     ] = None,
-    tokens: Annotated[Path | None, typer.Option(help="YAML file of bearer tokens with scopes.")] = None,
-    allow_insecure: Annotated[bool | None, typer.Option(help="Listen beyond loopback without TLS.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="YAML file with bearer tokens and their scopes.")] = None,
+    allow_insecure: Annotated[bool | None, typer.Option(help="Allow a --host other than loopback without TLS.")] = None,
     trust_remote_code: Annotated[
-        list[str] | None, typer.Option(help="MODEL@COMMIT that may run its own code; repeatable.")
+        list[str] | None, typer.Option(help="Model whose own code may run, as MODEL@COMMIT; repeatable.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")] = None,
-    log_requests: Annotated[bool | None, typer.Option(help="Write a log line for every request.")] = None,
-    tracing: Annotated[bool | None, typer.Option(help="Export OpenTelemetry spans (extra otel, OTEL_*).")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Least severe level that is logged: debug, info, warning or error [info].")
+    ] = None,
+    log_requests: Annotated[bool | None, typer.Option(help="Log every Score call that ends.")] = None,
+    tracing: Annotated[
+        bool | None,
+        typer.Option(help="Export OpenTelemetry spans, configured by OTEL_* variables; needs the extra otel."),
+    ] = None,
     fault: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""

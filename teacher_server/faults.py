@@ -121,13 +121,16 @@ class FaultPlan:
         for part in filter(None, (p.strip() for p in spec.split(","))):
             key, _, text = part.partition("=")
             if key not in cls.__dataclass_fields__:
-                raise ConfigError(f"fault {key!r} is unknown; known: {', '.join(cls.__dataclass_fields__)}.")
+                raise ConfigError(f"fault {key!r} is unknown; use one of {', '.join(cls.__dataclass_fields__)}.")
             try:
                 value = int(text) if key in _WHOLE else float(text.removesuffix("s") if key == "latency" else text)
             except ValueError:
                 raise ConfigError(f"fault {part!r} needs a number, for example {key}=0.1.") from None
             if value < 0 or (key not in (*_WHOLE, "latency") and value > 1):
-                raise ConfigError(f"fault {part!r} must be a probability between 0 and 1.")
+                raise ConfigError(
+                    f"fault {part!r} is out of range; give a probability from 0 to 1, or 0 or more for latency, leak "
+                    "and seed."
+                )
             values[key] = value
         return cls(**values)
 

@@ -241,7 +241,8 @@ class TeacherServer:
             )
         except OSError as error:
             raise PortInUseError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --metrics-port, or -1."
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --metrics-port, or -1 for "
+                "none."
             ) from error
         self.metrics_port = self._metrics_server.server_port
 

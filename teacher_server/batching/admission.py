@@ -46,7 +46,7 @@ class Reservation:
             RuntimeError: if it was closed before; a double release would let in too much.
         """
         if self._closed:
-            raise RuntimeError("a reservation was closed twice.")
+            raise RuntimeError("this reservation is closed already; close it once.")
         self.release(self._left)
         self._budget._close(self._client)
         self._closed = True
@@ -89,8 +89,8 @@ class Budget:
         """
         if price.tokens > self.tokens or price.reply_bytes > self.reply_bytes:
             raise InvalidRequestError(
-                f"the request costs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
-                f"holds at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
+                f"the request needs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
+                f"takes at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
             )
         # All checks come before any change, so that a refusal has nothing to undo.
         total = Price(self.tokens, self.reply_bytes)
@@ -131,9 +131,9 @@ class Budget:
             "budget_bytes": total.reply_bytes,
         }
         raise OverloadedError(
-            f"the server holds {used.tokens} of {total.tokens} tokens and {used.reply_bytes} of {total.reply_bytes} "
-            f"bytes{'' if whose is None else ' for this client'}, no room for {price.tokens} tokens; retry in "
-            f"{wait:.2f} s.",
+            f"the server already holds {used.tokens} of at most {total.tokens} tokens and {used.reply_bytes} of at "
+            f"most {total.reply_bytes} bytes of scores{'' if whose is None else ' for this client'}, so a request of "
+            f"{price.tokens} tokens and {price.reply_bytes} bytes has no room; retry in {wait:.2f} s.",
             wait,
             usage,
         )
@@ -191,8 +191,8 @@ def check_deadline(deadline: float, now: float, queued_tokens: int, tokens: int,
     wait = (queued_tokens + tokens) / tokens_per_second
     if wait > 2 * (deadline - now):
         raise OverloadedError(
-            f"{queued_tokens} tokens come first, about {wait:.1f} s, but the deadline is in {deadline - now:.1f} s; "
-            "retry later or elsewhere.",
+            f"the request would take about {wait:.1f} s behind {queued_tokens} queued tokens, but its deadline is in "
+            f"{deadline - now:.1f} s; retry later, ask another replica or allow more time.",
             min(max(wait - (deadline - now), MIN_RETRY_SECONDS), MAX_RETRY_SECONDS),
             {"request_tokens": tokens},
         )

@@ -171,7 +171,7 @@ class EngineWorker:
             self._closing = True
             waiting = self._queue.drain()
             self._condition.notify()
-        self._refuse(waiting, CancelledError(f"teacher {self.name!r} was unloaded."))
+        self._refuse(waiting, CancelledError(f"teacher {self.name!r} was unloaded before it scored this."))
         if threading.current_thread() is not self._thread:  # a thread cannot join itself
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -184,7 +184,7 @@ class EngineWorker:
         except BaseException as error:
             with contextlib.suppress(Exception):
                 self.engine.close()
-            self._die(f"its thread died of {type(error).__name__}: {error}")
+            self._die(f"its thread ended with {type(error).__name__}: {error}")
 
     def _work(self) -> bool:
         """Do what is due next; False if the thread should end.
@@ -192,7 +192,7 @@ class EngineWorker:
         In a function of its own, so that no local variable keeps the last scores alive while the thread waits for work.
         """
         task, batch, expired = self._next()
-        self._refuse(expired, DeadlineError("the deadline passed while the request was queued."))
+        self._refuse(expired, DeadlineError("the deadline passed while the request was queued; allow more time."))
         if task is not None:
             self._run_task(*task)
         if batch:
@@ -237,7 +237,7 @@ class EngineWorker:
             future.set_result(result)
 
     def _gone(self) -> UnavailableError:
-        return UnavailableError(f"teacher {self.name!r} failed while it worked on this.")
+        return UnavailableError(f"the engine of teacher {self.name!r} ended while it scored this; send it again.")
 
     def _run_batch(self, batch: list[SequenceJob]) -> None:
         with self._turn:
@@ -334,7 +334,7 @@ class EngineWorker:
             # The frames of the traceback hold tensors of the failed attempt, whose memory the next attempt needs.
             return error.with_traceback(None)
         self._failures, self._away_since = 0, 0.0
-        gone = CancelledError("the request was cancelled while it ran.")
+        gone = CancelledError("the request was cancelled while the engine ran it.")
         return [gone if scores is None else scores for scores in results]
 
     def _blame(self, error: Exception, job: SequenceJob) -> Exception:
@@ -350,7 +350,7 @@ class EngineWorker:
             )
             return DeviceMemoryError(
                 f"teacher {self.name!r} has no memory for a sequence of {job.tokens} tokens with payload "
-                f"{job.item.spec.kind}, even alone; send shorter rows, lower their maximum length, or take a "
+                f"{job.item.spec.kind}, even alone; send shorter sequences, lower limits.max_sequence_tokens, or use a "
                 "device with more memory."
             )
         self._failures += 1
@@ -367,7 +367,7 @@ class EngineWorker:
         now = time.monotonic()
         self._away_since = self._away_since or now
         if now - self._away_since >= AWAY_SECONDS:
-            self._die(f"the engine was away for {now - self._away_since:.0f} s: {error}")
+            self._die(f"the engine was unavailable for {now - self._away_since:.0f} s: {error}")
 
     def _scores_something(self) -> bool:
         """Whether the engine still scores the shortest sequence; if so, the other was too long for the device."""

@@ -50,8 +50,8 @@ def check_same_tensors(old: Header, new: Header, folder: Path) -> None:
         ours, theirs = (header[name][1] if name in header else None for header in (old, new))
         if ours != theirs:
             raise IncompatibleTeacherError(
-                f"weights in {folder} do not fit: tensor {name} has shape {theirs} there and {ours} here; load them as "
-                "a new teacher."
+                f"weights in {folder} do not fit the teacher: tensor {name} has shape {theirs} there and {ours} in the "
+                "teacher (None: it is missing); load them as a new teacher."
             )
 
 
@@ -63,7 +63,10 @@ def check_unchanged(folder: Path, expected: str) -> None:
     """
     found = weights_hash(folder)
     if found != expected:
-        raise ConfigError(f"weights in {folder} changed from {expected} to {found}; the ones in use before are lost.")
+        raise ConfigError(
+            f"the weights in {folder} have changed from {expected} to {found} since they were loaded, so the former "
+            "cannot be restored; load the teacher again."
+        )
 
 
 @dataclass(frozen=True, slots=True)

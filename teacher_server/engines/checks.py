@@ -30,10 +30,10 @@ def _check_payload(info: EngineInfo, entry: EngineItem, index: int) -> None:
         raise InvalidRequestError(f"sequence {index}: {info.engine} does not serve payload {spec.kind}; use {served}.")
     if spec.k > info.max_k:
         raise InvalidRequestError(
-            f"sequence {index}: k is {spec.k}, but teacher {info.model} serves up to {info.max_k}."
+            f"sequence {index}: k is {spec.k}, but teacher {info.model} serves at most {info.max_k}; ask for fewer ids."
         )
     if not entry.temperature > 0:
-        raise InvalidRequestError(f"sequence {index}: temperature is {entry.temperature}; it must be above 0.")
+        raise InvalidRequestError(f"sequence {index}: temperature is {entry.temperature}, but it must be above 0.")
     if entry.temperature != 1.0 and not info.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
         raise InvalidRequestError(
             f"sequence {index}: {info.engine} scores at temperature 1 only, not {entry.temperature}; use temperature 1 "
@@ -46,18 +46,20 @@ def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
     length, prompt = len(item.token_ids), item.prompt_length
     if not 1 <= prompt < length:
         raise InvalidRequestError(
-            f"sequence {index}: prompt_length is {prompt} of {length} tokens; prompt and response need a token each."
+            f"sequence {index}: prompt_length is {prompt} of {length} tokens, but prompt and response need at least "
+            "one token each."
         )
     if length > info.max_sequence_tokens:
         raise InvalidRequestError(
-            f"sequence {index}: {length} tokens, but teacher {info.model} takes {info.max_sequence_tokens}; cut it."
+            f"sequence {index} has {length} tokens, but teacher {info.model} takes at most {info.max_sequence_tokens}; "
+            "shorten it."
         )
     # Lengths before ids, and ids before spans: each check relies on the ones before it.
     for name, ids in (("token_ids", item.token_ids), ("gather_ids", item.gather_ids)):
         if ids is not None and ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
             raise InvalidRequestError(
-                f"sequence {index}: {name} reach from {ids.min()} to {ids.max()}, but the vocabulary of teacher "
-                f"{info.model} has {info.vocab_size} rows."
+                f"sequence {index}: {name} range from {ids.min()} to {ids.max()}, but teacher {info.model} has the ids "
+                f"0 to {info.vocab_size - 1}."
             )
     if item.spans and not info.spans:
         raise InvalidRequestError(f"sequence {index}: {info.engine} scores whole responses only; leave the spans out.")
@@ -66,6 +68,6 @@ def _check_ids(info: EngineInfo, entry: EngineItem, index: int) -> None:
         shape = None if item.gather_ids is None else item.gather_ids.shape
         if shape != (item.scored_length, entry.spec.k):
             raise InvalidRequestError(
-                f"sequence {index}: gather_ids have shape {shape}; payload gather with k {entry.spec.k} needs "
+                f"sequence {index}: gather_ids have shape {shape}, but payload gather with k {entry.spec.k} needs "
                 f"({item.scored_length}, {entry.spec.k})."
             )

@@ -55,7 +55,8 @@ def without_padding(
     left = 1.0 - np.exp(padding.astype(np.float64)).sum(-1)
     if not (left > 0).all():
         raise NonFiniteError(
-            "the padding rows of the head have all the probability; check the model and its tokenizer."
+            "the padding rows of the output head, to which no token belongs, take all the probability; check that the "
+            "tokenizer is the model's own."
         )
     shift = np.log(left)
     sampled = (sampled - shift).astype(np.float32)
@@ -63,7 +64,8 @@ def without_padding(
         return sampled, None, None
     if int(ids.max()) >= vocabulary + padding.shape[-1]:
         raise CorruptPayloadError(
-            f"id {ids.max()} was listed, outside a vocabulary of {vocabulary} and {padding.shape[-1]} padding rows."
+            f"the engine listed id {ids.max()}, beyond the {vocabulary} ids and {padding.shape[-1]} padding rows of "
+            "the head."
         )
     # A stable sort by "is padding" moves padding rows to the end and leaves the others in descending order.
     kept = np.argsort(ids >= vocabulary, axis=-1, kind="stable")[:, :k]
@@ -103,7 +105,7 @@ def from_lists(
         return Scores(sampled=sampled)
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise CorruptPayloadError(
-            f"teacher {teacher} listed ids from {ids.min()} to {ids.max()}, outside its vocabulary of {vocabulary}."
+            f"teacher {teacher} listed ids from {ids.min()} to {ids.max()}, but it has the ids 0 to {vocabulary - 1}."
         )
     unsigned: U32 = ids.astype(np.uint32)
     tail = log_tail(values, vocabulary)

@@ -60,7 +60,10 @@ def pick_device(name: str) -> torch.device:
         except RuntimeError as error:
             raise ConfigError(f"device {name!r} is not known to torch; use auto, cpu, cuda or cuda:0.") from error
         if not _is_here(device):
-            raise ConfigError(f"device {name!r} is not on this machine, or torch is built without it; use auto or cpu.")
+            raise ConfigError(
+                f"device {name!r} is not available: this machine lacks it or torch was built without it; use auto or "
+                "cpu."
+            )
         return device
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator if accelerator is not None else torch.device("cpu")
@@ -83,7 +86,7 @@ def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
     if name in _DTYPES:
         return _DTYPES[name]
     if name != "auto":
-        raise ConfigError(f"dtype {name!r} is not known; use auto, {', '.join(_DTYPES)}.")
+        raise ConfigError(f"dtype {name!r} is not known; use one of auto, {', '.join(_DTYPES)}.")
     stored: torch.dtype | None = getattr(config, "dtype", None)
     return stored if stored is not None and stored in DTYPE_NAMES and device.type != "cpu" else torch.float32
 
@@ -206,8 +209,8 @@ def check_same_architecture(old: Any, new: Any, folder: Path) -> None:
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise IncompatibleTeacherError(
-                f"weights in {folder} are of another architecture: {key} is {theirs.get(key)!r} there and "
-                f"{ours.get(key)!r} here; load them as a new teacher."
+                f"weights in {folder} are of another architecture: their config has {key} {theirs.get(key)!r}, the "
+                f"teacher's has {ours.get(key)!r}; load them as a new teacher."
             )
 
 
@@ -219,7 +222,9 @@ def check_finite(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise NonFiniteError(f"weights in {folder} hold NaN or infinity in {name}; save a healthy checkpoint.")
+            raise NonFiniteError(
+                f"weights in {folder} hold NaN or infinity in tensor {name}; save a checkpoint whose values are finite."
+            )
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def reduce_logits(
         out["ids"] = ids.to(torch.int32)
     else:
         if gather_ids is None:
-            raise ValueError("gather_ids is None, but the payload gather needs ids [T, K].")
+            raise ValueError("gather_ids is None, but payload gather needs ids of shape [T, K].")
         ids = gather_ids
         values = logits.gather(-1, ids)
     values = values - normaliser[:, None]

@@ -81,7 +81,7 @@ class SglangEngine:
         trust_remote_code: bool = False,
     ) -> None:
         if deterministic:
-            raise ConfigError("the sglang engine has no deterministic mode here; use the transformers engine for it.")
+            raise ConfigError("the sglang engine has no deterministic mode; use the transformers engine for it.")
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"url {url!r} of the SGLang server must start with http:// or https://.")
         self._client = SglangClient(url, api_key, admin_api_key or api_key, timeout)
@@ -234,11 +234,13 @@ class SglangEngine:
         """The `meta_info` of a response, checked to come from the weights in use."""
         meta = self._client.call("/generate", score_request(item, k, padding)).get("meta_info")
         if not isinstance(meta, dict):
-            raise CorruptPayloadError(f"SGLang at {self._client.url} answered without meta_info.")
+            raise CorruptPayloadError(
+                f"SGLang at {self._client.url} sent a reply without meta_info; check its version."
+            )
         if meta.get("weight_version") != self._version:
             raise UnavailableError(
                 f"SGLang at {self._client.url} now has weights of version {meta.get('weight_version')!r}, not "
-                f"{self._version!r}: they were replaced by someone else; load the teacher again."
+                f"{self._version!r}: another client replaced them; load the teacher again."
             )
         return meta
 
@@ -258,10 +260,13 @@ class SglangEngine:
         theirs, ours = served.get("model_type"), getattr(self._config, "model_type", None)
         if theirs is not None and theirs != ours:
             raise IncompatibleTeacherError(
-                f"SGLang at {self._client.url} serves a {theirs} model, but {self._folder} is a {ours}; start it there."
+                f"SGLang at {self._client.url} serves a model of type {theirs}, but {self._folder} is of type {ours}; "
+                "start it with that folder."
             )
         if served.get("is_generation") is False:
-            raise IncompatibleTeacherError(f"SGLang at {self._client.url} serves no generative model; start it on one.")
+            raise IncompatibleTeacherError(
+                f"SGLang at {self._client.url} does not serve a generative model; start it with one."
+            )
 
     def _dtype(self, name: str) -> str:
         stored = str(getattr(self._config, "dtype", None)).removeprefix("torch.")

@@ -53,7 +53,9 @@ class SglangClient:
         # Caught first, because it is an OSError too: the server was reached and gave a reason.
         except urllib.error.HTTPError as error:
             reason = " ".join(error.read(500).decode(errors="replace").split())
-            raise UnavailableError(f"SGLang at {self.url}{path} answered {error.code}: {reason}") from error
+            raise UnavailableError(
+                f"SGLang at {self.url}{path} responded with status {error.code}: {reason}"
+            ) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise UnavailableError(f"SGLang at {self.url} cannot be reached: {reason}; is it running?") from error
@@ -61,7 +63,8 @@ class SglangClient:
             found = json.loads(raw) if raw.strip() else {}
         except ValueError as error:
             raise CorruptPayloadError(
-                f"SGLang at {self.url}{path} answered with something that is not JSON."
+                f"SGLang at {self.url}{path} sent a reply that is not JSON; check that the address is an SGLang "
+                "server's."
             ) from error
         return found if isinstance(found, dict) else {}
 
@@ -100,15 +103,15 @@ def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or len(entries) != len(expected) + 1:
         count = len(entries) if isinstance(entries, list) else None
-        raise CorruptPayloadError(f"SGLang at {url} returned {count} input log-probs; expected {len(expected) + 1}.")
+        raise CorruptPayloadError(f"SGLang at {url} returned {count} input log-probs instead of {len(expected) + 1}.")
     try:
         pairs = [(float(entry[0]), int(entry[1])) for entry in entries[1:]]
     except (TypeError, ValueError, IndexError) as error:
         raise CorruptPayloadError(
-            f"SGLang at {url} returned something other than a number as an input log-prob: {error}."
+            f"SGLang at {url} returned an input log-prob that is not a number: {error}."
         ) from error
     if [token for _, token in pairs] != expected:
-        raise CorruptPayloadError(f"SGLang at {url} answered for different tokens than it was sent.")
+        raise CorruptPayloadError(f"SGLang at {url} returned log-probs of other tokens than it was sent.")
     return np.array([value for value, _ in pairs], np.float32)
 
 
@@ -120,16 +123,18 @@ def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url
     """
     entries = meta.get("input_token_ids_logprobs")
     if not isinstance(entries, list) or len(entries) != rows + 1 or entries[0]:
-        raise CorruptPayloadError(f"SGLang at {url} did not return the log-probs of {len(listed)} listed ids.")
+        raise CorruptPayloadError(
+            f"SGLang at {url} did not return the log-probs of the {len(listed)} ids that were asked for."
+        )
     try:
         values = [[float(entry[0]) for entry in row] for row in entries[1:]]
         fits = all([int(entry[1]) for entry in row] == list(listed) for row in entries[1:])
     except (TypeError, ValueError, IndexError) as error:
         raise CorruptPayloadError(
-            f"SGLang at {url} returned something other than a number as a listed log-prob: {error}."
+            f"SGLang at {url} returned a log-prob of a listed id that is not a number: {error}."
         ) from error
     if not fits:
-        raise CorruptPayloadError(f"SGLang at {url} listed different ids than it was asked about.")
+        raise CorruptPayloadError(f"SGLang at {url} returned log-probs of other ids than were asked for.")
     return np.array(values, np.float32)
 
 
@@ -144,7 +149,7 @@ def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArr
     kinds = tuple(meta.get(f"{prefix}{name}_flat_b64_dtype", "") for name in ("val", "idx"))
     if shape != [rows, k] or skipped != 1 or kinds != ("float32", "int32"):
         raise CorruptPayloadError(
-            f"SGLang at {url} returned top log-probs of shape {shape} after {skipped} empty rows as {kinds}; expected "
+            f"SGLang at {url} returned top log-probs of shape {shape} after {skipped} empty rows as {kinds} instead of "
             f"{[rows, k]} after 1 as ('float32', 'int32')."
         )
     try:
@@ -152,5 +157,5 @@ def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArr
         values = np.frombuffer(raw[0], "<f4").reshape(rows, k)
         ids = np.frombuffer(raw[1], "<i4").reshape(rows, k)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise CorruptPayloadError(f"SGLang at {url} returned top log-probs that do not decode: {error}.") from error
+        raise CorruptPayloadError(f"SGLang at {url} returned top log-probs that cannot be decoded: {error}.") from error
     return ids, values.astype(np.float32)

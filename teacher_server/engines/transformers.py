@@ -83,7 +83,7 @@ class TransformersEngine:
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("logit_bytes", logit_bytes)):
             if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+                raise ConfigError(f"{name} is {value}, but it must be at least 1.")
         self._lock = threading.RLock()
         self._asleep = self._closed = False
         self._max_batch_tokens, self._logit_bytes = max_batch_tokens, logit_bytes
@@ -103,7 +103,9 @@ class TransformersEngine:
             self._model = fold_adapter(self._model, self._adapter)
         # Base model and head are run separately, so that prompts are never projected to the vocabulary.
         if self._model.base_model is self._model or self._model.get_output_embeddings() is None:
-            raise ConfigError(f"model {model} has no base model and head that can run apart; use another engine.")
+            raise ConfigError(
+                f"model {model} has no base model and output head that can be run separately; use another engine."
+            )
         self._backbone = Backbone(self._model.base_model, self._device)
         head = self._head()
         with torch.inference_mode():
@@ -329,7 +331,7 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any)
 
     capped = caps_attention(config.get_text_config())
     if name == "sdpa" and capped:
-        raise ConfigError("attention 'sdpa' drops this model's soft-cap on attention logits; use auto or eager.")
+        raise ConfigError("attention 'sdpa' would ignore this model's soft-cap on attention logits; use auto or eager.")
     if name != "auto":
         return name
     if device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available():

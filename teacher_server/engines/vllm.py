@@ -198,7 +198,9 @@ class VllmEngine:
     def head(self) -> Head:
         """The output head, for clients that take hidden states."""
         if self._head is None or self._info.head is None:
-            raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use runner pooling.")
+            raise UnavailableError(
+                f"teacher {self._info.model} does not serve hidden states with runner generate; use runner pooling."
+            )
         return export(self._head, self._info.head.hash)
 
     def memory_bytes(self) -> int:
@@ -258,8 +260,8 @@ class VllmEngine:
         if tied or mixture:
             packed, instead = ("experts", "engine transformers") if mixture else ("a tied head", "runner pooling")
             raise ConfigError(
-                f"vLLM on a CPU keeps a packed copy of {packed}, which new weights do not reach: teacher "
-                f"{self._info.model} would answer with some of either; serve it with {instead}."
+                f"vLLM on a CPU keeps a packed copy of {packed}, which an update of weights does not reach: teacher "
+                f"{self._info.model} would compute with a mixture of old and new weights; serve it with {instead}."
             )
 
     def sleep(self) -> None:
@@ -355,7 +357,9 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
     if runner not in ("pooling", "generate"):
         raise ConfigError(f"runner {runner!r} is not known; use pooling or generate.")
     if device not in ("auto", "cuda", "cpu"):
-        raise ConfigError(f"device {device!r}: vLLM chooses its device itself; use auto, and CUDA_VISIBLE_DEVICES.")
+        raise ConfigError(
+            f"device {device!r} cannot be chosen: vLLM picks its device itself; use auto, and CUDA_VISIBLE_DEVICES."
+        )
     if deterministic:
         raise ConfigError("the vllm engine has no deterministic mode; use the transformers engine for it.")
 

@@ -49,7 +49,7 @@ def read_scores(output: Any, entry: EngineItem, info: EngineInfo) -> Scores:
         table = np.asarray(flat.logprobs, np.float32).reshape(-1, width)[-length:]
         listed = np.asarray(flat.token_ids, np.int64).reshape(-1, width)[-length:]
         if not np.array_equal(listed[:, 0], item.response_ids):
-            raise UnavailableError(f"{info.engine} answered for different tokens than it was sent.")
+            raise UnavailableError(f"{info.engine} returned log-probs of other tokens than it was sent.")
         sampled, values, ids = table[:, 0], table[:, 1:], listed[:, 1:] if spec.k else None
     scores = from_lists(
         sampled.copy(), ids, values, value_dtype=spec.value_dtype, vocabulary=info.vocab_size, teacher=info.model
@@ -85,7 +85,7 @@ def cut_vocabulary(llm: Any, size: int) -> None:
     except Exception as error:
         raise _cannot_cut(size, one_line(error, 200)) from error
     if not layers or not all(layers):
-        raise _cannot_cut(size, "no layer of the model computes logits in the way that is known here")
+        raise _cannot_cut(size, "none of the model's layers computes logits in a way that is known to opd")
 
 
 def check_cut(llm: Any, size: int) -> None:
@@ -104,7 +104,7 @@ def check_cut(llm: Any, size: int) -> None:
     listed = np.asarray(found.prompt_logprobs.token_ids, np.int64)[-size:]
     total = float(np.exp(np.asarray(found.prompt_logprobs.logprobs, np.float64)[-size:]).sum())
     if not (np.array_equal(np.sort(listed), np.arange(size)) and abs(total - 1.0) < 1e-3):
-        raise _cannot_cut(size, f"it lists id {listed.max()}, and {size} probabilities add up to {total:.4f}")
+        raise _cannot_cut(size, f"it lists id {listed.max()}, and the first {size} probabilities add up to {total:.4f}")
 
 
 def _cannot_cut(size: int, reason: str) -> ConfigError:

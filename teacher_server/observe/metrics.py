@@ -35,39 +35,78 @@ class ServerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = t) -> Histogram:
             return Histogram(f"opd_teacher_{name}", text, tuple(labels), buckets=buckets, registry=registry)
 
-        self.requests = counter("requests", "Score calls that ended, by status.", ("teacher", "payload", "code"))
-        self.rejections = counter("rejections", "Score calls refused before the engine.", ("teacher", "reason"))
+        self.requests = counter(
+            "requests", "Score calls that ended, by gRPC status code.", ("teacher", "payload", "code")
+        )
+        self.rejections = counter(
+            "rejections",
+            "Score calls that failed before the engine ran any of their sequences, by class of the error.",
+            ("teacher", "reason"),
+        )
         self.duration = histogram(
             "request_duration_seconds",
-            "Time from a Score call's arrival to its trailer.",
+            "Seconds from the arrival of a successful Score call to its trailer.",
             SECONDS,
             ("teacher", "payload"),
         )
         self.stage = histogram(
-            "stage_duration_seconds", "Time that a Score call spent in one stage.", SECONDS, ("teacher", "stage")
+            "stage_duration_seconds",
+            "Seconds that a successful Score call spent in each stage; the stages add up to its duration.",
+            SECONDS,
+            ("teacher", "stage"),
         )
-        self.model_tokens = counter("model_tokens", "Prompt and response tokens of the sequences scored.")
-        self.scored_tokens = counter("scored_tokens", "Response positions sent.", ("teacher", "payload"))
-        self.sent_bytes = counter("sent_bytes", "Bytes of tensors sent.")
-        self.batches = counter("batches", "Engine batches.")
-        self.engine_seconds = counter("engine_busy_seconds", "Time spent in the engine.")
-        self.batch_sequences = histogram("batch_sequences", "Sequences scored per batch.", POWERS_OF_TWO[:11])
-        self.batch_tokens = histogram("batch_tokens", "Tokens of the sequences scored per batch.", POWERS_OF_TWO)
+        self.model_tokens = counter(
+            "model_tokens", "Prompt and response tokens of the sequences that the engine scored."
+        )
+        self.scored_tokens = counter("scored_tokens", "Response tokens whose scores were sent.", ("teacher", "payload"))
+        self.sent_bytes = counter("sent_bytes", "Bytes of score tensors sent, after compression.")
+        self.batches = counter("batches", "Batches that the engine ran.")
+        self.engine_seconds = counter("engine_busy_seconds", "Seconds that the engine spent running batches.")
+        self.batch_sequences = histogram(
+            "batch_sequences", "Sequences that the engine scored in a batch.", POWERS_OF_TWO[:11]
+        )
+        self.batch_tokens = histogram(
+            "batch_tokens",
+            "Prompt and response tokens of the sequences that the engine scored in a batch.",
+            POWERS_OF_TWO,
+        )
         self.queued_sequences = gauge("queued_sequences", "Sequences waiting for the engine.")
-        self.queued_tokens = gauge("queued_tokens", "Tokens waiting for the engine.")
-        self.running_tokens = gauge("running_tokens", "Tokens in the engine now.")
-        self.token_rate = gauge("tokens_per_second", "Moving average of the engine's rate.")
+        self.queued_tokens = gauge(
+            "queued_tokens", "Prompt and response tokens of the sequences waiting for the engine."
+        )
+        self.running_tokens = gauge(
+            "running_tokens", "Prompt and response tokens of the batch that the engine is running."
+        )
+        self.token_rate = gauge(
+            "tokens_per_second", "Moving average of the engine's throughput, in prompt and response tokens per second."
+        )
         self.load = (self.queued_sequences, self.queued_tokens, self.running_tokens, self.token_rate)
-        self.state = gauge("state", "1 for the present state of a teacher, 0 for the others.", ("teacher", "state"))
-        self.restarts = counter("restarts", "Engine restarts after a failure.")
-        self.weight_updates = counter("weight_updates", "Weights replaced in place.")
-        self.weights_info = gauge("weights_info", "1 for the weights in use.", ("teacher", "weights_hash", "engine"))
+        self.state = gauge(
+            "state", "1 for the state that a teacher is in, 0 for the other states.", ("teacher", "state")
+        )
+        self.restarts = counter("restarts", "Times that a teacher was loaded again after its engine died.")
+        self.weight_updates = counter("weight_updates", "Times that a teacher's weights were replaced in place.")
+        self.weights_info = gauge(
+            "weights_info",
+            "1 for the weights that a teacher uses, with their hash and the engine as labels.",
+            ("teacher", "weights_hash", "engine"),
+        )
         self.calls = gauge("calls", "Score calls in flight.", ())
-        self.used_tokens = gauge("used_tokens", "Tokens reserved by calls in flight.", ())
-        self.budget_tokens = gauge("budget_tokens", "Tokens that may be reserved at once.", ())
-        self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by calls in flight.", ())
-        self.budget_reply_bytes = gauge("budget_reply_bytes", "Bytes of scores that may be reserved at once.", ())
-        self.auth_failures = counter("auth_failures", "Calls without valid credentials or scope.", ("reason",))
+        self.used_tokens = gauge("used_tokens", "Tokens reserved by Score calls in flight.", ())
+        self.budget_tokens = gauge(
+            "budget_tokens", "Maximum tokens that calls may reserve at once (limits.max_tokens_in_flight).", ()
+        )
+        self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by Score calls in flight.", ())
+        self.budget_reply_bytes = gauge(
+            "budget_reply_bytes",
+            "Maximum bytes of scores that calls may reserve at once (limits.max_reply_bytes_in_flight).",
+            (),
+        )
+        self.auth_failures = counter(
+            "auth_failures",
+            "Calls refused for their credentials: token (missing or unknown) or scope (lacking).",
+            ("reason",),
+        )
         self.refused_calls = counter(
             "refused_calls", "Calls refused before their request was parsed, by reason.", ("reason",)
         )
@@ -76,13 +115,21 @@ class ServerMetrics:
             self.refused_calls.labels(reason)
         for reason in ("token", "scope"):
             self.auth_failures.labels(reason)
-        self.open_calls = gauge("open_calls", "Open calls of all methods, by kind of caller.", ("callers",))
+        self.open_calls = gauge(
+            "open_calls",
+            "Open calls of all methods: authorised, unauthenticated (health checks) and watches (health watches).",
+            ("callers",),
+        )
         self.receiving = gauge("receiving_requests", "Requests being received or parsed.", ())
         self.unexpected_errors = counter(
-            "unexpected_errors", "Calls that ended with an unexpected error; the log has it.", ()
+            "unexpected_errors", "Calls that ended with an unexpected error; the server's log has its traceback.", ()
         )
-        self.loop_lag = gauge("event_loop_lag_seconds", "Delay of the event loop when it was last measured.", ())
-        self.tasks = gauge("tasks", "Tasks of the event loop.", ())
+        self.loop_lag = gauge(
+            "event_loop_lag_seconds",
+            "Seconds by which the event loop was late at the last check, made once a second.",
+            (),
+        )
+        self.tasks = gauge("tasks", "Asyncio tasks that exist in the event loop.", ())
         self.draining = gauge("draining", "1 while the server drains before it exits, else 0.", ())
 
     def observe_timings(self, teacher: str, payload: str, timings: Timings) -> None:

@@ -45,8 +45,8 @@ class Loader:
         """
         if self._given_up:
             raise UnavailableError(
-                f"{self._given_up} is still loading after {self._seconds:g} s, and nothing can interrupt that; "
-                "start the server again to load another."
+                f"{self._given_up} is still loading after {self._seconds:g} s and cannot be interrupted; restart the "
+                "server to load another model, or wait for the end."
             )
         try:
             async with asyncio.timeout(self._seconds):  # wait_for may swallow a cancellation in Python 3.11
@@ -94,7 +94,7 @@ class Turn:
         if not done:
             self._leave(what, task, discard)
             raise DeadlineError(
-                f"{what} did not load within {loader._seconds:g} s; look at the model, or raise engine.load_seconds."
+                f"{what} did not load within {loader._seconds:g} s; check the model, or raise engine.load_seconds."
             )
         return task.result()
 

@@ -42,7 +42,10 @@ class MemoryBudget:
             OverloadedError: if busy teachers hold the memory.
         """
         if self.budget and needed > self.budget:
-            raise ConfigError(f"teacher {teacher.name!r} needs {needed} bytes, but the memory budget is {self.budget}.")
+            raise ConfigError(
+                f"teacher {teacher.name!r} needs {needed} bytes, but engine.memory_budget_bytes is {self.budget}; "
+                "raise it or serve a smaller model."
+            )
         async with self._lock:
             # Checked again after each: while one falls asleep, requests may wake another, or a load may fail.
             while self.budget and self._held_by_others(teacher) + needed > self.budget:
@@ -50,7 +53,9 @@ class MemoryBudget:
                 idle = [t for t in others if t.state == pb.TEACHER_STATE_READY and not t.in_flight]
                 if not idle:
                     raise OverloadedError(
-                        f"no memory for teacher {teacher.name!r}: all other teachers are in use.", 1.0
+                        f"teacher {teacher.name!r} has no room in engine.memory_budget_bytes, because all other "
+                        "teachers are in use; retry later.",
+                        1.0,
                     )
                 await self._put_to_sleep(min(idle, key=lambda t: t.last_used))
             teacher.held_bytes = needed

@@ -91,15 +91,17 @@ def check_plausible(folder: Path) -> None:
             if numbers * LEAST_BYTES_PER_NUMBER > size:
                 names = " x ".join(f"{key} {value}" for key, value in zip(keys, sizes, strict=True))
                 raise ConfigError(
-                    f"model {folder} is inconsistent: its config has {names}, but its files have {size} bytes; save "
-                    "the model again."
+                    f"model {folder} is inconsistent: its config has {names}, too large for safetensors files of "
+                    f"{size} bytes; save the model again."
                 )
 
 
 def _config(file: Path) -> dict[str, Any] | None:
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{file} has more than {MAX_CONFIG_BYTES} bytes, too many for a config.")
+            raise ConfigError(
+                f"{file} has more than {MAX_CONFIG_BYTES} bytes, too many for a config; save the model again."
+            )
         found = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None

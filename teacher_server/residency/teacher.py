@@ -156,13 +156,16 @@ def self_test(engine: Engine, name: str) -> None:
                 continue
             same = np.array_equal(a, b) if info.deterministic else np.allclose(a, b, rtol=2e-2, atol=5e-2)
             if not same:
-                raise UnavailableError(f"teacher {name!r} failed its self-test: {field_name} differs when repeated.")
+                raise UnavailableError(
+                    f"teacher {name!r} failed its self-test with payload {spec.kind}: {field_name} differed when the "
+                    "same sequence was scored again."
+                )
 
 
 def _through_the_codec(engine: Engine, item: ScoreItem, spec: PayloadSpec, bounds: RequestBounds) -> Scores:
     scores = engine.score([EngineItem(item, spec)])[0]
     if scores is None:
-        raise UnavailableError("the engine skipped the sequence.")
+        raise UnavailableError("the engine returned no scores for the sequence.")
     encoded = encode_scores(
         scores, spec, item.response_length, vocab_size=bounds.vocab_size, hidden_size=bounds.hidden_size
     )

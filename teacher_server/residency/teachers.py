@@ -230,7 +230,7 @@ class Teachers:
         async with self.use(name) as teacher, self._loader.turn() as turn:
             if expected not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
-                    f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not the expected ones."
+                    f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not {expected[:128]}."
                 )
             engine = teacher.running().engine
             exchange = await turn.read(f"the folder {folder}", lambda: prepare(engine, folder))
@@ -337,8 +337,8 @@ class Teachers:
         """Reserve the bytes that a loaded teacher really takes; if the budget has no room, it starts asleep."""
         if self._memory.budget and not teacher.weight_bytes:
             raise ConfigError(
-                f"the bytes that teacher {teacher.name!r} takes are not known, so it cannot count against "
-                "memory_budget_bytes; give a model folder with safetensors, or set no budget."
+                f"the memory that teacher {teacher.name!r} takes is not known, so memory_budget_bytes cannot be kept; "
+                "give a model folder with safetensors, or set no budget."
             )
         try:
             await self._memory.reserve(teacher, teacher.weight_bytes)

@@ -51,7 +51,7 @@ def swap(engine: Engine, exchange: Exchange, folder: Path, test: Callable[[], No
             if exchanged:  # an exchange that failed has undone itself, see `Exchange`
                 exchange()
             if engine.info.weights_hash != old_hash:
-                raise RuntimeError(f"the engine has weights {engine.info.weights_hash}, not {old_hash}.") from error
+                raise RuntimeError(f"the engine now has weights {engine.info.weights_hash}, not {old_hash}.") from error
             test()
         except Exception as second:
             raise LostWeightsError(
@@ -85,4 +85,4 @@ def put_back(engine: Engine, folder: Path, weights_hash: str) -> None:
 def _refusal(folder: Path, old_hash: str, error: Exception) -> OpdError:
     cause = error.__cause__ if isinstance(error.__cause__, NonFiniteError) else error
     kind = type(cause) if isinstance(cause, NonFiniteError | ConfigError) else IncompatibleTeacherError
-    return kind(f"weights in {folder} are refused and {old_hash} stay: {describe_error(error)}")
+    return kind(f"the weights in {folder} were refused and the teacher keeps {old_hash}: {describe_error(error)}")

@@ -32,9 +32,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def LoadTeacher(self, request: pb.LoadTeacherRequest, context: Context) -> pb.LoadTeacherResponse:
         """Loads a teacher and tests it."""
         if not _NAME.fullmatch(request.teacher):
-            raise InvalidRequestError("teacher must have 1 to 128 characters of [A-Za-z0-9._/-].")
+            raise InvalidRequestError(
+                f"teacher is {request.teacher[:128]!r}, but a name has 1 to 128 characters of [A-Za-z0-9._/-]."
+            )
         if not 1 <= len(request.model) <= MAX_PATH_CHARS:
-            raise InvalidRequestError(f"model must have 1 to {MAX_PATH_CHARS} characters.")
+            raise InvalidRequestError(
+                f"model has {len(request.model)} characters, but it must have 1 to {MAX_PATH_CHARS}."
+            )
         self._log("load", request.teacher, model=request.model)
         try:
             teacher = await self._shared.teachers.load(request.teacher, request.model)
@@ -45,7 +49,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def UnloadTeacher(self, request: pb.UnloadTeacherRequest, context: Context) -> pb.UnloadTeacherResponse:
         """Drains a teacher and frees its memory."""
         if not 0 <= request.grace_seconds <= MAX_GRACE_SECONDS:
-            raise InvalidRequestError(f"grace_seconds must be 0 to {MAX_GRACE_SECONDS:g}.")
+            raise InvalidRequestError(
+                f"grace_seconds is {request.grace_seconds:g}, but it must be 0 to {MAX_GRACE_SECONDS:g}."
+            )
         self._log("unload", request.teacher)
         await self._shared.teachers.unload(request.teacher, request.grace_seconds)
         return pb.UnloadTeacherResponse()
@@ -65,7 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
         """Replaces a teacher's weights between two batches, and returns their hash."""
         if not 1 <= len(request.folder) <= MAX_PATH_CHARS or "\0" in request.folder:
-            raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters.")
+            raise InvalidRequestError(f"folder must have 1 to {MAX_PATH_CHARS} characters, none of them NUL.")
         self._log("update weights", request.teacher, folder=request.folder)
         try:
             weights_hash = await self._shared.teachers.update_weights(

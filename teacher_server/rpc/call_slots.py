@@ -44,11 +44,15 @@ class CallSlots:
         reason = self.missing(caller)
         if reason == "caller_full":
             raise OverloadedError(
-                f"the caller has {self._held[caller]} calls open here, its limit; wait for one to end.",
+                f"this caller already has {self._held[caller]} open calls, the most it may have; wait for one to end.",
                 RETRY_SECONDS,
             )
         if reason:
-            raise OverloadedError(f"the server has {self.used} calls open, its limit.", RETRY_SECONDS)
+            raise OverloadedError(
+                f"the server already has {self.used} open calls, the most it takes; retry later or ask another "
+                "replica.",
+                RETRY_SECONDS,
+            )
         self._held[caller] += 1
         try:
             yield

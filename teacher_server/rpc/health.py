@@ -59,7 +59,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Returns the current status; NOT_FOUND for an unknown service."""
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:128]!r} is not known here.")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"service {request.service[:128]!r} is not known; give the name of a served teacher, or none for the "
+                "server.",
+            )
         return Response(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -85,17 +85,24 @@ class RequestReceiver:
         except TimeoutError:
             self._metrics.refused_calls.labels("receive_timeout" if arriving else "receive_full").inc()
             if arriving:
-                raise DeadlineError(f"the request did not arrive within {seconds:g} s.") from None
-            raise OverloadedError("too many requests are being received at once; retry.", RETRY_SECONDS) from None
+                raise DeadlineError(
+                    f"the request message did not arrive within {seconds:g} s; send it as soon as the call is open."
+                ) from None
+            raise OverloadedError(
+                "the server is receiving too many requests at once; retry later.", RETRY_SECONDS
+            ) from None
 
     async def _parse(self, raw: Any, parse: Parse | None) -> Message | bytes:
         if not isinstance(raw, bytes):  # the caller closed its side, or gRPC refused the message because of its size
             self._metrics.refused_calls.labels("no_request").inc()
-            raise InvalidRequestError("the call ended without a request.")
+            raise InvalidRequestError(
+                "the call ended before its request message arrived, or the message was too large to receive."
+            )
         if len(raw) > self._max_bytes:
             self._metrics.refused_calls.labels("oversize").inc()
             raise InvalidRequestError(
-                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are allowed."
+                f"the request message has {len(raw)} bytes, but at most {self._max_bytes} are allowed; send fewer "
+                "sequences at once."
             )
         if not has_at_most(raw, self._max_fields):
             self._metrics.refused_calls.labels("fields").inc()

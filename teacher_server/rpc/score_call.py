@@ -141,7 +141,7 @@ class ScoreCall:
             if request.expected_weights_hash not in ("", teacher.info.weights_hash):
                 raise IncompatibleTeacherError(
                     f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
-                    f"{request.expected_weights_hash}; load those, or ask for the ones in use."
+                    f"{request.expected_weights_hash}; load those, or expect the ones in use."
                 )
             # Nothing is awaited between here and the `try`, so a cancellation cannot lose the reservation.
             prices = _prices(request, bounds)
@@ -233,7 +233,9 @@ class ScoreCall:
         """Checks that all sequences come from the same, expected weights; sends the header before the first of them."""
         if self._header_hash == "":
             if request.expected_weights_hash not in ("", weights_hash):
-                raise IncompatibleTeacherError("the weights were replaced while the request waited; describe again.")
+                raise IncompatibleTeacherError(
+                    "the teacher's weights were replaced while the request was queued; call Describe again."
+                )
             self._header_hash = weights_hash
             header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
             self._watch.until("encode", time.monotonic())
@@ -241,7 +243,9 @@ class ScoreCall:
             self._watch.until("send", time.monotonic())
             await self._shared.faults.reach("header_sent")
         elif weights_hash != self._header_hash:
-            raise UnavailableError("the weights were replaced during the request; ask again.")
+            raise UnavailableError(
+                "the teacher's weights were replaced between two sequences of the request; send it again."
+            )
 
     async def _encode(
         self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int, nbytes: int

@@ -88,12 +88,16 @@ class Tokens:
         if self._path is None:
             if scope not in ANONYMOUS.scopes:
                 raise ScopeError(
-                    f"this call needs scope {scope!r}, and the server has no tokens; start it with --tokens."
+                    f"this call needs a token with scope {scope!r}, but the server has no tokens; start it with "
+                    "--tokens."
                 )
             return ANONYMOUS
         principal = self._find(_bearer(metadata))
         if scope not in principal.scopes:
-            raise ScopeError(f"token {principal.name!r} lacks scope {scope!r}.")
+            raise ScopeError(
+                f"token {principal.name!r} lacks scope {scope!r}, which this call needs; add it in the server's token "
+                "file."
+            )
         return principal
 
     def _find(self, token: str) -> Principal:
@@ -104,7 +108,9 @@ class Tokens:
             if hmac.compare_digest(digest, known):
                 found = principal
         if found is None:
-            raise AuthError("the bearer token is not known here; check the token file of client and server.")
+            raise AuthError(
+                "the bearer token is not in the server's token file; check the token files of client and server."
+            )
         return found
 
     def reload(self) -> None:
@@ -142,19 +148,25 @@ def _stamp(path: Path) -> tuple[int, ...]:
 def _read_tokens(path: Path) -> list[tuple[bytes, Principal]]:
     try:
         if path.stat().st_size > MAX_TOKEN_FILE_BYTES:
-            raise ConfigError(f"token file {path} has more than {MAX_TOKEN_FILE_BYTES} bytes; give another.")
+            raise ConfigError(
+                f"token file {path} has more than {MAX_TOKEN_FILE_BYTES} bytes; split it or remove tokens."
+            )
         data = read_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(data, list) or not data:
-            raise ConfigError(f"token file {path} must be a YAML list of name, token or sha256, and scopes.")
+            raise ConfigError(
+                f"token file {path} must be a YAML list whose entries have name, token or sha256, and scopes."
+            )
         return [_read_entry(path, index, entry) for index, entry in enumerate(data)]
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError(f"token file {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"token file {path} cannot be read: {error.strerror}; check its path and permissions."
+        ) from error
     except Exception as error:
         # YAML raises a dozen exception classes for damaged files (impossible dates, nesting, lone surrogates), and
         # their messages quote the file, including its secrets.
-        raise ConfigError(f"token file {path} cannot be read: {type(error).__name__}.") from None
+        raise ConfigError(f"token file {path} is not valid YAML ({type(error).__name__}); correct it.") from None
 
 
 def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
@@ -165,12 +177,12 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
     # Here and below, messages name keys and places but never values, which may be secrets.
     unknown = set(entry) - {"name", "token", "sha256", "scopes"}
     if unknown:
-        raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}.")
+        raise ConfigError(f"{where} has unknown keys {sorted(map(str, unknown))}; use name, token, sha256 and scopes.")
     scopes = entry.get("scopes", ["score"])
     if not isinstance(scopes, list) or not all(scope in SCOPES for scope in scopes):
-        raise ConfigError(f"{where} has scopes that are not among {', '.join(SCOPES)}.")
+        raise ConfigError(f"{where} has unknown scopes; give a list of {' and '.join(SCOPES)}.")
     if ("token" in entry) == ("sha256" in entry):
-        raise ConfigError(f"{where} needs either token or sha256.")
+        raise ConfigError(f"{where} must have either token or sha256, and not both.")
     if "token" in entry:
         if not isinstance(entry["token"], str) or len(entry["token"]) < 16:
             raise ConfigError(f"{where}: the token must be a string of at least 16 characters.")

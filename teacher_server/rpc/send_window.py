@@ -40,7 +40,9 @@ class PendingScores:
         if isinstance(result, OpdError):
             self.future.set_exception(result)
         elif isinstance(result, Exception):
-            self.future.set_exception(UnavailableError(f"the engine failed: {type(result).__name__}."))
+            self.future.set_exception(
+                UnavailableError(f"the engine failed with {type(result).__name__}; the server's log has the cause.")
+            )
         else:
             self.future.set_result((result, weights_hash))
 

@@ -75,7 +75,9 @@ class Sender:
             raise
         if not done:
             self._stuck = task
-            raise DeadlineError(f"the reader took no message for {self._limit:g} s; read faster or ask for less.")
+            raise DeadlineError(
+                f"the client read no message for {self._limit:g} s; read faster, or ask for fewer sequences at once."
+            )
         task.result()
 
     async def settle(self) -> None:

@@ -53,7 +53,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
         """Streams the scores of the request's sequences, in their order."""
         if self._shared.refusing:
-            raise UnavailableError("the server is about to end and takes no new calls; ask another replica.")
+            raise UnavailableError("the server is shutting down and takes no new calls; ask another replica.")
         call = ScoreCall(
             self._shared,
             request,
@@ -93,10 +93,13 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         async with self._shared.teachers.use(request.teacher) as teacher:
             identity = teacher.info.head
             if identity is None:
-                raise IncompatibleTeacherError(f"teacher {teacher.name!r} does not serve its head.")
+                raise IncompatibleTeacherError(
+                    f"teacher {teacher.name!r} does not serve its output head; ask for another payload."
+                )
             if request.expected_hash not in ("", identity.hash):
                 raise IncompatibleTeacherError(
-                    f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}."
+                    f"teacher {teacher.name!r} has head {identity.hash}, not {request.expected_hash[:128]!r}; call "
+                    "Describe again."
                 )
             copying = self._copy_of_head(teacher, identity.hash)  # the copy is shared while a call holds a reference
             # Shielded: a caller that hangs up must not cancel the copy for the other calls.

@@ -188,7 +188,7 @@ def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[...
         (["--tls-cert", "x"], 2, "tls_cert and tls_key"),
         (["--engine-option", "wrong=1"], 2, "no option 'wrong'"),
         (["--engine-option", "x=[1"], 2, "'x=[1' is not valid YAML"),
-        (["--engine", "json:dumps"], 2, "'json:dumps' is not a class of engines"),
+        (["--engine", "json:dumps"], 2, "'json:dumps' is not an engine class"),
         (["--port-file", "no/such/folder/port"], 2, "make no/such/folder first"),
         (["--host", "no.such.host.invalid", "--allow-insecure"], 14, "cannot listen on no.such.host.invalid"),
     ],

@@ -123,7 +123,7 @@ def test_a_second_close_is_an_error_not_a_second_release() -> None:
     other = budget.reserve(Client("a", ""), Price(10, 10), tokens_per_second=0)
     held = budget.reserve(Client("a", ""), Price(10, 10), tokens_per_second=0)
     held.close()
-    with pytest.raises(RuntimeError, match="twice"):
+    with pytest.raises(RuntimeError, match="closed already"):
         held.close()
     assert budget.used == Price(10, 10)
     other.close()

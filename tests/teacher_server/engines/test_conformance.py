@@ -248,7 +248,7 @@ def test_what_is_not_announced_is_refused(engine: Engine, make_item, entry) -> N
         if kind not in engine.info.payloads:
             with pytest.raises(InvalidRequestError, match=str(kind)):
                 engine.score([entry(make_item(3, 3, k=2), spec)])
-    with pytest.raises(InvalidRequestError, match="serves up to"):
+    with pytest.raises(InvalidRequestError, match="serves at most"):
         engine.score([entry(make_item(3, 3), PayloadSpec.topk(engine.info.max_k + 1))])
 
 

@@ -52,7 +52,7 @@ async def test_busy_teachers_are_not_put_to_sleep(start: Any, items: Any, tmp_pa
     gate.open()
     await busy
     await client.score(items(1), SAMPLED, teacher="a")
-    with pytest.raises(ConfigError, match="memory budget"):
+    with pytest.raises(ConfigError, match="memory_budget_bytes is"):
         (tmp_path / "big").mkdir()
         (tmp_path / "big" / "model.safetensors").write_bytes(bytes(200))
         await client.server.shared.teachers.load("big", str(tmp_path / "big"))

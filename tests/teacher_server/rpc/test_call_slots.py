@@ -13,11 +13,11 @@ def test_places_are_bounded_for_a_caller_and_over_all_and_come_back() -> None:
         held.enter_context(slots.hold("a"))
         held.enter_context(slots.hold("a"))
         assert slots.missing("a") == "caller_full"
-        with pytest.raises(OverloadedError, match="2 calls open"), slots.hold("a"):
+        with pytest.raises(OverloadedError, match="2 open calls"), slots.hold("a"):
             pytest.fail("a third place was given")
         held.enter_context(slots.hold("b"))
         assert slots.missing("c") == "server_full"
-        with pytest.raises(OverloadedError, match="3 calls open"), slots.hold("c"):
+        with pytest.raises(OverloadedError, match="3 open calls"), slots.hold("c"):
             pytest.fail("a fourth place was given")
     assert slots.used == 0
     assert not slots._held  # callers leave nothing behind, however many names there are

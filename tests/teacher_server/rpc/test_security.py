@@ -209,7 +209,7 @@ def test_unusable_certificates_are_named_before_anything_listens(tmp_path: Path)
     Certificates(SecuritySettings(tls_cert=cert, tls_key=key, client_ca=ca.pem)).credentials()
     for one, two in ((junk, key), (cert, junk), (cert, other_key), (cert, encrypted)):
         assert str(one) in (said := refusal(one, two)) and str(two) in said
-    assert f"client authorities {junk}" in refusal(cert, key, junk)
+    assert f"file {junk} with the authorities of client certificates" in refusal(cert, key, junk)
     assert "cannot be read" in refusal(tmp_path, key) and "cannot be read" in refusal(cert, tmp_path / "none")
 
 
