@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Inspect and update a fleet of teacher servers.")
 
 Endpoints = Annotated[
-    str, typer.Argument(help="host:port, several with commas, file:PATH, dns:NAME:PORT or store:FOLDER.")
+    str,
+    typer.Argument(
+        help="Teacher servers: host:port, several separated by commas, file:PATH, dns:NAME:PORT or store:FOLDER."
+    ),
 ]
-SettingsFile = Annotated[Path | None, typer.Option("--settings", help="YAML file with the fleet's settings.")]
-Override = Annotated[list[str], typer.Option("--set", help="dotted.key=value of the fleet's settings; repeatable.")]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="YAML file with settings of the fleet client.")]
+Override = Annotated[
+    list[str], typer.Option("--set", help="Setting of the fleet client as dotted.key=value; repeatable.")
+]
 
 
 def fleet_settings(path: Path | None, overrides: list[str]) -> "FleetSettings":
@@ -88,20 +93,27 @@ def verify(
             typer.echo(f"  {address}: {sentence}")
     bad = [report for report in reports if not report.agrees]
     if bad:
-        raise IncompatibleTeacherError(f"replicas disagree or do not answer: {bad[0].sentence()}")
+        raise IncompatibleTeacherError(
+            f"replicas disagree or do not answer; stop or repair those that are named: {bad[0].sentence()}"
+        )
     if silent:
         addresses = ", ".join(server.address for server in silent)
         raise UnavailableError(
-            f"the replicas that answer agree, but {addresses} did not answer; start what is listed there, or unlist it."
+            f"the replicas that answer agree, but {addresses} did not answer; start those servers, or take them off "
+            "the list."
         )
 
 
 @app.command()
 def update_weights(
     endpoints: Endpoints,
-    teacher: Annotated[str, typer.Argument(help="Teacher whose weights are replaced.")],
-    folder: Annotated[str, typer.Argument(help="Folder of safetensors, at a path that every server can read.")],
-    timeout: Annotated[float, typer.Option(help="Seconds that one replica may take.")] = 600.0,
+    teacher: Annotated[str, typer.Argument(help="Name of the teacher whose weights are replaced.")],
+    folder: Annotated[
+        str, typer.Argument(help="Folder with the new weights as safetensors, at a path that every server can read.")
+    ],
+    timeout: Annotated[
+        float, typer.Option(help="Seconds within which each replica must have taken the weights.")
+    ] = 600.0,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
@@ -114,5 +126,6 @@ def update_weights(
         raise IncompatibleTeacherError(update.sentence())
     typer.echo(update.sentence())
     typer.echo(
-        "A run that began with other weights waits for those: give them back, or stop it and --resume it with these."
+        "A run that started with other weights waits until the teacher has those again: restore them, or stop the run "
+        "and continue it with --resume on these."
     )

@@ -123,7 +123,9 @@ class TeacherFleet(ScoreSource):
         """See `ScoreSource.describe`."""
         info = self._on_loop(lambda: self._core.known(teacher).info)
         if info is None:
-            raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
+            raise UnavailableError(
+                f"no replica of teacher {teacher!r} has passed its check yet; see `opd fleet status`."
+            )
         return info
 
     def submit_many(
@@ -138,7 +140,7 @@ class TeacherFleet(ScoreSource):
     ) -> list[ScoreFuture]:
         """See `ScoreSource.submit_many`; the scheduler sees all rows at once."""
         if groups is not None and len(groups) != len(items):
-            raise ValueError(f"groups: expected one per item, {len(items)}, but got {len(groups)}")
+            raise ValueError(f"groups has {len(groups)} entries for {len(items)} items; give one per item")
         self._core.check(teacher, items, spec, temperature)
         futures: list[ScoreFuture] = [concurrent.futures.Future() for _ in items]
         if self._cache is not None:

@@ -83,7 +83,9 @@ class FleetCore:
         """
         bounds = self.known(teacher).bounds
         if bounds is None:
-            raise UnavailableError(f"teacher {teacher!r} has no replica that was ever admitted.")
+            raise UnavailableError(
+                f"no replica of teacher {teacher!r} has passed its check yet; see `opd fleet status`."
+            )
         for item in items:  # one by one: limits of a request do not apply, since the scheduler makes requests that fit
             check_items([item], spec, temperature, bounds)
 
@@ -95,7 +97,7 @@ class FleetCore:
         """
         if teacher not in self.pools:
             served = ", ".join(sorted(self.pools)) or "nothing"
-            raise TeacherNotFoundError(f"there is no teacher {teacher!r} in this fleet; it serves {served}.")
+            raise TeacherNotFoundError(f"teacher {teacher!r} is not served in this fleet; it serves {served}.")
         return self.pools[teacher]
 
     def make_task(
@@ -142,7 +144,7 @@ class FleetCore:
         """
         pool = self.known(teacher)
         if pool.info is None or not pool.info.head.hash:
-            raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its head; ask for another payload.")
+            raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its output head; ask for another payload.")
         wanted = pool.info.head.hash
         async with pool.head_lock:  # a head is hundreds of megabytes, so concurrent callers share one transfer
             if wanted in pool.heads:

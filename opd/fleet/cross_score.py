@@ -235,7 +235,7 @@ class CrossScorer:
         try:
             head = await self._head_of(check.row.teacher)
         except OpdError as error:
-            log.warning("a row could not be compared between replicas: %s", error)
+            log.warning("two replicas' scores of a row could not be compared: %s", error)
         check.judging = None
         if head is None:
             self._desk.deliver_scores(check.row, check.answers[check.row.answered_by])

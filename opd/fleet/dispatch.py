@@ -135,7 +135,7 @@ class Dispatcher:
             self.counters.rows_cancelled += 1
             self._finish(task)
             # Its future is cancelled already, but waiters learn of it only through this.
-            _deliver(task, CancelledError("the row was withdrawn."))
+            _deliver(task, CancelledError("the caller withdrew the row before it was scored."))
 
     def wake(self) -> None:
         """Plan soon, because something changed. Several changes in one turn of the loop cause one plan."""
@@ -295,7 +295,13 @@ class Dispatcher:
                 self._repair.taken_back.add(rpc.number)
                 self.runner.cancel(rpc)
             for task in [task for task in self._timed.values() if task.deadline <= now]:
-                self._fail(task, DeadlineError(f"a row for teacher {task.teacher!r} was not scored by its deadline."))
+                self._fail(
+                    task,
+                    DeadlineError(
+                        f"a row for teacher {task.teacher!r} was not scored by its deadline; allow more time "
+                        "(calls.row_seconds) or add replicas."
+                    ),
+                )
             for outage in self.outages():
                 if outage.seconds > outage.budget_seconds:
                     self._give_up(outage)
@@ -307,8 +313,8 @@ class Dispatcher:
 
     def _give_up(self, outage: Outage) -> None:
         error = (
-            f"teacher {outage.teacher!r} has had no usable replica for {outage.seconds:.0f} s, more than the outage "
-            f"budget: {outage.reason}; bring one back and resume."
+            f"teacher {outage.teacher!r} has had no usable replica for {outage.seconds:.0f} s, longer than "
+            f"outage.budget_seconds: {outage.reason}; bring one back and resume."
         )
         for task in [task for task in self._live.values() if task.teacher == outage.teacher]:
             self._fail(task, OutageError(error))

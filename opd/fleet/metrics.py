@@ -21,26 +21,26 @@ PREFIX = "opd_student_fleet_"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 COUNTERS = {
-    "rows_submitted": "Rows handed to the fleet.",
+    "rows_submitted": "Rows handed to the fleet for scoring.",
     "rows_answered": "Rows whose scores were delivered.",
-    "rows_failed": "Rows whose future failed.",
-    "rows_cancelled": "Rows withdrawn by the caller.",
-    "tokens_answered": "Prompt and response tokens of answered rows.",
-    "wire_bytes": "Bytes of tensors received with answered rows.",
-    "calls": "Score calls started, hedges included.",
+    "rows_failed": "Rows that were given up with an error.",
+    "rows_cancelled": "Rows that the caller withdrew before they were scored.",
+    "tokens_answered": "Prompt and response tokens of the rows whose scores were delivered.",
+    "wire_bytes": "Bytes of score tensors received, second scores of checked rows included.",
+    "calls": "Score calls started, second attempts (hedges) included.",
     "calls_failed": "Score calls that ended in an error.",
-    "reissues": "Rows sent again after a failure.",
-    "moved": "Rows taken back from a server that stalled.",
-    "hedges": "Rows sent to a second replica.",
-    "hedges_won": "Hedged rows that the second replica answered first.",
-    "pushbacks": "Score calls refused by a busy server.",
-    "corrupt_payloads": "Answers that were corrupt or broke the contract.",
-    "replica_deaths": "Times that a replica was given up as dead.",
-    "checked_rows": "Rows that a second replica scored too, to compare them.",
+    "reissues": "Times that a row was sent again because its call failed.",
+    "moved": "Times that a row was taken back from a stalled server and sent to another.",
+    "hedges": "Rows sent to a second replica as well because the first was slow (hedges).",
+    "hedges_won": "Hedges that were answered before the first attempt.",
+    "pushbacks": "Score calls that a server refused because it was overloaded.",
+    "corrupt_payloads": "Answers that were corrupt or violated the wire contract.",
+    "replica_deaths": "Times that a replica was declared dead.",
+    "checked_rows": "Rows that a second replica scored too, to compare the two.",
     "checked_tokens": "Prompt and response tokens of rows that a second replica scored too.",
-    "disagreements": "Replicas rejected for scores of a row that differ from other replicas'.",
-    "cache_hits": "Rows that were found in the score cache.",
-    "cache_misses": "Rows that were not found in the score cache.",
+    "disagreements": "Times that a replica was rejected because its scores of a row differed from those of others.",
+    "cache_hits": "Rows whose scores were found in the score cache.",
+    "cache_misses": "Rows whose scores were not found in the score cache.",
 }
 """Help text of each counter in `FleetCounters`. The metric's name is the prefix, the counter's name and `_total`."""
 
@@ -54,7 +54,7 @@ def register_metrics(fleet: ScoreSource, registry: CollectorRegistry) -> None:
     """
     seconds = Histogram(
         PREFIX + "row_seconds",
-        "Seconds from submission of a row to its scores.",
+        "Seconds from the submission of a row to the delivery of its scores.",
         ["teacher"],
         buckets=_SECONDS,
         registry=registry,
@@ -93,21 +93,27 @@ def collect_status(status: FleetStatus) -> Iterator[Metric]:
 
 def _teachers(status: FleetStatus) -> Iterator[Metric]:
     gauges = {
-        "queued_rows": "Rows that wait in this client.",
-        "queued_tokens": "Tokens of the rows that wait in this client.",
-        "in_flight_rows": "Rows sent and not answered.",
-        "down_seconds": "Seconds since a replica of the teacher last took rows; 0 while one does.",
+        "queued_rows": "Rows that wait in this client to be sent.",
+        "queued_tokens": "Prompt and response tokens of the rows that wait in this client to be sent.",
+        "in_flight_rows": "Rows sent to servers and not answered yet.",
+        "down_seconds": "Seconds since a replica of the teacher last accepted rows; 0 while one does.",
     }
     for name, text in gauges.items():
         family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher"])
         for teacher in status.teachers:
             family.add_metric([teacher.teacher], float(getattr(teacher, name)))
         yield family
-    info = GaugeMetricFamily(PREFIX + "weights_info", "1 for the weights in use.", labels=["teacher", "weights_hash"])
+    info = GaugeMetricFamily(
+        PREFIX + "weights_info",
+        "1 for the weights that the teacher's replicas have, with their hash as a label.",
+        labels=["teacher", "weights_hash"],
+    )
     for teacher in status.teachers:
         info.add_metric([teacher.teacher, teacher.weights_hash], 1.0)
     yield info
-    states = GaugeMetricFamily(PREFIX + "replicas", "Replicas by state.", labels=["teacher", "state"])
+    states = GaugeMetricFamily(
+        PREFIX + "replicas", "Number of the teacher's replicas in each state.", labels=["teacher", "state"]
+    )
     for teacher in status.teachers:
         # Every state, even without replicas in it: alerts compare with 0, and an absent series is not 0.
         for state in ReplicaState:
@@ -118,14 +124,26 @@ def _teachers(status: FleetStatus) -> Iterator[Metric]:
 
 def _replicas(status: FleetStatus) -> Iterator[Metric]:
     gauges = {
-        "in_flight_tokens": ("replica_in_flight_tokens", "Tokens sent to the server and not answered."),
-        "window_tokens": ("replica_window_tokens", "Tokens that may be in flight to the server."),
-        "tokens_per_second": ("replica_tokens_per_second", "Speed of the server as this client measures it."),
+        "in_flight_tokens": (
+            "replica_in_flight_tokens",
+            "Prompt and response tokens sent to the server and not answered yet.",
+        ),
+        "window_tokens": (
+            "replica_window_tokens",
+            "Maximum tokens that this client has in flight on the server at present.",
+        ),
+        "tokens_per_second": (
+            "replica_tokens_per_second",
+            "Prompt and response tokens that the server scores per second, as measured by this client.",
+        ),
         "agreement_nats": (
             "replica_agreement_nats",
-            "Largest difference of log-probs from the pool at the last check, nats.",
+            "Largest difference in nats between the replica's log-probs and the pool's at the last check.",
         ),
-        "paused_seconds": ("replica_paused_seconds", "Seconds until the server is asked again after it pushed back."),
+        "paused_seconds": (
+            "replica_paused_seconds",
+            "Seconds until the server gets calls again, after it refused one because it was overloaded.",
+        ),
     }
     for field, (name, text) in gauges.items():
         family = GaugeMetricFamily(PREFIX + name, text, labels=["teacher", "address"])

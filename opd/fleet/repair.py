@@ -105,7 +105,7 @@ class Repair:
         seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
         if error.retry_after > seconds:
             log.warning(
-                "replica %s is busy and asks for a pause of %.3g s; it is asked again after %g s",
+                "replica %s is overloaded and asks for a pause of %.3g s; it gets calls again after %g s",
                 *(rpc.server.address, error.retry_after, seconds),
             )
         rpc.server.pushed_back(now, now + seconds, rpc.started)
@@ -146,7 +146,8 @@ class Repair:
         since = task.refused_since = now if task.refused_since is None else task.refused_since
         if now - since > self._settings.outage.budget_seconds:
             what = (
-                f"a row for teacher {task.teacher!r} was refused for {now - since:.0f} s, more than the outage budget"
+                f"a row for teacher {task.teacher!r} was refused for {now - since:.0f} s, longer than "
+                "outage.budget_seconds"
             )
             self._fail(task, OutageError(f"{what}: {error}"))
         else:

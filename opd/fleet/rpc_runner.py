@@ -86,7 +86,7 @@ class RpcRunner:
         latest = max(task.deadline for task in rpc.tasks)
         timeout = None if latest == float("inf") else max(0.0, latest - self._now()) + _GRACE_SECONDS
         if pool.info is None or pool.identity is None:
-            raise UnavailableError(f"teacher {rpc.teacher!r} has no replica that was admitted.")
+            raise UnavailableError(f"no replica of teacher {rpc.teacher!r} has passed its check.")
         weights = pool.identity.weights_hash
         request = ReplicaRequest(
             request_id=self._request_id(),
@@ -100,7 +100,9 @@ class RpcRunner:
         async with aclosing(monitor.link.score(request, timeout, self._idle_seconds)) as answers:
             async for index, scores in answers:
                 if scores.weights_hash != weights:
-                    raise IncompatibleTeacherError(f"replica {rpc.server.address} answered with different weights.")
+                    raise IncompatibleTeacherError(
+                        f"replica {rpc.server.address} scored rows with other weights than the pool's."
+                    )
                 self._on_answer(rpc, rpc.tasks[index], scores)
         if rpc.waiting:
             raise CorruptPayloadError(f"replica {rpc.server.address} left {len(rpc.waiting)} rows unanswered.")
@@ -117,6 +119,11 @@ class RpcRunner:
             if isinstance(found, OpdError):
                 error = found
             else:
-                log.error("RPC %d to replica %s failed by a bug", rpc.number, rpc.server.address, exc_info=found)
+                log.error(
+                    "RPC %d to replica %s failed with an unexpected error, a bug",
+                    rpc.number,
+                    rpc.server.address,
+                    exc_info=found,
+                )
                 error = UnavailableError(f"replica {rpc.server.address} could not be called: {found!r}.")
         self._on_end(rpc, error)

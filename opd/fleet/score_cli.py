@@ -20,22 +20,30 @@ def score(
     rows: Annotated[
         Path,
         typer.Option(
-            help="JSON lines with prompt_ids and response_ids (and gather_ids for gather, and spans to score some "
-            "positions only), or with prompt and response as text together with --tokenizer."
+            help="File with a JSON object per line: prompt_ids and response_ids (also gather_ids for gather, and spans to "
+            "score some positions only), or prompt and response as text together with --tokenizer."
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a store to train from (endpoint store:FOLDER). Rows already in it are not scored again."
+            help="Folder of a store of scores, to train from as endpoint store:FOLDER. Rows already in it are not "
+            "scored again. Default: print the scores."
         ),
     ] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the tokenizer, for rows of text.")] = "",
-    teacher: Annotated[str, typer.Option(help="Teacher. May be omitted if only one is served.")] = "",
-    payload: Annotated[str, typer.Option(help="sampled, topk, gather or hidden.")] = "sampled",
-    k: Annotated[int, typer.Option(help="Ids per position, for topk and gather.")] = 64,
-    value_dtype: Annotated[str, typer.Option(help="f16, f32 or u16; bf16 or f32 for hidden.")] = "",
-    temperature: Annotated[float, typer.Option(help="Temperature that divides the logits before normalisation.")] = 1.0,
+    teacher: Annotated[str, typer.Option(help="Name of the teacher; may be omitted if only one is served.")] = "",
+    payload: Annotated[
+        str, typer.Option(help="What to ask for at each response token: sampled, topk, gather or hidden.")
+    ] = "sampled",
+    k: Annotated[int, typer.Option(help="Ids per response token, for topk and gather.")] = 64,
+    value_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Dtype of the values: f16, f32 or u16; for hidden bf16 or f32. Default: f16, or bf16 for hidden."
+        ),
+    ] = "",
+    temperature: Annotated[float, typer.Option(help="Temperature by which the teacher divides its logits.")] = 1.0,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
@@ -44,7 +52,7 @@ def score(
 
     spec = _spec(payload, k, value_dtype)
     if out is None and payload in ("hidden", "full"):
-        raise DataError(f"payload {payload} cannot be printed to the terminal; give --out.")
+        raise DataError(f"payload {payload} is too large to be printed; give --out FOLDER.")
     # Through the fleet's cache, so that rows that are in the folder already are not sent again.
     overrides = [*override, *([f"cache.folder={json.dumps(str(out))}"] if out is not None else [])]
     chosen = fleet_settings(settings, overrides)
@@ -53,7 +61,10 @@ def score(
         raise DataError(f"{rows} holds no rows; give one JSON object per line.")
     with TeacherFleet.connect(endpoints, settings=chosen, client="score") as fleet:
         if out is not None and fleet.recorded:
-            raise DataError(f"{endpoints} is a store already; copy its folder, or name a live fleet to fill {out}.")
+            raise DataError(
+                f"{endpoints} is a store of scores, not a live fleet; copy its folder, or name live servers to fill "
+                f"{out}."
+            )
         served = sorted(fleet.teachers())
         if not teacher and len(served) > 1:
             raise DataError(f"the fleet serves {', '.join(served)}; name one with --teacher.")
@@ -112,8 +123,8 @@ def _check_stored(
     if missing or info is None or headless:
         what = "the head" if headless and not missing else f"{missing} of {len(keys)} rows"
         raise RunFolderError(
-            f"{what} of teacher {teacher!r} could not be kept in {out}; free space on its disk, or raise "
-            "cache.max_bytes, and run again: rows that are there are not scored again."
+            f"{what} of teacher {teacher!r} could not be stored in {out}; free space on its disk, or raise "
+            "cache.max_bytes, and run again: rows that are stored already are not scored again."
         )
 
 
@@ -138,7 +149,9 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
     except OSError as error:
         raise DataError(f"rows {path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"rows {path} are not UTF-8 text (byte {error.start}); give JSON lines.") from error
+        raise DataError(
+            f"rows {path} are not UTF-8 text (byte {error.start}); give one JSON object per line."
+        ) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -14,74 +14,93 @@ class CallSettings(Settings):
     in_flight_tokens: int = Field(
         default=32_768,
         ge=1,
-        description="Maximum tokens (prompts and responses) that one server may have in flight from this client, and "
-        "from all ranks of a run together. The window starts at two rows and grows with every reply up to "
-        "this bound; a server that pushes back halves it.",
+        description="Maximum tokens, prompts and responses together, in flight on one server; the ranks of a run share "
+        "it. The client starts with two rows per server, sends more with every reply up to this bound, and halves what "
+        "it sends when the server refuses a call as overloaded.",
     )
-    rows: int = Field(default=16, ge=1, description="Maximum rows per call; rows of one prompt go together.")
-    tokens: int = Field(default=16_384, ge=1, description="Maximum tokens per call; a longer row travels alone.")
+    rows: int = Field(
+        default=16, ge=1, description="Maximum rows per call; rows of the same prompt are sent together where possible."
+    )
+    tokens: int = Field(
+        default=16_384,
+        ge=1,
+        description="Maximum tokens per call, prompts and responses together; a longer row is sent in a call of its "
+        "own.",
+    )
     attempts: int = Field(
         default=6,
         ge=1,
-        description="Failed attempts of a row after which its future fails. This limits the damage of a row that "
-        "crashes its servers. Refusals by a busy or draining server do not count.",
+        description="Failed attempts after which a row is given up with the last error, so that a row that crashes "
+        "servers cannot crash the whole fleet. Refusals by an overloaded server do not count.",
     )
     attempt_seconds: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds without any message from the server after which an attempt is given up.",
+        description="Seconds without a message from the server after which a call is given up and its unanswered rows "
+        "are sent again. Raise it if a server may need longer for one batch.",
     )
     row_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="Default deadline of a row in seconds from submission; 0 means only the outage budget.",
+        description="Seconds from submission within which a row must be scored; otherwise it fails. 0 means no "
+        "deadline except outage.budget_seconds.",
     )
     backoff_seconds: float = Field(
         default=0.05,
         gt=0,
-        description="Seconds to wait before the first re-issue of a row; doubles with every attempt.",
+        description="Seconds to wait before a row whose call failed is sent again, shortened at random by up to half; "
+        "they double with every failed attempt, up to 5 s.",
     )
     retry_ratio: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="Retry budget: re-issues allowed per first attempt. Beyond it they wait, a row's first re-issue at "
-        "most 0.2 s.",
+        description="Retry budget: rows that may be sent again after a failure, per row sent for the first time. "
+        "Without budget left they wait, after a row's first failure for at most 0.2 s, so that a failing fleet does "
+        "not get even more load.",
     )
     retry_rate: float = Field(
-        default=10.0, gt=0, description="Retry budget: re-issues per second that are always granted."
+        default=10.0,
+        gt=0,
+        description="Retry budget: rows per second that may be sent again after a failure whatever retry_ratio says.",
     )
     chunk_bytes: int = Field(
         default=1 << 20,
         ge=65_536,
         le=4_194_304,
-        description="Requested size in bytes of a message of the score stream.",
+        description="Size in bytes of the chunks in which servers are asked to send scores.",
     )
     zstd: bool = Field(
         default=False,
-        description="Ask for zstd-compressed tensors. This pays off below roughly 10 Gb/s between client and server.",
+        description="Ask servers to compress scores with zstd. This saves time if the network between client and "
+        "server is slower than roughly 10 Gb/s.",
     )
 
 
 class HedgeSettings(Settings):
     """When a straggling row is sent to a second replica; the first answer wins, the other call is cancelled."""
 
-    enabled: bool = Field(default=True, description="Hedge stragglers: send overdue rows to a second replica.")
+    enabled: bool = Field(
+        default=True, description="Send straggling rows to a second replica as well; the first answer counts."
+    )
     quantile: float = Field(
         default=0.95,
         gt=0,
         lt=1,
-        description="A row is overdue when its age exceeds its expected latency times this quantile of the recent "
-        "ratios of actual to expected latency.",
+        description="A call is overdue once it has taken longer than its expected time multiplied by this quantile of "
+        "the recent ratios of actual to expected times. Lower values hedge sooner and more often.",
     )
     cap: float = Field(
         default=0.05,
         ge=0,
         le=1,
-        description="Maximum share of all sent rows that may be hedged; the first hedge is always allowed.",
+        description="Maximum share of the rows sent that may be sent to a second replica as well; the first one always "
+        "may.",
     )
     min_seconds: float = Field(
-        default=0.05, ge=0, description="A hedge must be expected to save at least this many seconds."
+        default=0.05,
+        ge=0,
+        description="Seconds that a second attempt must be expected to save; otherwise it is not made.",
     )
 
 
@@ -90,54 +109,61 @@ class HealthSettings(Settings):
 
     ping_seconds: float = Field(default=2.0, gt=0, description="Seconds between pings of a healthy server.")
     ping_timeout_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds after which an unanswered ping has failed."
+        default=2.0, gt=0, description="Seconds after which a ping without an answer counts as failed."
     )
     revive_seconds: float = Field(
-        default=0.5, gt=0, description="Seconds between pings of a server with a dead or unverified replica."
+        default=0.5,
+        gt=0,
+        description="Seconds between pings of a server that does not answer, or has a replica that is dead or "
+        "unchecked.",
     )
-    ping_failures: int = Field(default=3, ge=1, description="Failed pings in a row after which a replica is dead.")
+    ping_failures: int = Field(
+        default=3, ge=1, description="Failed pings in a row after which a replica counts as dead."
+    )
     request_failures: int = Field(
         default=3,
         ge=1,
-        description="Failed requests in a row after which a replica is dead, even while it answers its pings.",
+        description="Failed calls in a row after which a replica counts as dead, even if it answers pings.",
     )
     cool_off_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="Seconds before a replica that was declared dead because of failed requests may be checked again. "
-        "Doubles, up to sixtyfold, if it dies again before it has served twenty calls. A new server process"
-        " starts afresh.",
+        description="Seconds before a replica that died of failed calls or corrupt answers is checked again. They "
+        "double, up to sixtyfold, each time it dies again before it has answered twenty calls; a new server process "
+        "starts with the first value.",
     )
     agreement_nats: float = Field(
         default=0.25,
         ge=0,
-        description="Largest difference of log-probs in nats between a replica and its pool; a replica beyond it is "
-        "rejected. The default lies above the differences between kernels on equal bfloat16 weights (measured in "
-        "docs/fleet.md); on equal hardware 0.05 and less are fine.",
+        description="Largest difference in nats that a log-prob of a replica may have from those of the teacher's "
+        "other replicas; a replica beyond it gets no rows. The default allows for different kernels on equal bfloat16 "
+        "weights (measured in docs/fleet.md); with equal hardware everywhere, 0.05 or less is enough.",
     )
     agreement_tokens: int = Field(
-        default=32, ge=4, description="Response tokens of the row that replicas are compared on before they serve."
+        default=32,
+        ge=4,
+        description="Response tokens of the random row on which a replica is compared with the others before it is "
+        "used.",
     )
     cross_score_share: float = Field(
         default=0.005,
         ge=0,
         le=1,
-        description="Share of the rows that a second replica also scores. If the scores differ by more than "
-        "agreement_nats, a third replica decides, and the odd one out is rejected. Has no effect while a "
-        "teacher has one replica; 0 turns it off.",
+        description="Share of the rows that a second replica also scores, to find replicas that have begun to compute "
+        "something else. If the scores differ by more than agreement_nats, a third replica decides and the odd one out "
+        "is rejected. It has no effect while a teacher has one replica; 0 turns it off.",
     )
     cross_score_seconds: float = Field(
         default=1.0,
         ge=0,
-        description="Minimum seconds that a row waits for its second score. A second score that is far later than "
-        "expected by then is given up, and the row is delivered with one. Raise it if no row may go "
-        "unchecked.",
+        description="Least seconds that a row with one score waits for the second. A second score that is long overdue "
+        "after that is given up, and the row is delivered unchecked. Raise it if no chosen row may go unchecked.",
     )
     check_seed: int | None = Field(
         default=None,
-        description="Seed for the rows that replicas are compared on and for the choice of rows that are scored twice. "
-        "By default it is drawn for every connection, so that no server can predict them. Scores do not "
-        "depend on it.",
+        description="Seed of the rows on which replicas are compared and of the choice of rows that are scored twice. "
+        "By default it is drawn anew for every connection, so that no server can predict them; set it only to repeat a "
+        "test. Scores do not depend on it.",
     )
 
 
@@ -147,50 +173,67 @@ class OutageSettings(Settings):
     budget_seconds: float = Field(
         default=1800.0,
         gt=0,
-        description="Seconds that rows wait for a teacher without a usable replica before they fail.",
+        description="Seconds that rows wait for a teacher without a usable replica, or whose replicas all refuse them; "
+        "then they fail and the run ends resumably.",
     )
     emergency_after_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds of outage after which the caller is told to save an emergency checkpoint.",
+        description="Seconds without a usable replica after which the trainer saves an emergency checkpoint, once per "
+        "outage.",
     )
     notice_seconds: float = Field(
-        default=10.0, gt=0, description="Seconds between notices that the client is waiting for a teacher."
+        default=10.0, gt=0, description="Seconds between log lines that say that the run is waiting for a teacher."
     )
 
 
 class CacheSettings(Settings):
     """A store of scores in front of the fleet; rows that were scored before are not sent again."""
 
-    folder: Path | None = Field(default=None, description="Folder of the store. Without it there is no cache.")
+    folder: Path | None = Field(
+        default=None, description="Folder in which scores are stored and looked up; without it there is no cache."
+    )
     max_bytes: int = Field(
         default=50 * 2**30,
         ge=0,
-        description="Bytes beyond which the least recently used entries are dropped (50 GiB by default; the log says "
-        "when it happens). 0 keeps everything, for a store to train from later.",
+        description="Maximum size of the store in bytes, 50 GiB by default; beyond it the least recently used scores "
+        "are dropped, and the log says so. 0 means no limit, for a store to train from later.",
     )
 
 
 class FleetSettings(Settings):
     """Everything that can be set on a `TeacherFleet`."""
 
-    calls: CallSettings = Field(default_factory=CallSettings, description="How rows become calls.")
-    hedge: HedgeSettings = Field(default_factory=HedgeSettings, description="Second attempts for stragglers.")
-    health: HealthSettings = Field(default_factory=HealthSettings, description="Health of replicas.")
-    outage: OutageSettings = Field(default_factory=OutageSettings, description="A whole pool gone.")
-    security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
-    cache: CacheSettings = Field(default_factory=CacheSettings, description="A store of scores on disk.")
+    calls: CallSettings = Field(
+        default_factory=CallSettings,
+        description="How rows are grouped into calls, and when failed rows are sent again.",
+    )
+    hedge: HedgeSettings = Field(
+        default_factory=HedgeSettings, description="When a straggling row is sent to a second replica as well."
+    )
+    health: HealthSettings = Field(
+        default_factory=HealthSettings, description="When a replica counts as dead, and how replicas are compared."
+    )
+    outage: OutageSettings = Field(
+        default_factory=OutageSettings, description="How long a run waits for a teacher that no replica serves."
+    )
+    security: ClientSecurity = Field(
+        default_factory=ClientSecurity, description="TLS, and the token or certificate that the client presents."
+    )
+    cache: CacheSettings = Field(
+        default_factory=CacheSettings, description="A store of scores on disk, in front of the fleet."
+    )
     connect_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds that connect waits for the first replica of every requested teacher. Every server is asked"
-        " once in any case.",
+        description="Seconds that connecting may take until every requested teacher has a usable replica. Raise it if "
+        "servers are still loading their models when the run starts.",
     )
     discovery_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds between reads of a discovery file or a DNS name."
+        default=2.0, gt=0, description="Seconds between two reads of a file: or dns: endpoint, which lists the servers."
     )
     expected_weights: dict[str, str] = Field(
         default_factory=dict,
-        description="Mapping from teacher name to the weights hash that it must have. Without an entry, the majority of"
-        " the replicas decides.",
+        description="Map from a teacher's name to the weights hash that its replicas must have. For a teacher without "
+        "an entry, the majority of its replicas decides.",
     )

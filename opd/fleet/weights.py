@@ -75,7 +75,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
     for monitor in (one for one in monitors if one.address in hashes):
         life = monitor.lives[teacher]
         if hashes[monitor.address] != chosen:
-            failures[monitor.address] = f"its folder holds weights {hashes[monitor.address][:12]}"
+            failures[monitor.address] = f"the folder holds other weights there, {hashes[monitor.address][:12]}"
         elif not life.usable:
             failures[monitor.address] = f"it is {life.state}, {life.reason}"
     for address, why in failures.items():
@@ -104,7 +104,9 @@ def _majority(teacher: str, folder: str, hashes: Mapping[str, str]) -> str:
 def _check_again(members: Members, teacher: str, monitors: list[ReplicaMonitor]) -> None:
     now = members.now()
     for monitor in monitors:
-        monitor.apply(teacher, monitor.lives[teacher].identity_changed(now, "the pool takes other weights"))
+        monitor.apply(
+            teacher, monitor.lives[teacher].identity_changed(now, "the teacher gets other weights, to be checked")
+        )
         monitor.admission.recheck(teacher)
 
 

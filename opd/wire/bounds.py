@@ -98,7 +98,9 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
             f"teacher {bounds.teacher!r} does not serve payload {spec.kind.value!r}; it serves {served}."
         )
     if spec.k > bounds.max_k:
-        raise InvalidRequestError(f"k is {spec.k}, but teacher {bounds.teacher!r} allows at most {bounds.max_k}.")
+        raise InvalidRequestError(
+            f"k is {spec.k}, but teacher {bounds.teacher!r} serves at most {bounds.max_k}; ask for fewer ids."
+        )
     # The wire carries float32, in which 0.01 is a little below 0.01.
     if not MIN_TEMPERATURE * 0.9999 <= temperature <= MAX_TEMPERATURE * 1.0001:
         raise InvalidRequestError(
@@ -107,7 +109,7 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
     # Temperature acts on logits, which the client computes from hidden states itself.
     if temperature != 1.0 and not bounds.supports_temperature and spec.kind is not PayloadKind.HIDDEN:
         raise IncompatibleTeacherError(
-            f"teacher {bounds.teacher!r} scores at temperature 1 only, but {temperature:g} was asked; use 1."
+            f"teacher {bounds.teacher!r} scores at temperature 1 only, but {temperature:g} was asked for; use 1."
         )
 
 
@@ -141,7 +143,8 @@ def check_count(count: int, bounds: RequestBounds) -> None:
     """Raise InvalidRequestError if a request has too few or too many sequences."""
     if not 1 <= count <= bounds.max_sequences:
         raise InvalidRequestError(
-            f"the request has {count} sequences, but teacher {bounds.teacher!r} takes 1 to {bounds.max_sequences}."
+            f"the request has {count} sequences, but teacher {bounds.teacher!r} takes 1 to {bounds.max_sequences} at "
+            "once."
         )
 
 
@@ -164,7 +167,7 @@ def check_lengths(index: int, tokens: int, prompt: int, bounds: RequestBounds) -
     if tokens > bounds.max_sequence_tokens:
         raise InvalidRequestError(
             f"sequence {index} has {tokens} tokens, but teacher {bounds.teacher!r} takes at most "
-            f"{bounds.max_sequence_tokens}."
+            f"{bounds.max_sequence_tokens}; shorten it."
         )
     if not 1 <= prompt < tokens:
         raise InvalidRequestError(
@@ -191,22 +194,27 @@ def check_ids(index: int, item: ScoreItem, spec: PayloadSpec, bounds: RequestBou
         )
     gather = item.gather_ids
     if (gather is not None) != (spec.kind is PayloadKind.GATHER):
-        raise InvalidRequestError(f"sequence {index}: gather_ids go with payload gather only, which needs them.")
+        raise InvalidRequestError(
+            f"sequence {index}: payload is {spec.kind.value}; give gather_ids with payload gather, and with no other."
+        )
     if gather is None:
         return
     if gather.dtype.kind not in "iu":
         raise InvalidRequestError(f"sequence {index}: gather_ids must be whole numbers, but they are {gather.dtype}.")
     if gather.shape != (item.scored_length, spec.k):
         raise InvalidRequestError(
-            f"sequence {index}: gather_ids has shape {gather.shape}, but response and k ask for "
+            f"sequence {index}: gather_ids has shape {gather.shape}, but the response and k need "
             f"({item.scored_length}, {spec.k})."
         )
     if int(gather.max()) >= bounds.vocab_size or int(gather.min()) < 0:
         wrong = int(gather.max()) if int(gather.max()) >= bounds.vocab_size else int(gather.min())
-        raise InvalidRequestError(f"sequence {index}: gather_ids holds {wrong}, but must be below {bounds.vocab_size}.")
+        raise InvalidRequestError(
+            f"sequence {index}: gather_ids holds {wrong}, but teacher {bounds.teacher!r} has ids 0 to "
+            f"{bounds.vocab_size - 1}."
+        )
     # A repeated id would be counted twice in the mass of the head, and the tail would be too small by as much.
     if not rows_are_distinct(gather):
-        raise InvalidRequestError(f"sequence {index}: gather_ids of one position must be distinct.")
+        raise InvalidRequestError(f"sequence {index}: gather_ids repeats an id at one position; give distinct ids.")
 
 
 def gather_dtype(gather_ids: NDArray[np.integer]) -> pb.Dtype:

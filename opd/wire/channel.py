@@ -29,21 +29,24 @@ class ClientSecurity(Settings):
     """How a client proves who it is and whom it trusts; empty means in the clear and anonymous."""
 
     tls: bool = False
-    """Use TLS with the system's certificate authorities unless ca_file is set."""
+    """Encrypt the connection with TLS. Servers are checked against ca_file or, without it, the system's certificate
+    authorities."""
     ca_file: Path | None = None
-    """PEM file of the authorities that sign the servers; implies tls."""
+    """PEM file with the certificate authorities that sign the servers' certificates; turns TLS on."""
     cert_file: Path | None = None
-    """PEM file of the client's certificate, for mutual TLS."""
+    """PEM file with this client's certificate, for servers that ask for one (mutual TLS); turns TLS on and needs
+    key_file."""
     key_file: Path | None = None
-    """PEM file of the client's key, for mutual TLS."""
+    """PEM file with the private key of cert_file."""
     server_name: str = ""
-    """Name to expect in the server's certificate instead of the host name."""
+    """Name to expect in the servers' certificates; empty means the host name of each endpoint."""
     token_file: Path | None = None
-    """File with the bearer token; reloaded when it changes."""
+    """File with the bearer token that is sent with every call; reloaded when it changes."""
     token_env: str = ""
-    """Environment variable with the bearer token; token_file takes precedence."""
+    """Environment variable that holds the bearer token; token_file takes precedence."""
     allow_clear_token: bool = False
-    """Send the token without TLS beyond loopback. Not advised."""
+    """Allow the token to be sent without TLS to other machines, where everyone on the way can read it. Not
+    recommended."""
 
     @model_validator(mode="after")
     def _together(self) -> "ClientSecurity":
@@ -74,7 +77,9 @@ class ClientSecurity(Settings):
                     self._cache["token"] = _token(data, f"token file {self.token_file}")
                     self._cache["stamp"] = stamp
             except OSError as error:
-                raise AuthError(f"token file {self.token_file} cannot be read: {error.strerror}.") from error
+                raise AuthError(
+                    f"token file {self.token_file} cannot be read: {error.strerror}; check token_file."
+                ) from error
             return str(self._cache["token"])
         if self.token_env:
             return _token(os.fsencode(os.environ.get(self.token_env, "")), f"environment variable {self.token_env}")
@@ -160,7 +165,7 @@ def _credentials_and_options(
         return security.channel_credentials(), options
     has_token = security.token_file is not None or bool(security.token_env)
     if has_token and not security.allow_clear_token and not is_loopback(endpoint):
-        raise ConfigError(f"the token for {endpoint} would travel in the clear; set ca_file or tls.")
+        raise ConfigError(f"the token for {endpoint} would be sent unencrypted; turn on TLS with tls or ca_file.")
     return None, options
 
 
@@ -183,7 +188,7 @@ def _token(data: bytes, where: str) -> str:
     """The token in a file or variable. Other contents are refused: gRPC would fail on them without naming either."""
     token = data.strip()
     if not token or not all(0x21 <= byte <= 0x7E for byte in token):
-        raise AuthError(f"{where} holds no token; give one line of printable ASCII without spaces.")
+        raise AuthError(f"{where} does not hold a token; give one line of printable ASCII without spaces.")
     return token.decode("ascii")
 
 
@@ -193,4 +198,6 @@ def _read(path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise AuthError(f"credentials file {path} cannot be read: {error.strerror}.") from error
+        raise AuthError(
+            f"credentials file {path} cannot be read: {error.strerror}; check its path and permissions."
+        ) from error

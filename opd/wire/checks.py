@@ -39,14 +39,14 @@ def check_log_probs(name: str, values: NDArray[Any]) -> None:
 def check_logits(logits: F32) -> None:
     """Refuse [T, V] logits with NaN or +inf, or with a row without any finite value."""
     if not (logits < np.inf).all() or not np.isfinite(logits.max(axis=1)).all():
-        raise CorruptPayloadError("logits hold NaN or +inf, or a row has no finite value.")
+        raise CorruptPayloadError("the logits hold NaN or +inf, or a row without a finite value.")
 
 
 def check_hidden(hidden: NDArray[Any]) -> None:
     """Refuse [T, H] hidden states that are not finite; uint16 holds the bits of bfloat16."""
     fine = finite_bf16(hidden) if hidden.dtype == np.uint16 else hidden.max() < np.inf and hidden.min() > -np.inf
     if not fine:
-        raise CorruptPayloadError("hidden states hold NaN or infinity.")
+        raise CorruptPayloadError("the hidden states hold NaN or infinity.")
 
 
 def finite_bf16(bits: NDArray[np.uint16]) -> bool:
@@ -60,7 +60,7 @@ def check_top_ids(ids: U32, values: NDArray[Any], vocab_size: int) -> None:
     if int(ids.max()) >= vocab_size:
         raise CorruptPayloadError(f"top-k id {int(ids.max())} is outside the vocabulary of {vocab_size}.")
     if not rows_are_distinct(ids):
-        raise CorruptPayloadError("top-k ids of one position repeat.")
+        raise CorruptPayloadError("a top-k id is listed twice at one position.")
     if not (values[:, 1:] <= values[:, :-1]).all():
         raise CorruptPayloadError("top-k log-probs are not in descending order.")
 
@@ -107,8 +107,8 @@ def check_mass(values: F32, log_tail: F32, tolerance: float, first: int = 0) -> 
     if not worst <= tolerance:
         row = int(np.argmax(np.abs(mass - 1)))
         raise CorruptPayloadError(
-            f"probabilities at response token {first + row} add up to {float(mass[row]):.4f} instead of 1, tail "
-            "included."
+            f"the probabilities at response token {first + row}, tail included, add up to {float(mass[row]):.4f} "
+            "instead of 1."
         )
 
 
@@ -135,5 +135,5 @@ def check_sampled(
     if not good.all():
         row = int(np.argmin(good))
         raise CorruptPayloadError(
-            f"the log-prob of response token {first + row} contradicts the values at its position."
+            f"the log-prob of response token {first + row} contradicts the listed log-probs at its position."
         )

@@ -70,7 +70,7 @@ class ScoreStreamDecoder:
         if kind == "batch":
             return self._on_batch(message.batch)
         if self.trailer is not None:
-            raise CorruptPayloadError("a message follows the trailer of the score stream.")
+            raise CorruptPayloadError("the score stream goes on after its trailer.")
         if kind == "header":
             self._on_header(message.header)
         elif not self._started:
@@ -82,7 +82,9 @@ class ScoreStreamDecoder:
         elif kind == "trailer":
             self._on_trailer(message.trailer)
         else:
-            raise CorruptPayloadError("the score stream holds a message of an unknown kind.")
+            raise CorruptPayloadError(
+                "the score stream holds a message of an unknown kind; client and server may differ in version."
+            )
         return []
 
     def finish(self) -> list[Scores]:
@@ -99,7 +101,7 @@ class ScoreStreamDecoder:
     def _on_batch(self, batch: pb.ScoreBatch) -> list[tuple[int, Scores]]:
         # An empty batch is refused like an empty chunk; a nested one is not part of the contract.
         if not batch.messages or any(one.WhichOneof("message") == "batch" for one in batch.messages):
-            raise CorruptPayloadError("a batch of the score stream is empty, or holds another batch.")
+            raise CorruptPayloadError("the score stream holds a batch that is empty or contains another batch.")
         return [found for one in batch.messages for found in self.feed(one)]
 
     def _on_header(self, header: pb.ScoreHeader) -> None:
@@ -107,22 +109,22 @@ class ScoreStreamDecoder:
             raise CorruptPayloadError("the score stream has two headers.")
         self._started = True
         if self._request_id and header.request_id != self._request_id:
-            raise CorruptPayloadError(f"the answer is for request {header.request_id!r}, not {self._request_id!r}.")
+            raise CorruptPayloadError(f"the reply is to request {header.request_id!r}, not to {self._request_id!r}.")
         wanted = len(self._items)
         if header.sequence_count != wanted:
-            raise CorruptPayloadError(f"the answer has {header.sequence_count} sequences, but {wanted} were asked.")
+            raise CorruptPayloadError(f"the reply has {header.sequence_count} sequences, but {wanted} were sent.")
         # A replica may have got other weights between its description and this response.
         if self._expected_hash and header.weights_hash != self._expected_hash:
             raise CorruptPayloadError(
-                f"the numbers come from weights {header.weights_hash!r}, but {self._expected_hash!r} were asked."
+                f"the scores come from weights {header.weights_hash!r}, but {self._expected_hash!r} were expected."
             )
         self.weights_hash = header.weights_hash
 
     def _on_sequence(self, header: pb.SequenceHeader) -> None:
         if self._header is not None:
-            raise CorruptPayloadError(f"sequence {self._next} is cut off by the next one.")
+            raise CorruptPayloadError(f"sequence {self._next} was not complete when the next one began.")
         if header.sequence != self._next or self._next >= len(self._items):
-            raise CorruptPayloadError(f"sequence {header.sequence} arrived where {self._next} was due.")
+            raise CorruptPayloadError(f"sequence {header.sequence} arrived when sequence {self._next} was expected.")
         # The request may have been damaged on its way: scores of other ids would pass all later checks.
         if header.ids_crc32c != crc32c(token_bytes(self._items[self._next].token_ids)):
             raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
@@ -133,13 +135,17 @@ class ScoreStreamDecoder:
     def _check_specs(self, header: pb.SequenceHeader) -> None:
         rows = self._items[self._next].scored_length
         if len(header.tensors) != len(self._layouts):
-            raise CorruptPayloadError(f"{len(header.tensors)} tensors arrived where {len(self._layouts)} were due.")
+            raise CorruptPayloadError(
+                f"sequence {self._next} has {len(header.tensors)} tensors instead of {len(self._layouts)}."
+            )
         for tensor, layout in zip(header.tensors, self._layouts, strict=True):
             name = _role_name(layout.role)
             if tensor.role != layout.role:
-                raise CorruptPayloadError(f"a tensor of role {tensor.role} arrived where {name} was due.")
+                raise CorruptPayloadError(f"a tensor of role {tensor.role} arrived when {name} was expected.")
             if tensor.dtype not in layout.accepted:
-                raise CorruptPayloadError(f"{name} came as {dtype_name(tensor.dtype) or tensor.dtype}, not as asked.")
+                raise CorruptPayloadError(
+                    f"{name} has dtype {dtype_name(tensor.dtype) or tensor.dtype}, which the request does not admit."
+                )
             if (tensor.rows, tensor.cols) != (rows, layout.cols):
                 raise CorruptPayloadError(
                     f"{name} has shape [{tensor.rows}, {tensor.cols}] instead of [{rows}, {layout.cols}]."
@@ -150,18 +156,20 @@ class ScoreStreamDecoder:
             if tensor.compression == pb.COMPRESSION_ZSTD:
                 fits = 0 < tensor.byte_length < plain
             if not fits:
-                raise CorruptPayloadError(f"{name} announces {tensor.byte_length} bytes, but its shape has {plain}.")
+                raise CorruptPayloadError(
+                    f"{name} announces {tensor.byte_length} bytes, but its shape and dtype take {plain}."
+                )
 
     def _on_chunk(self, chunk: pb.Chunk) -> list[tuple[int, Scores]]:
         if self._header is None:
-            raise CorruptPayloadError("a chunk arrived outside a sequence.")
+            raise CorruptPayloadError("a chunk arrived that belongs to no sequence.")
         data = chunk.data
         # Empty chunks are refused too: a stream of them could go on forever, and no time limit between messages would
         # end it.
         if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
             raise CorruptPayloadError(
-                f"a chunk of {len(data)} bytes at {chunk.offset} does not continue the {self._filled} of "
-                f"{len(self._buffer)} bytes there."
+                f"a chunk of {len(data)} bytes at offset {chunk.offset} does not continue a sequence of which "
+                f"{self._filled} of {len(self._buffer)} bytes have arrived."
             )
         self._buffer[self._filled : self._filled + len(data)] = data
         self._filled += len(data)
@@ -209,7 +217,7 @@ class ScoreStreamDecoder:
         # do not travel back.
         ids = arrays[pb.TENSOR_ROLE_IDS] if topk else item.gather_ids
         if ids is None:
-            raise CorruptPayloadError("gathered values came for a sequence without gather ids.")
+            raise CorruptPayloadError("gathered values arrived for a sequence without gather_ids.")
         checks.check_positions(
             sampled,
             item.scored_ids,

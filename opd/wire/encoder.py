@@ -175,7 +175,7 @@ def _array(scores: Scores, layout: TensorLayout, rows: int) -> NDArray[Any]:
     name = _FIELDS[layout.role]
     array: NDArray[Any] | None = getattr(scores, name)
     if array is None:
-        raise ValueError(f"{name} is missing from the engine's scores.")
+        raise ValueError(f"the engine's scores lack {name}, which the payload needs.")
     table = array.reshape(-1, 1) if array.ndim == 1 else array
     if table.shape != (rows, layout.cols):
         raise ValueError(f"{name} must have shape ({rows}, {layout.cols}), but the engine returned {array.shape}.")

@@ -87,11 +87,14 @@ class HeadStreamDecoder:
         elif kind == "chunk" and self._header is not None:
             data = message.chunk.data
             if message.chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
-                raise CorruptPayloadError(f"a chunk of the head at {message.chunk.offset} is out of place.")
+                raise CorruptPayloadError(
+                    f"a chunk of the output head at offset {message.chunk.offset} does not continue the {self._filled} "
+                    "bytes that have arrived."
+                )
             self._buffer[self._filled : self._filled + len(data)] = data
             self._filled += len(data)
         else:
-            raise CorruptPayloadError(f"the head stream holds {kind or 'an empty message'} out of place.")
+            raise CorruptPayloadError(f"the head stream holds {kind or 'an empty message'} where it does not belong.")
 
     def finish(self) -> Head:
         """The head, after its hash is recomputed from what arrived.
@@ -113,18 +116,25 @@ class HeadStreamDecoder:
         head = Head(arrays[0], bias, dtype_name(info.dtype), info.logit_scale, info.soft_cap, info.hash)
         # The checksums protect the transport; this finds a server that sends another head than it describes.
         if head_hash(head) != info.hash:
-            raise CorruptPayloadError("the head does not have the content hash it announces.")
+            raise CorruptPayloadError(
+                f"the head that arrived does not have its announced hash {info.hash!r}; the server sent another head."
+            )
         return head
 
     def _check_header(self, header: pb.HeadHeader) -> None:
         info = header.head
         if self._expected_hash and info.hash != self._expected_hash:
-            raise CorruptPayloadError(f"the head has hash {info.hash!r}, but {self._expected_hash!r} was asked.")
+            raise CorruptPayloadError(f"the head has hash {info.hash!r}, but {self._expected_hash!r} was asked for.")
         if info.dtype not in _HEAD_DTYPES or not np.isfinite([info.logit_scale, info.soft_cap]).all():
-            raise CorruptPayloadError("the head's dtype, scale or soft-cap is not valid for a head.")
+            raise CorruptPayloadError(
+                f"the head has dtype {info.dtype}, scale {info.logit_scale} and soft-cap {info.soft_cap}, of which one "
+                "is not valid."
+            )
         roles = [pb.TENSOR_ROLE_HEAD_WEIGHT] + [pb.TENSOR_ROLE_HEAD_BIAS] * info.has_bias
         if [tensor.role for tensor in header.tensors] != roles:
-            raise CorruptPayloadError("the head's tensors are not weight and, when it has one, bias.")
+            raise CorruptPayloadError(
+                "the head's tensors must be its weight and, if it has one, its bias, but they are others."
+            )
         rows = header.tensors[0].rows
         for tensor, cols in zip(header.tensors, (info.hidden_size, 1), strict=False):
             size = byte_length(info.dtype, tensor.rows, tensor.cols)
@@ -132,6 +142,8 @@ class HeadStreamDecoder:
             # before its first chunk.
             plain = tensor.compression == pb.COMPRESSION_NONE and tensor.dtype == info.dtype
             if not plain or tensor.rows != rows or tensor.cols != cols or tensor.byte_length != size or not size:
-                raise CorruptPayloadError("a tensor of the head has another shape, type or size than its header says.")
+                raise CorruptPayloadError(
+                    "a tensor of the head has another shape, dtype or size than the head's header announces."
+                )
         if sum(tensor.byte_length for tensor in header.tensors) > MAX_HEAD_BYTES:
-            raise CorruptPayloadError(f"the head is larger than {MAX_HEAD_BYTES} bytes, the limit.")
+            raise CorruptPayloadError(f"the head has more than {MAX_HEAD_BYTES} bytes, the most that is accepted.")

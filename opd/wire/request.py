@@ -151,7 +151,7 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
     _check_text("request_id", message.request_id, least=1)
     _check_text("teacher", message.teacher, least=1)
     if not _CLIENT.fullmatch(message.client):
-        raise InvalidRequestError("client must be at most 64 characters of [A-Za-z0-9._-].")
+        raise InvalidRequestError("client must have at most 64 characters of [A-Za-z0-9._-].")
     chunk = message.chunk_bytes
     if chunk and not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
         raise InvalidRequestError(
@@ -202,10 +202,13 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
 def _parse_sequence(index: int, sequence: pb.Sequence, spec: PayloadSpec, bounds: RequestBounds) -> ScoreItem:
     tokens, gather, spans = sequence.token_ids, sequence.gather_ids, sequence.spans
     if len(tokens) % 4:
-        raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, which is not a multiple of 4.")
+        raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, but ids take 4 bytes each.")
     check_lengths(index, len(tokens) // 4, sequence.prompt_length, bounds)
     if sequence.crc32c and crc32c(spans, crc32c(gather, crc32c(tokens))) != sequence.crc32c:
-        raise CorruptPayloadError(f"sequence {index}: checksum of the ids does not match; send the request again.")
+        raise CorruptPayloadError(
+            f"sequence {index}: the checksum of token_ids does not match, so they were damaged on the way; send the "
+            "request again."
+        )
     if spans and not bounds.spans:
         raise IncompatibleTeacherError(
             f"teacher {bounds.teacher!r} scores whole responses only, but sequence {index} has spans; leave them out."

@@ -51,7 +51,7 @@ def spans_from_bytes(index: int, data: bytes) -> Spans:
         InvalidRequestError: if the bytes end within a pair.
     """
     if len(data) % 8:
-        raise InvalidRequestError(f"sequence {index}: spans has {len(data)} bytes, which is not a multiple of 8.")
+        raise InvalidRequestError(f"sequence {index}: spans has {len(data)} bytes, but spans take 8 bytes each.")
     return tuple((int(start), int(end)) for start, end in np.frombuffer(data, "<u4").reshape(-1, 2))
 
 

@@ -77,9 +77,11 @@ def error_from_status(
     info, overload = _details(trailers)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if overload is None and _OVERSIZE_ANSWER in message:
-            return CorruptPayloadError(f"the answer has a message that is larger than the contract allows: {message}")
+            return CorruptPayloadError(f"the server sent a message that is larger than the contract allows: {message}")
         if overload is None and ("larger than max" in message or "too large" in message):
-            return InvalidRequestError(f"a message is larger than the transport allows: {message}")
+            return InvalidRequestError(
+                f"the request is larger than the transport allows; send fewer sequences at once: {message}"
+            )
         return _overloaded(message, overload)
     # Only from our own servers: a proxy in between has reasons of its own.
     if info is not None and info.domain == ERROR_DOMAIN:

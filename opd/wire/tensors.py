@@ -125,7 +125,7 @@ def encode_tensor(array: NDArray[Any], dtype: int) -> NDArray[np.uint8]:
         array = bf16_bits(array)
     # numpy would silently cast ids to floats or floats to ids.
     if (array.dtype.kind == "f") != (plain.kind == "f"):
-        raise ValueError(f"array of {array.dtype} cannot travel as {dtype_name(dtype)}.")
+        raise ValueError(f"an array of {array.dtype} cannot be sent as {dtype_name(dtype)}.")
     if dtype == pb.DTYPE_F16 and array.dtype == np.float32:
         array = to_half(array)
     with np.errstate(over="ignore"):
@@ -217,7 +217,7 @@ def encode_affine(values: NDArray[Any]) -> NDArray[np.uint8]:
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         impossible = table == -np.inf
         if not (np.isfinite(table) | impossible).all():
-            raise ValueError("values must be finite or -inf to be quantised, but there is a NaN or +inf.")
+            raise ValueError("values must be finite or -inf to be quantised, but they hold NaN or +inf.")
         # -inf has a code of its own and must not widen the range of the others.
         low = np.where(impossible, np.inf, table).min(axis=1, initial=np.inf)
         table = np.where(impossible, 0, table)
@@ -246,7 +246,7 @@ def decode_affine(data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.f
     table = data.reshape(rows, 8 + 2 * cols)
     scale = np.ascontiguousarray(table[:, :8]).view("<f4")
     if not np.isfinite(scale).all() or (scale[:, 1] < 0).any():
-        raise CorruptPayloadError("a quantised tensor has an offset or step that is not finite or negative.")
+        raise CorruptPayloadError("a quantised tensor has an offset or step that is not finite, or a negative step.")
     codes = np.ascontiguousarray(table[:, 8:]).view("<u2")
     # The code of -inf is beyond the row's range, so its value may overflow; it is replaced below.
     with np.errstate(over="ignore"):

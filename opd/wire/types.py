@@ -54,7 +54,7 @@ class PayloadSpec:
         object.__setattr__(self, "k", operator.index(self.k))
         needs_k = self.kind in (PayloadKind.TOPK, PayloadKind.GATHER)
         if needs_k and self.k < 1:
-            raise InvalidRequestError(f"payload {self.kind} needs k >= 1, but k is {self.k}.")
+            raise InvalidRequestError(f"payload {self.kind} needs k of at least 1, but k is {self.k}.")
         if not needs_k and self.k:
             raise InvalidRequestError(f"payload {self.kind} takes no k, but k is {self.k}; leave it out.")
         allowed = {PayloadKind.HIDDEN: ("bf16", "f32")}.get(self.kind, ("f16", "f32", "u16"))

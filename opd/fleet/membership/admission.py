@@ -194,13 +194,13 @@ class Admission:
         identity = pool.choose({self._monitor.address: info}, settings.expected_weights.get(name, ""))
         difference = Identity.of(info).differences(identity)
         if difference:
-            raise _Disagreement(f"it has {difference} in its pool")
+            raise _Disagreement(f"it has {difference} in the rest of its pool")
         spec = comparable_payload(info)
         if spec is None:
             return
         gap = self._monitor.agreement[name] = await self._gap(info, pool, era)
         if gap > settings.health.agreement_nats:
-            tolerance = f"more than the tolerance of {settings.health.agreement_nats:.3g}"
+            tolerance = f"more than health.agreement_nats, {settings.health.agreement_nats:.3g}"
             raise _Disagreement(f"it disagrees with its pool by up to {gap:.3g} nats on one row, {tolerance}")
 
     async def _gap(self, info: pb.TeacherInfo, pool: Pool, era: int) -> float:
@@ -238,9 +238,11 @@ class Admission:
         """
         spec = comparable_payload(info)
         if spec is None:
-            raise IncompatibleTeacherError(f"teacher {info.name!r} serves no payload with log-probs to compare.")
+            raise IncompatibleTeacherError(
+                f"teacher {info.name!r} serves no payload with log-probs, so its replicas cannot be compared."
+            )
         request = ReplicaRequest(self._owner.request_id(), info, [row], spec, 1.0, info.weights_hash, check=True)
         async with aclosing(self._monitor.link.score(request, timeout, timeout)) as answers:
             async for _, scores in answers:
                 return sampled_log_probs(scores)
-        raise CorruptPayloadError(f"replica {self._monitor.address} sent no answer to a check.")
+        raise CorruptPayloadError(f"replica {self._monitor.address} sent no scores for the check row.")

@@ -51,7 +51,7 @@ def comparable_payload(info: pb.TeacherInfo) -> PayloadSpec | None:
 def sampled_log_probs(scores: Scores) -> NDArray[np.float32]:
     """[T] float32: log-probs of a check row's response tokens, in nats."""
     if scores.sampled is None:
-        raise ValueError("scores: the answer to a check row must carry sampled log-probs, but it has none")
+        raise ValueError("scores have no sampled log-probs; a check row must be scored with a payload that has them")
     return np.asarray(scores.sampled, dtype=np.float32)
 
 
@@ -111,10 +111,10 @@ class AgreementReport:
     def sentence(self) -> str:
         """The report in one sentence."""
         if not self.differences:
-            return f"teacher {self.teacher!r}: no replica could be compared."
+            return f"teacher {self.teacher!r}: none of its replicas could be compared."
         worst, count = max(self.differences, key=lambda key: self.differences[key]), len(self.differences)
         return (
             f"teacher {self.teacher!r}: {count} replica{'s' if count > 1 else ''}, largest difference "
             f"{self.differences[worst]:.3g} nats at {worst}, tolerance {self.tolerance:.3g} nats"
-            + (f", {len(self.errors)} could not be asked." if self.errors else ".")
+            + (f", {len(self.errors)} could not be compared." if self.errors else ".")
         )

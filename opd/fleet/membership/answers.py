@@ -91,7 +91,7 @@ def _weighted(one: Array, other: Array) -> Array:
 
 def _hidden_distance(item: ScoreItem, one: Scores, other: Scores, head: Head | None) -> float:
     if head is None:
-        raise ValueError("head: hidden states are compared through the teacher's head, but it was not given")
+        raise ValueError("head is None; hidden states are compared through the teacher's output head, so give it")
     if one.hidden is None or other.hidden is None or one.hidden.shape != other.hidden.shape:
         return float("inf")
     length, vocab = len(one.hidden), len(head.weight)

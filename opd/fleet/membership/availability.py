@@ -50,7 +50,7 @@ class Availability:
     def _why(self, teacher: str, now: float) -> str:
         reasons = [
             f"{monitor.address} is {life.state}, "
-            + ("but busy: it refuses calls" if life.usable and monitor.server.refuses(now) else life.reason)
+            + ("but overloaded: it refuses calls" if life.usable and monitor.server.refuses(now) else life.reason)
             for monitor in self._monitors.values()
             if (life := monitor.lives.get(teacher)) is not None
         ]

@@ -53,7 +53,7 @@ class Source:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is not UTF-8 text; write one 'host:port' per line.") from error
+            raise ConfigError(f"endpoint file {path} is not UTF-8 text; write one 'host:port' per line.") from error
         for number, line in enumerate(lines, 1):
             address, *names = line.partition("#")[0].split() or [""]
             if not address:
@@ -87,7 +87,7 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
     for source in sources:
         kind, _, rest = source.text.partition(":")
         if kind == "file" and not rest:
-            raise ConfigError(f"endpoint {source.text!r} names no file; write 'file:PATH'.")
+            raise ConfigError(f"endpoint {source.text!r} does not name a file; write 'file:PATH'.")
         if kind not in ("file", "unix"):
             try:
                 split_address(rest if kind == "dns" else source.text)
@@ -96,8 +96,8 @@ def parse_endpoints(endpoints: str | Sequence[str] | Mapping[str, Sequence[str]]
                     raise
                 named = ", ".join(sorted(source.teachers))
                 raise ConfigError(
-                    f"endpoint {source.text!r} of teacher {named!r} is not of the form 'host:port'; a mapping goes "
-                    "from a teacher's name to its addresses."
+                    f"endpoint {source.text!r} of teacher {named!r} is not of the form 'host:port'; write the mapping "
+                    "from each teacher's name to its addresses."
                 ) from error
     return sources
 
@@ -161,7 +161,9 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, separator, port = address.rpartition(":")
     if not separator or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"endpoint {address!r} is not of the form 'host:port'.")
+        raise ConfigError(
+            f"endpoint {address!r} is not of the form 'host:port'; give a host and a port from 1 to 65535."
+        )
     return host.strip("[]"), int(port)
 
 

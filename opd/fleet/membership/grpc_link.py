@@ -163,7 +163,8 @@ class GrpcLink:
                 yield self._parsed(kind, data)
         except TimeoutError as error:
             raise DeadlineError(
-                f"replica {self.address} sent nothing for {idle:.3g} s; it is stuck, or attempt_seconds is too short."
+                f"replica {self.address} sent nothing for {idle:.3g} s; it is stuck, or calls.attempt_seconds is too "
+                "short."
             ) from error
         except grpc.RpcError as error:
             raise self._named(error) from error
@@ -191,12 +192,16 @@ class GrpcLink:
                     "and whether the server uses TLS at all."
                 )
             if "socket closed" in lower:
-                text += f", perhaps because it {self._closed_why()} then"
+                text += f", perhaps because the server {self._closed_why()} then"
             elif "failed parsing http/2" in lower:
-                text += ", because the answer is not gRPC; is it another port, such as that of the metrics?"
+                text += (
+                    ", because what answers there does not speak gRPC; check the port, which may be that of the metrics"
+                )
             return UnavailableError(f"replica {self.address} cannot be reached, or dropped the connection: {text}.")
         if isinstance(found, AuthError):
-            return AuthError(f"replica {self.address} refuses the credentials: {text}; renew the token or certificate.")
+            return AuthError(
+                f"replica {self.address} refuses this client's credentials: {text}; renew the token or certificate."
+            )
         if isinstance(found, CorruptPayloadError):
             return CorruptPayloadError(f"replica {self.address}: {text}.")
         return found
@@ -206,10 +211,8 @@ class GrpcLink:
         if not self._security.uses_tls:
             return "expects TLS: set ca_file"
         if self._security.cert_file is None:
-            return "wants a certificate of this client: set cert_file and key_file"
-        return (
-            f"does not trust {self._security.cert_file}: set cert_file and key_file to a certificate of its client_ca"
-        )
+            return "asks for a client certificate: set cert_file and key_file"
+        return f"does not trust {self._security.cert_file}: use a certificate that its client_ca has signed"
 
 
 def _serialise(message: Message) -> bytes:

@@ -66,7 +66,7 @@ class ReplicaLife:
     def __init__(self, settings: HealthSettings, now: float = 0.0) -> None:
         self._settings = settings
         self.state = ReplicaState.UNVERIFIED
-        self.reason = "not admitted yet"
+        self.reason = "not checked yet"
         self.since = now
         self.not_before = now
         self.history: list[Transition] = []
@@ -84,7 +84,7 @@ class ReplicaLife:
         """A ping was answered in time."""
         self.ping_failures = 0
         if self.state is ReplicaState.SUSPECT:
-            return self._to(ReplicaState.HEALTHY, "answers again", now)
+            return self._to(ReplicaState.HEALTHY, "answers pings again", now)
         # Never directly to HEALTHY: the process that answers may be a new one, with other weights.
         if self.state is ReplicaState.DEAD and now >= self.not_before:
             return self._to(ReplicaState.UNVERIFIED, "reachable again, to be checked", now)
@@ -94,7 +94,7 @@ class ReplicaLife:
         """A ping failed or was not answered in time."""
         self.ping_failures += 1
         if self.ping_failures >= self._settings.ping_failures:
-            return self._died(now, f"{self.ping_failures} pings failed: {reason}", cool_off=False)
+            return self._died(now, f"{self.ping_failures} pings in a row failed: {reason}", cool_off=False)
         return self._suspect(now, f"ping failed: {reason}")
 
     def request_answered(self, now: float) -> Transition | None:

@@ -215,13 +215,13 @@ class Members:
         if len(errors) == len(self.monitors):
             if all(isinstance(error, AuthError) for error in errors):
                 return AuthError(f"no teacher server accepts this client: {sentences}")
-            return UnavailableError(f"no teacher server answers: {sentences} Start one or fix the address.")
+            return UnavailableError(f"no teacher server answers: {sentences} Start one or correct the address.")
         served = sorted({name for monitor in monitors for name in monitor.infos})
         missing = self._missing()
         if missing == [_ANY]:
             return TeacherNotFoundError(
-                f"{', '.join(self.monitors)} answered, but no teacher there may be used: load one, raise "
-                "connect_seconds where one is still loading, or check the names behind the addresses."
+                f"{', '.join(self.monitors)} answered, but none of them has a teacher that may be used: load one, "
+                "raise connect_seconds if one is still loading, or check the teacher names behind the addresses."
             )
         absent = [name for name in missing if name not in served]
         if absent:
@@ -255,7 +255,7 @@ class Members:
             try:
                 await self._discover(first=False)
             except Exception:
-                log.exception("discovery failed; the known servers stay")
+                log.exception("discovery failed; the servers known so far are kept")
 
     async def _discover(self, *, first: bool) -> None:
         # At the start nothing is known, so a wrong file is an error; later it leaves the known servers as they are.

@@ -100,7 +100,7 @@ class ReplicaMonitor:
             except OpdError as error:
                 self._unanswered(error)
             except Exception as error:
-                log.exception("monitoring replica %s failed by a bug", self.address)
+                log.exception("monitoring replica %s failed with an unexpected error, a bug", self.address)
                 self._unanswered(CorruptPayloadError(f"replica {self.address} could not be monitored: {error!r}."))
             if not self.contacted:
                 self.contacted = True

@@ -97,8 +97,7 @@ class AdminServiceServicer(object):
 
     def UpdateWeights(self, request, context):
         """Replaces a teacher's weights in place, all or nothing, between two batches. INVALID_ARGUMENT or
-        FAILED_PRECONDITION:
-        the weights in the folder do not fit, and the old ones stay in use.
+        FAILED_PRECONDITION: the weights in the folder do not fit, and the old ones stay in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -237,8 +237,8 @@ def test_rows_that_could_not_be_kept_are_not_called_stored(
     arguments = ["--rows", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "store")]
     with monkeypatch.context() as disk:
         disk.setattr("opd.fleet.record.blobs.Blobs.put", full)
-        with pytest.raises(RunFolderError, match=r"2 of 2 rows .* could not be kept"):
+        with pytest.raises(RunFolderError, match=r"2 of 2 rows .* could not be stored"):
             run("score", server.address, *arguments)
     assert "2 rows" in run("score", server.address, *arguments)
-    with pytest.raises(DataError, match="is a store already"):
+    with pytest.raises(DataError, match="is a store of scores"):
         run("score", f"store:{tmp_path / 'store'}", "--rows", arguments[1], "--out", str(tmp_path / "copy"))

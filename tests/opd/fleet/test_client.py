@@ -121,7 +121,7 @@ def test_describe_and_teachers_list_what_is_served(tiny: SimpleNamespace) -> Non
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         assert sorted(fleet.teachers()) == ["code", "math"]
         assert fleet.describe("code").vocab_size == 64
-        with pytest.raises(TeacherNotFoundError, match=r"there is no teacher 'poetry'.*code, math"):
+        with pytest.raises(TeacherNotFoundError, match=r"teacher 'poetry' is not served .*code, math"):
             fleet.describe("poetry")
 
 
@@ -166,7 +166,7 @@ def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: Si
 def test_a_list_that_allows_none_of_the_teachers_there_says_so(tiny: SimpleNamespace, tmp_path: Path) -> None:
     server = tiny.serve()
     (tmp_path / "list").write_text(f"{server.address} poetry\n")
-    with pytest.raises(TeacherNotFoundError, match=r"still loading, or check the names"):
+    with pytest.raises(TeacherNotFoundError, match=r"still loading, or check the teacher names"):
         settings = tiny.settings.model_copy(update={"connect_seconds": 0.1})
         TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=settings)
 

@@ -100,7 +100,7 @@ LIES = {
 
 WORDS = {
     "an id outside the vocabulary": "outside the vocabulary",
-    "an id twice": "repeat",
+    "an id twice": "listed twice",
     "probabilities that sum to more than one": "add up",
     "unsorted values": "descending",
 }

@@ -94,7 +94,9 @@ def test_when_no_replica_takes_them_the_old_weights_go_on_serving() -> None:
 def test_a_replica_with_other_files_in_its_folder_is_outvoted() -> None:
     async def act(core: FleetCore) -> None:
         update = await core.update_weights("t", "new", 10.0)
-        assert update.weights_hash == "new" and update.failures == {"s2:1": "its folder holds weights stray"}
+        assert update.weights_hash == "new" and update.failures == {
+            "s2:1": "the folder holds other weights there, stray"
+        }
         assert await weights_of(core) == {"new"}
 
     with_fleet({"s2:1": "stray"}, act)

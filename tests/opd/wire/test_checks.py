@@ -47,9 +47,9 @@ def contradict(scores: Scores, row: int) -> None:
     ("spoil", "message"),
     [
         (set_values, "above zero"),
-        (repeat_id, "repeat"),
+        (repeat_id, "listed twice"),
         (swap_values, "descending"),
-        (lose_mass, "token {row} add up"),
+        (lose_mass, "token {row}, tail included, add up"),
         (contradict, "token {row} contradicts"),
     ],
 )
@@ -82,7 +82,7 @@ def test_logits_must_be_finite_but_where_an_id_is_impossible(bad: float) -> None
     logits = np.zeros((3, 5), np.float32)
     logits[1, :4] = -np.inf
     checks.check_logits(logits)
-    with pytest.raises(CorruptPayloadError, match="no finite value"):
+    with pytest.raises(CorruptPayloadError, match="a row without a finite value"):
         checks.check_logits(np.where(np.arange(3)[:, None] == 1, np.float32(-np.inf), logits))
     logits[2, 2] = bad
     with pytest.raises(CorruptPayloadError, match="NaN"):

@@ -258,7 +258,7 @@ def test_an_engine_that_returns_another_shape_is_a_bug_not_an_answer(
     c = case(PayloadSpec.topk(8))
     with pytest.raises(ValueError, match="values must have shape"):
         encode_scores(c.scores, PayloadSpec.topk(7), 7, vocab_size=300)
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(ValueError, match="scores lack"):
         encode_scores(Scores(), PayloadSpec.sampled(), 7, vocab_size=300)
 
 

@@ -109,5 +109,5 @@ def test_unknown_types_are_refused() -> None:
         decode_tensor(b"", 99, 1, 1)
     with pytest.raises(ValueError, match="dtype"):
         dtype_code("f64")
-    with pytest.raises(ValueError, match="cannot travel"):
+    with pytest.raises(ValueError, match="cannot be sent as"):
         encode_tensor(np.zeros((1, 1), np.int64), pb.DTYPE_F32)
