@@ -38,7 +38,9 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} is not the folder of a PEFT adapter: {path.name} cannot be read.") from error
     if found.get("peft_type") != "LORA":
-        raise ConfigError(f"adapter {folder} is of kind {found.get('peft_type')}; only LoRA and DoRA can be used.")
+        raise ConfigError(
+            f"adapter {folder} is of PEFT type {found.get('peft_type')}, but only LoRA and DoRA adapters can be used."
+        )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ConfigError(f"adapter {folder} has no {ADAPTER_WEIGHTS}; save it as safetensors.")
     named = [*_names(found.get("target_modules")), *_names(found.get("modules_to_save"))]
@@ -46,7 +48,8 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     head = [name for name in named if name.rpartition(".")[2] in _HEAD_PARTS]
     if head:
         raise ConfigError(
-            f"adapter {folder} changes {head[0]}, but heads and embeddings are read past an adapter; train one without."
+            f"adapter {folder} changes {head[0]}, but output heads and embeddings are read without the adapter; train "
+            "an adapter that leaves them out."
         )
     return found
 
@@ -91,7 +94,7 @@ def fold_adapter(model: Any, folder: Path) -> Any:
         wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
     except Exception as error:  # peft passes on what torch raises: RuntimeError for shapes, ValueError for names
         reason = one_line(error, 300)
-        raise ConfigError(f"adapter {folder} does not fit its base: {reason}.") from error
+        raise ConfigError(f"adapter {folder} does not fit its base model: {reason}.") from error
     for layer in wrapped.modules():
         if isinstance(layer, BaseTunerLayer):
             weight: Any = layer.get_base_layer().weight

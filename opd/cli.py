@@ -63,7 +63,7 @@ def _add_verbs(arguments: Sequence[str] = ()) -> None:
         try:
             verb = point.load()
         except ImportError as error:
-            logging.getLogger(__name__).warning("verb %r cannot be loaded: %s", point.name, error)
+            logging.getLogger(__name__).warning("command %r cannot be loaded: %s", point.name, error)
             continue
         if isinstance(verb, typer.Typer):
             app.add_typer(verb, name=point.name)

@@ -23,7 +23,9 @@ def registries() -> list[Registry]:
 def list_plugins(
     kind: Annotated[
         str | None,
-        typer.Argument(help="For example objective, reward, method or verifier. Default: all."),
+        typer.Argument(
+            help="Kind of plug-in to list, for example objective, reward, method or verifier. Default: all kinds."
+        ),
     ] = None,
 ) -> None:
     """List everything that a recipe or server can name, and where it comes from."""
@@ -32,7 +34,7 @@ def list_plugins(
 
     known = registries()
     if kind is not None and kind not in {registry.kind for registry in known}:
-        raise ConfigError(f"there is no kind {kind!r}; kinds are {', '.join(r.kind for r in known)}.")
+        raise ConfigError(f"kind {kind!r} is unknown; kinds are {', '.join(r.kind for r in known)}.")
     table = Table(box=None, pad_edge=False)
     for column in ("kind", "name", "what it is", "from"):
         table.add_column(column)
@@ -52,7 +54,7 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     if ":" in name:
         found = [(Registry("plug-in", "opd.plugins"), Entry(name, name, "", ""))]
     if not found:
-        raise ConfigError(f"there is no plug-in {name!r}; {hint(name, {e.name for r in registries() for e in r})}")
+        raise ConfigError(f"plug-in {name!r} is unknown; {hint(name, {e.name for r in registries() for e in r})}")
     console = Console(highlight=False)
     for registry, entry in found:
         plugin = registry.load(entry.name)

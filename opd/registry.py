@@ -97,7 +97,7 @@ class Registry:
             raise ConfigError(f"there is no {self.kind} {name!r}; {meant}")
         module = path.partition(":")[0]
         if not module or module.startswith("."):
-            raise ConfigError(f"{self.kind} {name!r} is not of the form package.module:Class.")
+            raise ConfigError(f"{self.kind} {name!r} must have the form package.module:Class.")
         try:
             found = imported(path)
         except (ImportError, AttributeError) as error:
@@ -107,7 +107,9 @@ class Registry:
         if base is not None:
             _check_base(f"{self.kind} {name!r} at {path}", found, base)
         if self.member is not None and not hasattr(found, self.member):
-            raise ConfigError(f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}.")
+            raise ConfigError(
+                f"{self.kind} {name!r} at {path} is not of kind {self.kind}: it has no {self.member!r}; add it."
+            )
         return found
 
     def make(self, entry: Mapping[str, Any], base: type, where: str) -> Any:
@@ -126,7 +128,7 @@ class Registry:
         made = cls(parse_settings(cls.settings_type, entry, source=where))
         if not hasattr(made, "settings"):
             raise ConfigError(
-                f"{self.kind} {name!r} has lost its settings; have its __init__ call super().__init__(settings)."
+                f"{self.kind} {name!r} does not keep its settings; let its __init__ call super().__init__(settings)."
             )
         return made
 
@@ -149,7 +151,7 @@ def _check_base(what: str, found: Any, base: type) -> None:
         inspect.signature(found).bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"{what} is not made with its settings alone ({error}); give it __init__(self, settings)."
+            f"{what} cannot be created with its settings alone ({error}); give it __init__(self, settings)."
         ) from error
 
 

@@ -28,5 +28,8 @@ def fault_of(cert: Path | None, key: Path | None, authorities: Path | None, *, o
         try:
             context.load_verify_locations(authorities)
         except OSError:
-            return f"{other} authorities {authorities} contain no PEM certificate; give the CA's."
+            return (
+                f"file {authorities} with the authorities of {other} certificates holds no PEM certificate; give that "
+                "of the CA."
+            )
     return ""

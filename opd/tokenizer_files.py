@@ -28,7 +28,7 @@ def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
         return None
     return (
         f"the tokenizer of {folder} is loaded as {type(tokenizer).__name__} of {len(tokenizer)} ids, which splits text "
-        f"otherwise than its tokenizer.json of {own.get_vocab_size()} ids: transformers goes by the model's "
-        "architecture. If the model was trained with the latter, it now reads other ids; save it as an architecture "
-        "without a tokenizer of its own, such as llama."
+        f"differently from its tokenizer.json of {own.get_vocab_size()} ids: transformers chooses the tokenizer's "
+        "class by the model's architecture. If the model was trained with tokenizer.json, it now reads other ids; save "
+        "it with an architecture that has no tokenizer class of its own, such as llama."
     )

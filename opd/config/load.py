@@ -39,12 +39,14 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save it again.") from error
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}; save it as UTF-8.") from error
     data = _yaml(text, str(path))
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must be a mapping of keys, but it is a {type(data).__name__}.")
+        raise ConfigError(
+            f"{path} must be a mapping of keys, but it is a {type(data).__name__}; write key: value lines."
+        )
     return data
 
 
@@ -83,7 +85,7 @@ def _yaml(text: str, what: str) -> Any:
 def _apply(data: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"override {override!r} is not of the form dotted.key=value.")
+        raise ConfigError(f"override {override!r} must have the form dotted.key=value.")
     node: Any = data
     *parents, last = key.split(".")
     for part in parents:
@@ -99,7 +101,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
     parsed = _yaml(value, f"override {override!r}")
     if isinstance(node, list):
         if not (last.isdigit() and int(last) < len(node)):
-            raise ConfigError(f"override {override!r}: {last!r} is not an index of a list of {len(node)}.")
+            raise ConfigError(
+                f"override {override!r}: {last!r} is not an index of this list, which has {len(node)} entries, from 0."
+            )
         node[int(last)] = parsed
     else:
         node[last] = parsed

@@ -37,7 +37,7 @@ def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
     for entry in entries or ():
         key, separator, value = entry.partition("=")
         if not separator or not key:
-            raise ConfigError(f"{flag} {entry!r} must be KEY=VALUE.")
+            raise ConfigError(f"{flag} {entry!r} must have the form KEY=VALUE.")
         try:
             options[key] = read_yaml(value)
         except (yaml.YAMLError, ValueError) as error:

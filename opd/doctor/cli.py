@@ -16,12 +16,12 @@ _COLOURS = {"ok": "green", "note": "yellow", "fail": "red"}
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[dotted.key=value ...]", help="With --teacher: replace keys of the recipe."),
+        typer.Argument(metavar="[dotted.key=value ...]", help="With --teacher: keys of the recipe to replace."),
     ] = None,
     fleet: Annotated[
         list[str] | None,
         typer.Option(
-            "--fleet", help="Teacher servers host:port to examine: identity, TLS, agreement, speed. Repeatable."
+            "--fleet", help="Teacher server host:port to check for identity, TLS, agreement and speed. Repeatable."
         ),
     ] = None,
     student: Annotated[
@@ -32,7 +32,7 @@ def doctor(
     ] = "",
     question: Annotated[
         list[str] | None,
-        typer.Option(help="With --student: question to ask instead of the four simple ones. Repeatable."),
+        typer.Option(help="With --student: question to ask instead of the four built-in ones. Repeatable."),
     ] = None,
     teacher: Annotated[
         Path | None,
@@ -44,8 +44,8 @@ def doctor(
     teacher_model: Annotated[
         str,
         typer.Option(
-            help="With --teacher: folder or hub id of the teacher's weights, to answer the prompts here, because "
-            "servers only score. Default: what the server says that it has loaded."
+            help="With --teacher: folder or hub id of the teacher's weights, which must answer the prompts on this "
+            "machine, because servers only score. Default: the model that the server reports."
         ),
     ] = "",
     prompts: Annotated[int, typer.Option(min=8, help="With --teacher: number of training prompts to use.")] = 64,

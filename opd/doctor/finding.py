@@ -29,4 +29,4 @@ def examination(name: str) -> Callable[..., Iterable[Finding]]:
     for point in entry_points(group=GROUP, name=name):
         found: Callable[..., Iterable[Finding]] = point.load()
         return found
-    raise ConfigError(f"the installation offers no examination {name!r}; install opd again (`pip install -e .`).")
+    raise ConfigError(f"this installation lacks the check {name!r}; install opd again (`pip install -e .`).")

@@ -41,7 +41,9 @@ def examine_fleet(
         for name, info in fleet.teachers().items():
             yield Finding("ok", name, f"{info.engine}, {info.model}, weights {info.weights_hash[:12]}")
             if not info.tokenizer.fingerprint:
-                yield Finding("note", name, "has no tokenizer: students cannot check that theirs is the same")
+                yield Finding(
+                    "note", name, "was loaded without a tokenizer, so students cannot check that theirs is the same"
+                )
             try:
                 report = fleet.verify(name)
                 length = min(_PROBE_TOKENS, info.limits.max_sequence_tokens)

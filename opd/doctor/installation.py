@@ -28,7 +28,9 @@ def examine_installation() -> Iterator[Finding]:
             continue
         if not requirement.specifier.contains(have, prereleases=True):
             complete = False
-            yield Finding("fail", requirement.name, f"{have} does not fit; install '{requirement}'")
+            yield Finding(
+                "fail", requirement.name, f"version {have} is outside the required range; install '{requirement}'"
+            )
     if complete:
         yield Finding("ok", "opd", f"{version('opd')} with its required packages")
     for engine in ("vllm", "sglang", "triton"):

@@ -25,13 +25,13 @@ def examine_machine(ports: Sequence[int] = ()) -> Iterator[Finding]:
     yield Finding("ok" if good else "fail", "python", text)
     yield from _devices()
     free = shutil.disk_usage(".").free / 2**30
-    yield Finding("ok" if free > 10 else "note", "disk", f"{free:.0f} GiB free here; checkpoints need room")
+    yield Finding("ok" if free > 10 else "note", "disk", f"{free:.0f} GiB free in this folder; checkpoints need room")
     try:
         shared = shutil.disk_usage("/dev/shm").free / 2**20
         text = f"{shared:.0f} MiB free in /dev/shm, which NCCL and vLLM use between processes"
         yield Finding("ok" if shared > 256 else "note", "shared memory", text)
     except OSError:
-        yield Finding("note", "shared memory", "no /dev/shm, which NCCL and vLLM use between processes")
+        yield Finding("note", "shared memory", "/dev/shm is missing, which NCCL and vLLM use between processes")
     yield from examine_ports(ports)
 
 
@@ -42,7 +42,11 @@ def examine_ports(ports: Sequence[int]) -> Iterator[Finding]:
     if free:
         yield Finding("ok", "ports", f"{', '.join(free)} can be listened on")
     for port, why in taken.items():
-        yield Finding("fail" if ports else "note", f"port {port}", f"{why}; give another, or 0 for a free one")
+        yield Finding(
+            "fail" if ports else "note",
+            f"port {port}",
+            f"cannot be listened on: {why}; use another port, or 0 for a free one",
+        )
 
 
 def _obstacle(port: int) -> str:
@@ -82,6 +86,11 @@ def _devices() -> Iterator[Finding]:
             yield Finding("ok" if free > total / 2 else "note", f"cuda:{index}", text)
     elif Path("/dev/nvidiactl").exists():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        yield Finding("fail", "device", f"an NVIDIA driver, but torch {torch.__version__} ({built}) sees no GPU")
+        yield Finding(
+            "fail",
+            "device",
+            f"there is an NVIDIA driver, but torch {torch.__version__} ({built}) sees no GPU; install torch for this "
+            "driver",
+        )
     else:
         yield Finding("note", "device", f"no GPU; torch {torch.__version__} with {torch.get_num_threads()} CPU threads")

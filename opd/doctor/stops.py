@@ -69,7 +69,7 @@ class StopExaminer:
         theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})
         foreign = [self.tokenizer.convert_ids_to_tokens(token) for token in theirs if token not in self.stops.ids]
         if foreign:
-            yield False, f"also ends with {', '.join(map(repr, foreign))}, which the student goes on after"
+            yield False, f"also ends with {', '.join(map(repr, foreign))}, after which the student goes on writing"
         if not self.endings:
             yield (
                 False,

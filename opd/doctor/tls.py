@@ -23,10 +23,10 @@ def examine_tls(endpoints: Sequence[str], security: ClientSecurity) -> Iterator[
         if security.uses_tls:
             yield _certificate(address, security)
         elif is_loopback(address):
-            yield Finding("ok", address, "in the clear, on loopback")
+            yield Finding("ok", address, "unencrypted, on loopback only")
         else:
             text = (
-                "prompts and answers cross the network in the clear; give the server --tls-cert and --tls-key, and the "
+                "prompts and answers cross the network unencrypted; give the server --tls-cert and --tls-key, and the "
                 "client security.ca_file"
             )
             yield Finding("note", address, text)
@@ -53,7 +53,7 @@ def _certificate(address: str, security: ClientSecurity) -> Finding:
             context.load_cert_chain(security.cert_file, security.key_file)
     except OSError as error:  # includes SSLError: a file is missing, or is not what it should be
         files = ", ".join(str(file) for file in (security.ca_file, security.cert_file, security.key_file) if file)
-        return Finding("fail", address, f"the client's own files cannot be used ({error}); look at {files}")
+        return Finding("fail", address, f"this client's own TLS files cannot be used ({error}); check {files}")
     try:
         # gRPC speaks only HTTP/2, and its servers refuse a handshake that does not offer it.
         context.set_alpn_protocols(["h2"])
@@ -63,14 +63,18 @@ def _certificate(address: str, security: ClientSecurity) -> Finding:
         ):
             certificate, version = secure.getpeercert() or {}, secure.version()
     except ssl.SSLCertVerificationError as error:
-        return Finding("fail", address, f"its certificate is refused for {name}: {error.verify_message}")
+        return Finding(
+            "fail",
+            address,
+            f"its certificate is not valid for {name}: {error.verify_message}; check security.ca_file and server_name",
+        )
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
-        return Finding("fail", address, f"no TLS handshake: {reason}; does the server use TLS at all?")
+        return Finding("fail", address, f"the TLS handshake failed: {reason}; check that the server uses TLS")
     except OSError as error:
-        return Finding("fail", address, f"no connection: {error.strerror or error}")
+        return Finding("fail", address, f"cannot be reached: {error.strerror or error}")
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
-    mutual = ", with a certificate of ours" if security.cert_file is not None else ""
+    mutual = ", with this client's certificate" if security.cert_file is not None else ""
     text = f"{version}{mutual}; its certificate is for {name} and valid for {days:.0f} more days"
     if days < _SOON_DAYS:
         return Finding("note", address, f"{text}: renew it; servers read the file again when it changes")

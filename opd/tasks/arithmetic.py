@@ -19,7 +19,7 @@ from opd.tasks.verdict import Verdict
 class ArithmeticOptions(Settings):
     """The size of the problems."""
 
-    digits: int = Field(default=2, ge=1, le=18, description="Digits of the operands, at most.")
+    digits: int = Field(default=2, ge=1, le=18, description="Maximum number of digits of the operands.")
 
 
 class Arithmetic:

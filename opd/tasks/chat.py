@@ -53,16 +53,24 @@ class CallFailed(Exception):
 class ServiceSettings(Settings):
     """How a service is called, over any protocol."""
 
-    timeout: float = Field(30.0, gt=0, description="Seconds of a call.")
-    attempts: int = Field(2, ge=1, description="Calls before what was asked is unknown.")
-    cache: Path | None = Field(None, description="Folder that keeps answers over runs; null: only while the run lasts.")
+    timeout: float = Field(30.0, gt=0, description="Seconds that one call to the service may take.")
+    attempts: int = Field(
+        2, ge=1, description="Maximum calls for one question; if none gets an answer, the result is unknown."
+    )
+    cache: Path | None = Field(
+        None,
+        description="Folder that keeps the service's answers for later runs; null keeps them in memory for this run "
+        "only.",
+    )
 
 
 class EndpointSettings(ServiceSettings):
     """How an HTTP service is called."""
 
-    endpoint: str = Field(description="Address, for example http://127.0.0.1:8000/v1.")
-    key_variable: str = Field("", description="Environment variable with the key of the service; empty for none.")
+    endpoint: str = Field(description="Address of the service, for example http://127.0.0.1:8000/v1.")
+    key_variable: str = Field(
+        "", description="Environment variable that holds the API key of the service; empty means no key."
+    )
 
     @field_validator("endpoint")
     @classmethod
@@ -77,7 +85,7 @@ class ChatSettings(EndpointSettings):
 
     model: str = Field(description="Name of the model at the endpoint.")
     temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    max_tokens: int = Field(512, ge=1, description="Longest answer, tokens.")
+    max_tokens: int = Field(512, ge=1, description="Maximum tokens of the model's answer.")
 
 
 class CachingClient:
@@ -130,7 +138,7 @@ class CachingClient:
                 reason = str(error)
                 if not error.again:
                     break  # another attempt would be refused too
-        raise ChatFailed(f"{self.name} gave no answer ({reason})")
+        raise ChatFailed(f"{self.name} did not answer ({reason})")
 
     @property
     def name(self) -> str:
@@ -175,7 +183,7 @@ class CachingClient:
                 told, self._told = self._told, True
             if not told:  # once, because it would be the same for every answer
                 log.warning(
-                    "answers of %s cannot be kept in %s (%s); they count for this run alone.",
+                    "the answers of %s cannot be stored in %s (%s); they are kept for this run only.",
                     *(self.name, folder, error.strerror or error),
                 )
 
@@ -207,7 +215,7 @@ class JsonClient(CachingClient):
                 while len(received) < _MOST_BYTES and (piece := answer.read1(_MOST_BYTES)):
                     received += piece
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"not through within {s.timeout:g} s")
+                        raise TimeoutError(f"it did not answer within {s.timeout:g} s")
             return json.loads(received)
         except urllib.error.HTTPError as error:
             raise CallFailed(f"status {error.code}", again=error.code >= 500 or error.code == 429) from error
@@ -228,7 +236,7 @@ class ChatClient(JsonClient):
         answer = super().call(path, body)
         # Checked here, before caching: gateways report an overload with status 200, which must not be cached.
         if _text_in(answer) is None:
-            raise CallFailed(f"it answered without a text: {str(answer)[:100]}", again=True)
+            raise CallFailed(f"its answer contains no text: {str(answer)[:100]}", again=True)
         return answer
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -253,7 +261,7 @@ class ChatClient(JsonClient):
         answer = self.post(path, body)
         text = _text_in(answer)
         if text is None:  # something else has written into the folder
-            raise ChatFailed(f"{s.endpoint} answered without a text: {str(answer)[:100]}")
+            raise ChatFailed(f"{s.endpoint} sent an answer that contains no text: {str(answer)[:100]}")
         return text
 
 

@@ -48,13 +48,15 @@ class CodeVerifier:
                 tests = json.loads(tests)
         if not tests or (isinstance(tests, str) and not tests.strip()):
             # This includes an empty list of examples, with which every program would be right.
-            return Verdict.unknown("the prompt has no tests in column 'tests'; name it in prompts.keep_columns")
+            return Verdict.unknown("the prompt has no tests; list column 'tests' in prompts.keep_columns")
         program = find_program(completion)
         if isinstance(tests, str):
             return self._verdict([run_python(program, tests, limits=self.limits)])
         cases = _cases(tests)
         if cases is None:
-            return Verdict.unknown(f"column 'tests' has {str(tests)[:80]!r}, no source and no list of input and output")
+            return Verdict.unknown(
+                f"column 'tests' has {str(tests)[:80]!r}, which is neither source code nor a list of inputs and outputs"
+            )
         if any(case.get("fn_name") or _CALLS & {case.get("testtype"), case.get("type")} for case in cases):
             return Verdict.unknown("column 'tests' has examples that call a function; write them as source")
         found = []

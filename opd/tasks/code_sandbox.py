@@ -183,7 +183,7 @@ def _outcome(code: int | None, told: str, token: str, wrote: str, *, tested: boo
     if code < 0:
         return Ended.KILLED, f"the program was ended by signal {-code}"
     if tested:
-        return Ended.FAILED, "the program ended itself before its tests were through"
+        return Ended.FAILED, "the program ended itself before all its tests had run"
     return (Ended.FAILED, f"the program ended with status {code}") if code else (Ended.PASSED, "")
 
 

@@ -111,7 +111,7 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
     if carried is None or known is None:
         raise PairRefused("the link names no number")
     if set(first.parts) & set(second.parts):
-        raise PairRefused("a problem would stand in it twice")
+        raise PairRefused("a problem would occur in it twice")
     free = [s for s in SYMBOLS if not re.search(rf"\b{s}\b", f"{first.text} {second.text} {link.definition}")]
     if len(free) < 2:
         raise PairRefused("no symbol is free")
@@ -122,7 +122,7 @@ def compose(first: Problem, second: Problem, link: Link) -> Problem:
     _check(first, second, text, changed, (one, two))
     hidden = (*first.hidden, first.answer, *second.hidden)
     if {number(answer) for answer in hidden} & {number(found) for found in _NUMBER.findall(text)}:
-        raise PairRefused("an answer on the way can be read in the text")
+        raise PairRefused("an intermediate answer can be read in the text")
     return Problem(text, second.answer, first.depth + second.depth, (*first.parts, *second.parts), hidden)
 
 

@@ -46,7 +46,7 @@ class ByChat:
             raise PairRefused("the model named no symbol")
         places = {number(second.text[start:end]): (start, end) for start, end in lone_numbers(second.text)}
         if chosen is None or chosen not in places:
-            raise PairRefused("the model chose a number that does not stand in the problem once")
+            raise PairRefused("the model chose a number that does not occur exactly once in the problem")
         shown = definition.replace("{first}", "X")
         again = self._ask(_CHECK.format(first=first.text, definition=shown, second=second.text, chosen=chosen))
         if number(again.get("value")) != number(first.answer) or again.get("once") is not True:
@@ -59,5 +59,5 @@ class ByChat:
         except ChatFailed as error:
             raise PairRefused("the model gave no answer") from error
         if found is None:
-            raise PairRefused("the model said nothing that can be read")
+            raise PairRefused("the model's answer cannot be parsed")
         return found

@@ -13,25 +13,35 @@ if TYPE_CHECKING:
 
 def compose(
     prompts: Annotated[
-        Path, typer.Argument(metavar="PROMPTS.jsonl", help="Table with one row per problem: prompt and answer.")
+        Path, typer.Argument(metavar="PROMPTS.jsonl", help="Table of problems, one per row, with prompt and answer.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Output table.")] = Path("composed.jsonl"),
-    onto: Annotated[Path | None, typer.Option("--onto", help="Table of the second problems. Default: PROMPTS.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Table to write the compositions to.")] = Path("composed.jsonl"),
+    onto: Annotated[
+        Path | None, typer.Option("--onto", help="Table of the second problems of pairs. Default: PROMPTS.")
+    ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Maximum number of compositions.")] = 1000,
     solved: Annotated[
         float,
         typer.Option(
-            "--solved", min=0, max=1, help="Minimum pass_rate of a row, if it has one. 1 means always solved."
+            "--solved",
+            min=0,
+            max=1,
+            help="Minimum pass_rate of the rows to use, as a fraction; rows without one are always used. 1 means "
+            "solved every time.",
         ),
     ] = 1.0,
-    prompt_column: Annotated[str, typer.Option("--prompt-column", help="Column of the problem.")] = "prompt",
-    answer_column: Annotated[str, typer.Option("--answer-column", help="Column of the answer.")] = "answer",
+    prompt_column: Annotated[str, typer.Option("--prompt-column", help="Column that holds the problem.")] = "prompt",
+    answer_column: Annotated[str, typer.Option("--answer-column", help="Column that holds the answer.")] = "answer",
     endpoint: Annotated[
         str | None,
-        typer.Option("--endpoint", help="OpenAI-compatible endpoint that writes the text. Default: a template."),
+        typer.Option(
+            "--endpoint",
+            help="OpenAI-compatible endpoint of a chat model that writes the link between two problems. Default: a "
+            "template.",
+        ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Model to use at the endpoint.")] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed for pairs and numbers.")] = 0,
+    model: Annotated[str, typer.Option("--model", help="Name of the model at --endpoint.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed for the choice of pairs and numbers.")] = 0,
 ) -> None:
     """Join pairs of problems with numeric answers, so that the second needs the answer to the first.
 
@@ -66,7 +76,9 @@ def compose(
     for reason, times in left.most_common():
         typer.echo(f"left out, {reason}: {times}")
     if not lines:
-        raise DataError(f"{prompts} gave no composition; its answers must be numbers, and its problems hold some.")
+        raise DataError(
+            f"no two problems of {prompts} could be composed; answers must be numbers, and problems must contain some."
+        )
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     by_depth = ", ".join(f"{times} of depth {depth}" for depth, times in sorted(depths.items()))
     typer.echo(f"{out}: {by_depth}")

@@ -13,7 +13,7 @@ class ExactVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
-            return Verdict.unknown("the prompt has no answer")
+            return Verdict.unknown("the prompt has no reference answer")
         return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
 
     def close(self) -> None:

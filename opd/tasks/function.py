@@ -63,7 +63,11 @@ class FunctionVerifier:
             value = self._check(prompt, completion)
         except CheckFailed as error:
             return Verdict.unknown(str(error))
-        return Verdict.unknown("the function cannot tell") if value is None else Verdict.score(value)
+        return (
+            Verdict.unknown("the function returned None, which means that it cannot tell")
+            if value is None
+            else Verdict.score(value)
+        )
 
     def close(self) -> None:
         """Stop the worker processes."""
@@ -78,7 +82,7 @@ def load_function(path: str) -> Judge:
     """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise ConfigError(f"function {path!r} is not of the form package.module:function.")
+        raise ConfigError(f"function {path!r} must have the form package.module:function.")
     try:
         found = imported(path)
     except (ImportError, AttributeError) as error:
@@ -114,7 +118,7 @@ def load_verifier(name: str, timeout: float, options: Mapping[str, Any] | None =
         inspect.signature(cls).bind(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"verifier {name!r} cannot be made with {' and '.join(arguments)}: {error}; give its class an __init__ "
+            f"verifier {name!r} cannot be created with {' and '.join(arguments)}: {error}; give its class an __init__ "
             "that takes them."
         ) from error
     if not hasattr(cls, "close"):

@@ -27,8 +27,10 @@ _AGAIN = (
 class GrpcSettings(ServiceSettings):
     """How a judge is called over gRPC."""
 
-    endpoint: str = Field(description='Address "host:port" or "unix:path".')
-    security: ClientSecurity = Field(default_factory=ClientSecurity, description="TLS and credentials.")
+    endpoint: str = Field(description='Address of the judge, as "host:port" or "unix:path".')
+    security: ClientSecurity = Field(
+        default_factory=ClientSecurity, description="TLS, and the token or certificate presented to the judge."
+    )
 
 
 class GrpcJudgeClient(CachingClient):

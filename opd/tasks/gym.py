@@ -35,13 +35,20 @@ class ReasoningGymOptions(Settings):
 
     dataset: str = Field(description="Name of a reasoning-gym dataset, for example leg_counting.")
     config: dict[str, Any] = Field(
-        default_factory=dict, description="That dataset's own settings; size and seed aside."
+        default_factory=dict, description="Settings of the dataset itself, except size and seed, which the run sets."
     )
-    timeout: float = Field(default=10.0, gt=0, description="Seconds after which a check counts as unknown.")
-    system: str | None = Field(default=None, description="System message, which makes prompts chat messages.")
+    timeout: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds that the check of one answer may take; after that its verdict is unknown.",
+    )
+    system: str | None = Field(
+        default=None, description="System message; with one, prompts are chat messages instead of plain text."
+    )
     again: dict[str, Any] | None = Field(
         default=None,
-        description="Settings of environment again, for several attempts at each problem; the dataset judges them.",
+        description="Settings of environment again, which gives several attempts at each problem; the dataset's own "
+        "check judges them. Default: a single attempt.",
     )
 
 
@@ -139,7 +146,7 @@ def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
         ) from error
     for key in ("size", "seed"):
         if key in config:
-            raise ConfigError(f"reasoning-gym's {key!r} is set by the run; remove it from config.")
+            raise ConfigError(f"the run sets reasoning-gym's {key!r} itself; remove it from config.")
     try:
         return create_dataset(name, size=_SIZE, seed=0, **config)
     except (ValueError, TypeError, AssertionError, KeyError) as error:

@@ -115,7 +115,7 @@ class JsonVerifier:
         """See `Verifier.verify`."""
         schema = prompt.extra.get("schema")
         if schema is None:
-            return Verdict.unknown("the prompt has no column 'schema'")
+            return Verdict.unknown("the prompt has no column 'schema'; list it in prompts.keep_columns")
         found = find_json(completion)
         if found is None:
             return Verdict.of(False, "the completion holds no JSON object or array")

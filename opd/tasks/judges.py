@@ -34,15 +34,21 @@ class GraderSettings(ChatSettings):
     question: str = Field(
         "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nReference:\n{reference}\n\nGrade the answer from 0 to 10. End "
         "with the grade alone.",
-        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+        description="Question to the judge, in which {prompt}, {answer} and {reference} are replaced by those texts. "
+        "The last number of its reply is the grade.",
     )
-    best: float = Field(10.0, gt=0, description="The best grade; others are clipped to 0 and to it.")
+    best: float = Field(
+        10.0,
+        gt=0,
+        description="Grade that counts as a score of 1; grades are clipped to the range from 0 to it, and divided by "
+        "it.",
+    )
 
 
 class ScorerSettings(EndpointSettings):
     """How a service that speaks JSON is asked for a score."""
 
-    path: str = Field("", description="Put behind the endpoint.")
+    path: str = Field("", description="Path that is appended to the endpoint for every call.")
 
 
 def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer: str) -> float | None:
@@ -87,7 +93,8 @@ class _Threshold(Settings):
 
     threshold: float = Field(
         1.0,
-        description="Least score of a correct answer; lower ones are partial credit, divided by a threshold above 1.",
+        description="Score from which on an answer is correct. A lower score is its partial credit, divided by the "
+        "threshold if that is above 1.",
     )
 
 
@@ -133,7 +140,7 @@ class JudgeVerifier:
         except ChatFailed as error:
             return Verdict.unknown(str(error))
         if score is None:
-            return Verdict.unknown("the judge gave no score")
+            return Verdict.unknown("the judge did not give a score")
         threshold = self.options.threshold
         return Verdict.of(True) if score >= threshold else Verdict.partial(score / max(threshold, 1.0))
 

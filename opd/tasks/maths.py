@@ -52,7 +52,7 @@ class MathVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
-            return Verdict.unknown("the prompt has no answer")
+            return Verdict.unknown("the prompt has no reference answer")
         try:
             answer = self._workers.ask({"reference": prompt.answer, "completion": completion})
         except CheckFailed as error:

@@ -46,7 +46,7 @@ class MixedSource:
         """See `PromptSource.verify`."""
         source = self._source_of(prompt)
         if source is None:
-            return Verdict.unknown("the prompt does not come from this mix")
+            return Verdict.unknown("the prompt does not come from one of this mix's sources")
         return source.verify(prompt, completion)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:

@@ -29,24 +29,29 @@ MODE, UNMARKED = "mode", "unmarked"
 class ModeSettings(Settings):
     """One way of asking the problems."""
 
-    budget: int = Field(ge=1, description="Longest response in this mode, in tokens.")
-    prefix: str = Field("", description="Text put before the prompt, in a chat before the last user message.")
-    suffix: str = Field("", description="Text put after the prompt, in a chat after the last user message.")
-    system: str = Field("", description="System text for chat prompts, appended to an existing system message.")
-    teacher: str | None = Field(None, description="Teacher of rows in this mode. Default: the mode's name.")
+    budget: int = Field(ge=1, description="Maximum tokens of a response in this mode.")
+    prefix: str = Field("", description="Text put before the prompt; in a chat, before the last user message.")
+    suffix: str = Field("", description="Text put after the prompt; in a chat, after the last user message.")
+    system: str = Field(
+        "", description="System message of chat prompts in this mode, appended to the one of a prompt that has one."
+    )
+    teacher: str | None = Field(
+        None, description="Name of the teacher for rows in this mode. Default: the mode's name."
+    )
     weight: int = Field(
         1,
         ge=0,
         le=1000,
-        description="Share of the rows: weights 3 and 1 give 3 rows to 1. 0 means never trained and used only in "
-        "evaluations, to see what the student does with a mark that it does not know.",
+        description="Share of the training rows that are in this mode: with weights 3 and 1, three rows are in the "
+        "first for every one in the second. A mode of weight 0 is not trained but evaluated, which shows what the "
+        "student does with a mark that it does not know.",
     )
     teacher_accuracy: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Accuracy of the mode's teacher within the budget, against which recovery is measured; `opd orbit` "
-        "fills it in.",
+        description="Accuracy (fraction) of the mode's teacher within the budget, with which the metric mode/recovery "
+        "compares the student's; `opd orbit` fills it in.",
     )
 
     @model_validator(mode="after")
@@ -135,7 +140,7 @@ class ModesSource:
         self._pattern = [name for _, _, name in slots]
         if not slots:
             raise ConfigError(
-                f"modes {', '.join(modes)} all have weight 0, so that none is trained; give one a weight."
+                f"modes {', '.join(modes)} all have weight 0, so none is trained; give at least one a weight above 0."
             )
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:

@@ -28,7 +28,7 @@ class NumericVerifier:
         """See `Verifier.verify`."""
         wanted = last_number(prompt.answer or "")
         if wanted is None:
-            return Verdict.unknown("the prompt has no number as its answer")
+            return Verdict.unknown("the prompt's reference answer is not a number")
         found = last_number(completion)
         if found is None:
             return Verdict.of(False, "the completion holds no number")

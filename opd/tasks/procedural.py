@@ -144,7 +144,9 @@ class ProceduralSource:
     def _label(self, drawn: Prompt) -> Prompt:
         settings = self._settings
         if settings.mark and drawn.messages is not None:
-            raise DataError(f"task {settings.task!r} asks in messages, before which no mark can stand; leave mark out.")
+            raise DataError(
+                f"the prompts of task {settings.task!r} are chat messages, which cannot have a mark; leave mark out."
+            )
         teacher = settings.teacher or drawn.teacher
         domain = settings.domain or drawn.domain or settings.task
         changed = settings.mark or settings.chat or settings.system is not None or settings.template_options
@@ -189,7 +191,9 @@ def load_task(settings: TaskSettings) -> Task:
     draws = hasattr(cls, "draw") or hasattr(cls, "draw_from")
     lacks = ([] if draws else ["draw"]) + [name for name in ("verify", "close") if not hasattr(cls, name)]
     if lacks:
-        raise ConfigError(f"task {settings.task!r} has no method {' and no '.join(lacks)}; see docs/tiny.md for one.")
+        raise ConfigError(
+            f"task {settings.task!r} lacks the method {' and '.join(lacks)}; docs/tiny.md shows a task of your own."
+        )
     options = parse_settings(cls.Options, settings.options, source=f"options of task {settings.task}")
     task: Task = cls(options)
     return task

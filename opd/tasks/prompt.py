@@ -150,5 +150,7 @@ def _whole(text: str, what: str = "") -> str:
         text.encode()
     except UnicodeEncodeError as error:
         where = f"the {what} of a prompt" if what else "a prompt"
-        raise DataError(f"{where} holds half of a surrogate pair at character {error.start}; remove it.") from error
+        raise DataError(
+            f"{where} holds half a surrogate pair at character {error.start}, which is not valid Unicode; remove it."
+        ) from error
     return text

@@ -54,7 +54,7 @@ def file_rows(path: Path) -> Rows:
     """
     kinds: dict[str, type[_Jsonl] | type[_Parquet]] = {".jsonl": _Jsonl, ".json": _Jsonl, ".parquet": _Parquet}
     if path.suffix not in kinds:
-        raise DataError(f"{path} is neither .jsonl nor .parquet; convert it, one prompt per row.")
+        raise DataError(f"{path} is neither .jsonl nor .parquet; convert it to one of them, with one prompt per row.")
     if not path.is_file():
         raise DataError(f"prompt file {path} does not exist; check the path.")
     return kinds[path.suffix](path)

@@ -19,7 +19,7 @@ from opd.tasks.verdict import Verdict
 class SortingOptions(Settings):
     """The size of the problems."""
 
-    letters: int = Field(default=4, ge=2, le=16, description="Different letters to put in order.")
+    letters: int = Field(default=4, ge=2, le=16, description="Number of different letters to put in order.")
 
 
 class Sorting:

@@ -52,7 +52,9 @@ class PromptTable:
             labels.append(self._labels.setdefault((prompt.teacher, prompt.domain), len(self._labels)))
             digest.update(f"{prompt.uid} {_encoder.encode(prompt.extra)}\n".encode())
         if unseen:
-            raise DataError(f"{rows.name} has no column {', '.join(map(repr, sorted(unseen)))}; correct keep_columns.")
+            raise DataError(
+                f"{rows.name} has no column {', '.join(map(repr, sorted(unseen)))}; correct prompts.keep_columns."
+            )
         self.hashes = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
         self._label = np.frombuffer(labels, np.uint32) if labels else np.empty(0, np.uint32)
         self.contents = Contents(len(hashes), digest.hexdigest())
@@ -61,7 +63,7 @@ class PromptTable:
         place, row = self._rows.at(index)
         prompt = self._prompt(place, row)
         if prompt.content_hash != self.hashes[index]:
-            raise DataError(f"{place} is not what it was when the run began; leave files alone while they are used.")
+            raise DataError(f"{place} has changed since the run began; leave prompt files alone while a run uses them.")
         return prompt
 
     def labels(self, indices: NDArray[np.uint32]) -> Labels:

@@ -42,7 +42,9 @@ class _WholeAnswer:
 class RestateOptions(ArithmeticOptions):
     """The size of the sum and the length of the tail."""
 
-    times: int = Field(default=6, ge=1, le=64, description="How often the result is repeated after it was found.")
+    times: int = Field(
+        default=6, ge=1, le=64, description="Number of times that the result must be repeated after it was found."
+    )
 
 
 class Restate(_WholeAnswer):
@@ -70,27 +72,35 @@ class Restate(_WholeAnswer):
 class RunningSumOptions(Settings):
     """The length of the chain, and how solutions are written."""
 
-    terms: int = Field(default=8, ge=2, le=128, description="How many numbers are added up or taken away.")
+    terms: int = Field(default=8, ge=2, le=128, description="Number of terms that are added or subtracted.")
     every: int = Field(
-        default=1, ge=0, description="Totals that solutions write: all, every second, every third ...; 0: none."
+        default=1,
+        ge=0,
+        description="Which running totals a solution writes: 1 for all, 2 for every second one, and so on; 0 for none.",
     )
     silent: int = Field(
-        default=0, ge=0, description="Totals at the beginning that solutions leave out, to be taken in one step."
+        default=0,
+        ge=0,
+        description="Number of running totals at the beginning that a solution leaves out, so that they must be taken "
+        "in one step.",
     )
-    largest: int = Field(default=9, ge=1, le=9, description="Numbers are drawn from 1 to this one.")
+    largest: int = Field(default=9, ge=1, le=9, description="Largest term; terms are drawn from 1 to it.")
     modulo: int = Field(
         default=0,
         ge=0,
         le=100,
-        description="Totals are taken modulo this number, and numbers are only added up; 0: totals in 0..99.",
+        description="Number modulo which totals are taken, and then terms are only added; 0 means no modulus, with "
+        "totals from 0 to 99.",
     )
-    mark: str = Field(default="", description="Text before each problem, to ask for one way of writing.")
-    told: bool = Field(default=False, description="Tell the last total before the problem, as a hint does: `3;3+8+2=`.")
+    mark: str = Field(
+        default="", description="Text put before each problem, so that a student can be asked for one way of writing."
+    )
+    told: bool = Field(default=False, description="Put the last total before the problem, as a hint would: `3;3+8+2=`.")
 
     @model_validator(mode="after")
     def _totals(self) -> "RunningSumOptions":
         if self.modulo == 1:
-            raise ValueError("modulo is 1, so that every total would be 0; use 0, or a number from 2 to 100")
+            raise ValueError("modulo is 1, which would make every total 0; use 0, or a number from 2 to 100")
         return self
 
 
@@ -139,7 +149,7 @@ class PartsOptions(ArithmeticOptions):
     operations: list[Literal["addition", "subtraction", "multiplication"]] = Field(
         default=["addition", "subtraction", "multiplication"],
         min_length=1,
-        description="The kinds of problems, in order.",
+        description="Kinds of problems in a prompt, in their order.",
     )
 
 

@@ -150,7 +150,7 @@ def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:
     _, found, suffix = text.partition(MARK)
     if not found:
         raise DataError(
-            f"the chat template of tokenizer {tokenizer.name_or_path!r} does not write what the assistant said; use "
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} leaves out what the assistant said; use "
             "another template for episodes."
         )
     return suffix

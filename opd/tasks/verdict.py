@@ -102,5 +102,5 @@ def guarded(check: Callable[[Prompt, str], Verdict], prompt: Prompt, completion:
     except Exception as error:
         return Verdict.unknown(f"the verifier failed with {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
-        return Verdict.unknown(f"the verifier gave {short(verdict)}; verify returns a Verdict")
+        return Verdict.unknown(f"the verifier returned {short(verdict)}; its method verify must return a Verdict")
     return verdict

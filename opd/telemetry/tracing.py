@@ -53,7 +53,9 @@ def otlp_provider(service: str) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigError(f"tracing needs the extra otel: pip install 'opd[otel]' ({error}).") from error
+        raise ConfigError(
+            f"tracing needs the extra otel ({error}); install it with pip install 'opd[otel]'."
+        ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

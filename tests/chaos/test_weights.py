@@ -91,7 +91,7 @@ def test_a_server_that_refuses_the_push_is_named_and_left_out(
     token = f"security.token_file={tokens.security['token_file']}"
     pushed = CliRunner().invoke(app, ["update-weights", willing.address, "t", str(folder), "--set", token])
     assert pushed.exit_code == 0 and "1 replica serves weights" in pushed.output, pushed.output
-    assert "A run that began with other weights waits" in pushed.output
+    assert "A run that started with other weights waits" in pushed.output
     pinned = f"expected_weights.t={update.weights_hash}"
     both = ["update-weights", f"{willing.address},{strict.address}", "t", str(folder), "--set", token, "--set", pinned]
     refused = CliRunner().invoke(app, both)

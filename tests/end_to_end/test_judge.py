@@ -75,7 +75,7 @@ def test_a_judge_that_dies_leaves_rows_unknown_and_the_run_goes_on(
         )
 
     summary = train(recipe(judge(32), 5))
-    assert "gave no answer" in capsys.readouterr().err + caplog.text
+    assert "did not answer" in capsys.readouterr().err + caplog.text
     lines = metrics_of(tmp_path / "run")
     # It dies in the middle of a step: what it had graded is learnt from, the rest counts as unknown and not as wrong.
     assert [line["unknown_share"] < 1 for line in lines] == [True, True, True, False, False]

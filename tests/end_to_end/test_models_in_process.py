@@ -282,5 +282,5 @@ def test_a_saved_student_is_evaluated_without_the_models_of_its_run(alone: Calla
 def test_a_table_without_a_kept_column_is_refused(alone: Callable[..., Recipe]) -> None:
     recipe = alone(**SELF)
     prompts = recipe.prompts.model_dump(mode="json") | {"keep_columns": ["solutoin"]}
-    with pytest.raises(DataError, match="no column 'solutoin'; correct keep_columns"):
+    with pytest.raises(DataError, match=r"no column 'solutoin'; correct prompts\.keep_columns"):
         check(alone(**SELF, prompts=prompts), offline=False)

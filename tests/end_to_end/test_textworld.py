@@ -101,7 +101,7 @@ def test_the_interpreter_is_not_spoken_to_and_writes_no_file(
 
 
 def test_a_folder_without_games_is_refused_with_what_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no game .* tw-make"):
+    with pytest.raises(DataError, match=r"holds no TextWorld game .* tw-make"):
         opened(tmp_path).draw(Random(0))
 
 

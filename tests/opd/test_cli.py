@@ -61,7 +61,7 @@ def test_a_verb_is_loaded_without_the_others(
 def test_help_shows_defaults_in_brackets(call: Call) -> None:
     code, out, _ = call("serve", "--help")
     assert code == 0
-    assert "Engine [transformers]" in out and "Device of the models [auto]" in out
+    assert "the models [transformers]" in out and "f16 [auto]" in out
 
 
 def test_an_unknown_log_level_is_refused_by_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

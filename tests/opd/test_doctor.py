@@ -104,7 +104,7 @@ def test_a_fleet_is_examined_with_the_fleets_settings(serve, world: Path, tmp_pa
     server = serve("--model", f"teacher={world / 'teacher'}", "--tokens", str(tokens))
     findings = list(examine_fleet([server.address], fleet_settings(None, [f"security.token_file={secret}"])))
     assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
-    assert findings[0].text == "in the clear, on loopback"
+    assert findings[0].text == "unencrypted, on loopback only"
     assert "weights" in findings[1].text
     assert "1 replica," in findings[2].text
     assert re.search(r": [1-9][\d,]* tokens/s$", findings[2].text)
@@ -129,10 +129,10 @@ def test_what_protects_the_way_to_a_server_is_said(serve, world: Path, tmp_path:
     assert wrong_name.level == "fail" and "elsewhere" in wrong_name.text
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = f"127.0.0.1:{closed.getsockname()[1]}"
-    assert "no connection" in look(gone, tls=True).text
+    assert "cannot be reached" in look(gone, tls=True).text
     absent = look(place, ca_file=tmp_path / "absent.pem")
     assert absent.level == "fail" and "cannot be used" in absent.text and str(tmp_path / "absent.pem") in absent.text
-    assert look("10.1.2.3:7070").level == "note" and "in the clear" in look("10.1.2.3:7070").text
+    assert look("10.1.2.3:7070").level == "note" and "unencrypted" in look("10.1.2.3:7070").text
     assert list(examine_tls(["store:/nowhere"], ClientSecurity())) == []
     levels = [f.level for f in examine_fleet([place], fleet_settings(None, [f"security.ca_file={pem}"]))]
     assert levels == ["note", "ok", "ok"]

@@ -64,7 +64,7 @@ def test_a_module_whose_own_code_fails_is_an_error_with_its_place(
 
 @pytest.mark.parametrize("name", [":e", ".math:e"])
 def test_a_path_without_a_module_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="not of the form package"):
+    with pytest.raises(ConfigError, match="must have the form package"):
         make().load(name)
 
 

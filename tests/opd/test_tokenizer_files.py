@@ -38,4 +38,4 @@ def test_the_student_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
     _loaded(tmp_path, Qwen2Config())
     load_tokenizer(str(tmp_path))
-    assert "splits text otherwise" in caplog.text
+    assert "splits text differently" in caplog.text

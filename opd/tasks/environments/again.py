@@ -27,17 +27,25 @@ from opd.tasks.prompt import Prompt
 class AgainOptions(Settings):
     """Settings of the attempts."""
 
-    verifier: str = Field(
-        "numeric", description="Judges each attempt, as prompts.verifier does: a name or module:attribute."
+    verifier: str = Field("numeric", description="Verifier that judges each attempt, given like prompts.verifier.")
+    verifier_timeout: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds that the check of one attempt may take; after that its verdict is unknown and the episode "
+        "ends.",
     )
-    verifier_timeout: float = Field(10.0, gt=0, description="Seconds after which a check counts as unknown.")
-    attempts: int = Field(2, ge=2, le=50, description="Most attempts.")
+    attempts: int = Field(2, ge=2, le=50, description="Maximum number of attempts at a problem.")
     reward: Literal["each", "ufo", "score", "last"] = Field(
-        "each", description="What attempts are paid; see the module."
+        "each",
+        description="Reward of the attempts: each by its own verdict, ufo, score (SCoRe), or last for the last one "
+        "only.",
     )
-    alpha: float = Field(10.0, ge=0, description="Of reward score, for the step from one attempt to the next.")
+    alpha: float = Field(
+        10.0, ge=0, description="Factor of reward score on the gain from the first attempt to the second."
+    )
     word: str = Field(
-        "That is not right. Think again.", description="Said of a wrong attempt; {reason} is what the verifier says."
+        "That is not right. Think again.",
+        description="What the student reads after a wrong attempt; {reason} is replaced by the verifier's reason.",
     )
 
     @model_validator(mode="after")

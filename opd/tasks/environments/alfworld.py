@@ -51,15 +51,16 @@ class ALFWorldOptions(Settings):
 
     games: Path | None = Field(
         None,
-        description="Folder with games (*.tw-pddl), in folders within it too, or one game; null draws households.",
+        description="A game (*.tw-pddl), or a folder that holds games at any depth; null draws households at random.",
     )
-    kinds: tuple[Kind, ...] = Field(KINDS, min_length=1, description="Kinds of task.")
-    receptacles: int = Field(8, ge=4, le=20, description="Receptacles of a household.")
-    objects: int = Field(10, ge=2, le=40, description="Objects in a household, a lamp aside.")
+    kinds: tuple[Kind, ...] = Field(KINDS, min_length=1, description="Kinds of tasks to draw, by ALFWorld's names.")
+    receptacles: int = Field(8, ge=4, le=20, description="Number of receptacles in a drawn household.")
+    objects: int = Field(10, ge=2, le=40, description="Number of objects in a drawn household, not counting a lamp.")
     search: bool = Field(
-        False, description="Known paths of households search for the object instead of going to where it is."
+        False,
+        description="Let the known path of a drawn household search for the object instead of going straight to it.",
     )
-    commands: bool = Field(False, description="List the commands that make sense in every observation.")
+    commands: bool = Field(False, description="List in every observation the commands that make sense there.")
 
 
 def command_of(reply: str) -> str:

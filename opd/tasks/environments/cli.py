@@ -23,9 +23,14 @@ def list_environments() -> None:
 
 @app.command()
 def serve(
-    name: Annotated[str, typer.Argument(help="Registered name, or a dotted path package.module:Class.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the environment (`opd env list`), or a dotted path package.module:Class.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the environment.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=value ...]", help="Settings of the environment; `opd plugins show NAME` lists them."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
     port: Annotated[
@@ -37,7 +42,7 @@ def serve(
     try:
         import websockets  # noqa: F401
     except ImportError as error:
-        raise ConfigError("`opd env serve` needs websockets; install the extra envs.") from error
+        raise ConfigError("`opd env serve` needs websockets; install it with pip install 'opd[envs]'.") from error
     from opd.tasks.environments.openenv_server import serve_environment
 
     chosen = read_options("option", options)

@@ -35,7 +35,9 @@ _FACTORIES = Registry("environment_factory", "opd.environment_factories")
 class FactoryOptions(Settings):
     """Which class."""
 
-    factory: str = Field(description='Dotted path "package.module:Class" of a class or function without arguments.')
+    factory: str = Field(
+        description='Dotted path "package.module:Class" of a class, or of a function, that is called without arguments.'
+    )
 
 
 class Factory:
@@ -60,7 +62,7 @@ class Factory:
             if not name.startswith("_") and name not in _RESERVED
         }
         if not self._tools:
-            raise ConfigError(f"environment {self._name!r} has no public method, so that there is no tool to call.")
+            raise ConfigError(f"environment {self._name!r} has no public method, so there is no tool to call; add one.")
         self.schemas = tuple(_schema(self._name, method) for method in self._tools.values())
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
@@ -100,7 +102,7 @@ class Factory:
             return json.dumps({"error": call.reason})
         method = self._tools.get(call.name)
         if method is None:
-            return json.dumps({"error": f"there is no tool {call.name!r}; there are {', '.join(self._tools)}"})
+            return json.dumps({"error": f"there is no tool {call.name!r}; use one of {', '.join(self._tools)}"})
         try:
             arguments = _typed(call, self.schemas[list(self._tools).index(call.name)])
             return _text(_finished(method(**arguments)))

@@ -30,8 +30,12 @@ _CLASSES = Registry("gymnasium environment", "opd.gymnasium_environments")
 class GymnasiumOptions(Settings):
     """Which environment."""
 
-    env: str = Field(description='Registered id, for example "Name-v0", or dotted path "package.module:Class".')
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments that it is made with.")
+    env: str = Field(
+        description='Environment to make: a registered id such as "Name-v0", or a dotted path "package.module:Class".'
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments with which the environment is made."
+    )
 
 
 class Gymnasium:

@@ -27,20 +27,27 @@ LEAVE = "b"
 class LockOptions(Settings):
     """Size of the lock."""
 
-    digits: int = Field(12, ge=1, le=60, description="M, program digits: right answers that open the lock.")
-    turns: int = Field(18, ge=1, le=120, description="Answers before the lock stays shut.")
-    symbols: int = Field(10, ge=2, le=10, description="Digits that occur, from 0; sums are taken modulo this.")
+    digits: int = Field(
+        12,
+        ge=1,
+        le=60,
+        description="Number of digits of the program, M: the right answers that it takes to open the lock.",
+    )
+    turns: int = Field(
+        18, ge=1, le=120, description="Maximum number of answers; after that the lock stays shut and the episode ends."
+    )
+    symbols: int = Field(10, ge=2, le=10, description="Number of different digits, from 0; sums are taken modulo it.")
     show: Literal["register", "both"] = Field(
         "register",
-        description="What a turn shows: the register alone, whose place in the program must be counted, or both it and "
-        "the program's digit that comes next.",
+        description="What a turn shows: the register alone, so that the student must count its place in the program, "
+        "or both the register and the program's next digit.",
     )
     slips: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Chance of a wrong answer, and of the way back from it, before each right one of a problem's path, "
-        "as far as turns allow; for paths that teach recoveries.",
+        description="Probability that a wrong answer and the way back from it come before a right one in a problem's "
+        "known path, as far as turns allow. Raise it for paths that teach recovery from mistakes.",
     )
 
     @model_validator(mode="after")

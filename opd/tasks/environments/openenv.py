@@ -28,17 +28,20 @@ _RECOVERABLE = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 class OpenEnvOptions(Settings):
     """Where the server is, and what its actions look like."""
 
-    url: str = Field(description="Of the server, http(s):// or ws(s)://; /ws is added.")
+    url: str = Field(description="Address of the OpenEnv server, http(s):// or ws(s)://; /ws is appended.")
     action: str | None = Field(
-        None, description="Field of an action that takes the student's text; null for tool calls."
+        None,
+        description="Field of an action that is set to the student's text; null means that actions are tool calls.",
     )
     observation: str | None = Field(
-        None, description="Field of an observation that the student reads; null: all of it, as JSON."
+        None, description="Field of an observation that the student reads; null means the whole observation as JSON."
     )
-    columns: list[str] = Field(default_factory=list, description="Columns of the prompt that reset is given.")
-    success: float = Field(1.0, description="Sum of rewards from which an episode counts as solved.")
-    connect_seconds: float = Field(10.0, gt=0, description="To open a session.")
-    message_bytes: int = Field(16 * 2**20, ge=1024, description="Longest answer of the server.")
+    columns: list[str] = Field(
+        default_factory=list, description="Columns of the prompt that are passed to the server's reset."
+    )
+    success: float = Field(1.0, description="Sum of an episode's rewards from which on it counts as solved.")
+    connect_seconds: float = Field(10.0, gt=0, description="Seconds that connecting to the server may take.")
+    message_bytes: int = Field(16 * 2**20, ge=1024, description="Maximum size of a message from the server in bytes.")
 
 
 class OpenEnv:
@@ -50,11 +53,15 @@ class OpenEnv:
         try:
             import websockets.sync.client
         except ImportError as error:
-            raise ConfigError("environment openenv needs websockets; install the extra envs.") from error
+            raise ConfigError(
+                "environment openenv needs websockets; install it with pip install 'opd[envs]'."
+            ) from error
         self._options, self._connect = options, websockets.sync.client.connect
         address = options.url.rstrip("/").removesuffix("/ws").replace("http", "ws", 1)
         if not address.startswith(("ws://", "wss://")):
-            raise ConfigError(f"url of environment openenv is {options.url!r}; it begins with http:// or ws://.")
+            raise ConfigError(
+                f"url of environment openenv is {options.url!r}, but it must begin with http(s):// or ws(s)://."
+            )
         self._address = f"{address}/ws"
         self._session: Any = None
 

@@ -55,7 +55,7 @@ class Session:
         except ValueError as error:
             return _error("INVALID_JSON", str(error))
         if not isinstance(frame, dict):
-            return _error("SESSION_ERROR", "a frame is a JSON object")
+            return _error("SESSION_ERROR", "a frame must be a JSON object")
         if frame.get("type") == "close":
             return None
         try:
@@ -68,7 +68,7 @@ class Session:
     def _carry_out(self, frame: Mapping[str, Any]) -> dict[str, Any]:
         kind, data = frame.get("type"), frame.get("data") or {}
         if frame.keys() - {"type", "data"} or not isinstance(data, dict):
-            raise FrameRefused("VALIDATION_ERROR", "a frame has type and data, and data is an object")
+            raise FrameRefused("VALIDATION_ERROR", "a frame must have type and data, and data must be an object")
         if kind == "state":
             return {"type": "state", "data": dict(self._state)}
         if kind == "reset":
@@ -102,7 +102,7 @@ class Session:
     def _step(self, data: Mapping[str, Any]) -> Observation:
         message = data.get("message")
         if data.keys() != {"message"} or not isinstance(message, str):
-            raise FrameRefused("VALIDATION_ERROR", "an action is {'message': text}")
+            raise FrameRefused("VALIDATION_ERROR", "an action must be {'message': text}")
         if not self._begun:
             raise FrameRefused("EXECUTION_ERROR", "the episode has not begun; reset first")
         self._state["step_count"] += 1

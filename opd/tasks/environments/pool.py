@@ -38,13 +38,15 @@ class PoolSettings(Settings):
     """Limits of episodes."""
 
     step_seconds: float = Field(
-        30.0, gt=0, description="Seconds that one action may take before the episode counts as hung."
+        30.0,
+        gt=0,
+        description="Seconds that one action of an episode may take; after that its environment counts as hung.",
     )
     reset_seconds: float = Field(
         120.0, gt=0, description="Seconds that importing an environment, or starting an episode, may take."
     )
     text_characters: int = Field(
-        32_768, ge=1, description="Longest observation in characters; a longer one ends the episode."
+        32_768, ge=1, description="Maximum characters of an observation; a longer one ends the episode with an error."
     )
     memory_mib: int = Field(0, ge=0, description="Memory limit of one environment's process in MiB; 0 means no limit.")
 

@@ -19,13 +19,18 @@ from opd.tasks.prompt import Prompt
 class PythonOptions(Settings):
     """Settings of the tool."""
 
-    verifier: str = Field(
-        "numeric", description="Judges the answer, as prompts.verifier does: a name or module:attribute."
+    verifier: str = Field("numeric", description="Verifier that judges the answer, given like prompts.verifier.")
+    verifier_timeout: float = Field(
+        10.0, gt=0, description="Seconds that the check of an answer may take; after that its verdict is unknown."
     )
-    verifier_timeout: float = Field(10.0, gt=0, description="Seconds after which a check counts as unknown.")
-    seconds: float = Field(5.0, gt=0, description="Seconds of one program.")
-    memory_mib: int = Field(512, ge=64, description="Address space of one program.")
-    output_characters: int = Field(4096, ge=1, description="What the student reads of the output: its end.")
+    seconds: float = Field(5.0, gt=0, description="Seconds that one program may run.")
+    memory_mib: int = Field(512, ge=64, description="Maximum address space of one program in MiB.")
+    output_characters: int = Field(
+        4096,
+        ge=1,
+        description="Maximum characters of a program's output that the student reads; of longer output it reads the "
+        "end.",
+    )
 
 
 class _Interpreter:

@@ -40,15 +40,19 @@ Room = dict[str, Any]
 class RoomsOptions(Settings):
     """Size of the house."""
 
-    depth: int = Field(10, ge=1, le=30, description="Actions of the shortest path to the lamp.")
-    turns: int = Field(30, ge=1, le=200, description="Commands before the episode ends.")
-    locked: float = Field(0.5, ge=0, le=1, description="Share of the doors on the way that are locked.")
-    distractions: float = Field(0.5, ge=0, le=1, description="Share of rooms with a useless key or a side room.")
-    words: Literal["plain", "terse"] = Field("plain", description="Sentences, or letters for models of characters.")
+    depth: int = Field(10, ge=1, le=30, description="Number of actions on the shortest path to the lamp.")
+    turns: int = Field(30, ge=1, le=200, description="Maximum number of commands; after that the episode ends.")
+    locked: float = Field(0.5, ge=0, le=1, description="Probability that a door on the way is locked.")
+    distractions: float = Field(0.5, ge=0, le=1, description="Share of rooms that have a useless key or a side room.")
+    words: Literal["plain", "terse"] = Field(
+        "plain",
+        description="Language of observations and commands: plain sentences, or terse letters for models whose tokens "
+        "are characters.",
+    )
     search: bool = Field(
         False,
-        description="Whether the path of a problem looks into side rooms until it finds the way, as far as turns "
-        "allow, instead of being the shortest.",
+        description="Let the known path of a problem look into side rooms until it finds the way, as far as turns "
+        "allow, instead of being the shortest path, which knows the house.",
     )
 
 

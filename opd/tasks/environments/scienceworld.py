@@ -44,28 +44,35 @@ Simplification = Literal[
 class ScienceWorldOptions(Settings):
     """Which tasks, and how hard."""
 
-    tasks: list[str] = Field(default_factory=list, description="Tasks to draw, each as often; all 30 where none is.")
+    tasks: list[str] = Field(
+        default_factory=list,
+        description="Names of the tasks to draw from, each equally often; all 30 if none is named.",
+    )
     simplifications: list[Simplification] = Field(
         default_factory=list,
-        description="What is made easier; easy, by itself, is all but openContainers, and electricity where needed.",
+        description="ScienceWorld's simplifications to use. easy stands for all of them except openContainers, and "
+        "except noElectricalAction for tasks that need electricity; it must be given alone.",
     )
-    heldout: Literal["dev", "test"] = Field("dev", description="Variations that evaluations are drawn from.")
+    heldout: Literal["dev", "test"] = Field(
+        "dev", description="Split of ScienceWorld's variations from which evaluations are drawn."
+    )
     paths: bool = Field(
         False,
-        description="Find the path that solves each problem for training, which takes seconds, and leave problems "
-        "without one out; for recording, b2f and replay.",
+        description="Find a path that solves each training problem, which takes seconds, and leave out problems "
+        "without one. Recorded paths, tcod's b2f and replay need it.",
     )
     fresh: bool = Field(
         True,
-        description="Begin a Java for each episode, seconds of CPU, with nothing of those before; false keeps it.",
+        description="Start a new Java process for each episode, which takes seconds of CPU time and leaves nothing "
+        "over from earlier episodes; false keeps one process.",
     )
-    actions: bool = Field(True, description="List the forms of commands in the first observation.")
+    actions: bool = Field(True, description="List the forms of possible commands in the first observation.")
 
     @field_validator("simplifications")
     @classmethod
     def _check_easy(cls, value: list[str]) -> list[str]:
         if "easy" in value and len(value) > 1:
-            raise ValueError("easy stands for a set of simplifications; give it alone, or give others")
+            raise ValueError("easy stands for a set of simplifications; give it alone, or leave it out")
         return value
 
 

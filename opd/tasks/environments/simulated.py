@@ -38,9 +38,9 @@ class ToolSpec(Settings):
     """A tool that is simulated."""
 
     name: str = Field(min_length=1, description="Name of the tool.")
-    description: str = Field("", description="What it does.")
+    description: str = Field("", description="What the tool does, as the student reads it.")
     parameters: dict[str, Literal["string", "number", "integer", "boolean", "array", "object"]] = Field(
-        default_factory=dict, description="JSON type of each parameter; all are required."
+        default_factory=dict, description="JSON type of each parameter by name; all parameters are required."
     )
 
     def schema_of(self) -> dict[str, Any]:
@@ -59,13 +59,19 @@ class ToolSpec(Settings):
 class SimulatedOptions(Settings):
     """Who simulates what."""
 
-    simulator: ChatSettings = Field(description="Who writes tasks and plays user and tools: endpoint and model.")
-    judge: ChatSettings | None = Field(None, description="Who judges; null: the simulator.")
-    tools: dict[str, list[ToolSpec]] = Field(
-        min_length=1, description="Tools by category; a task's tools are of one category."
+    simulator: ChatSettings = Field(
+        description="Chat model that writes tasks and plays the user and the tools: its endpoint and name."
     )
-    difficulty: int = Field(1, ge=1, le=100, description="D where no method sets it, as in evaluations.")
-    chat: bool = Field(False, description="Whether prompts are chat messages, for students with a chat template.")
+    judge: ChatSettings | None = Field(None, description="Chat model that judges episodes; null means the simulator.")
+    tools: dict[str, list[ToolSpec]] = Field(
+        min_length=1, description="Simulated tools by category; the tools of a task come from one category."
+    )
+    difficulty: int = Field(
+        1, ge=1, le=100, description="Difficulty D of tasks, from 1 to 100, where no method sets it, as in evaluations."
+    )
+    chat: bool = Field(
+        False, description="Make prompts chat messages, for students with a chat template, instead of plain text."
+    )
 
     @field_validator("tools")
     @classmethod

@@ -49,7 +49,7 @@ def tool_returns(
     asked = f"Call: {json.dumps({'name': call.name, 'arguments': dict(call.arguments)}, sort_keys=True)}"
     found = ask_json(client, "tool", _asked(system, [*told, asked]))
     if "result" not in found:
-        raise SimulatorFailed(f"the simulated tool answered without a result: {str(found)[:80]}")
+        raise SimulatorFailed(f"the answer of the simulated tool has no result: {str(found)[:80]}")
     return json.dumps(found["result"])
 
 

@@ -92,7 +92,7 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
     try:
         text = client.ask(messages)
     except ChatFailed as error:
-        raise SimulatorFailed(f"the simulated {role} was not reached: {error}") from error
+        raise SimulatorFailed(f"the chat model that plays the simulated {role} did not answer: {error}") from error
     # Models put line breaks into strings, which should not cost an episode.
     answer = find_json(text, opening="{", strict=False)
     if answer is None:
@@ -101,7 +101,7 @@ def ask_json(client: ChatClient, role: str, messages: Sequence[Mapping[str, str]
     for name, kind in wanted.items():
         if not isinstance(found.get(name), kind):
             raise SimulatorFailed(
-                f"the simulated {role} answered without a {kind.__name__} {name!r}: {str(found)[:80]}"
+                f"the answer of the simulated {role} has no {kind.__name__} {name!r}: {str(found)[:80]}"
             )
     return dict(found)
 

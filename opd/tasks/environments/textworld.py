@@ -36,8 +36,8 @@ _MENU = frozenset(
 class TextWorldOptions(Settings):
     """Which games, and what is shown of them."""
 
-    games: Path = Field(description="Folder of games: NAME.z8 with its NAME.json beside it.")
-    commands: bool = Field(False, description="List the commands that make sense in every observation.")
+    games: Path = Field(description="Folder with TextWorld games: NAME.z8 files, each with its NAME.json beside it.")
+    commands: bool = Field(False, description="List in every observation the commands that make sense there.")
 
 
 class TextWorld(EnvironmentTask):
@@ -99,7 +99,8 @@ class TextWorld(EnvironmentTask):
         found = sorted(path for path in self.options.games.glob("*.z8") if path.with_suffix(".json").is_file())
         if not found:
             raise DataError(
-                f"{self.options.games} holds no game (NAME.z8 with NAME.json beside it); make some with tw-make."
+                f"{self.options.games} holds no TextWorld game (NAME.z8 with NAME.json beside it); make some with "
+                "tw-make."
             )
         return found
 

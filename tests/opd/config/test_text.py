@@ -29,7 +29,12 @@ def test_options_are_yaml_and_numbers_without_a_dot_are_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [("a", "must be KEY=VALUE"), ("=1", "must be KEY=VALUE"), ("a=[", "not valid YAML"), ("a=2026-99-99", "not valid")],
+    [
+        ("a", "must have the form KEY=VALUE"),
+        ("=1", "must have the form KEY=VALUE"),
+        ("a=[", "not valid YAML"),
+        ("a=2026-99-99", "not valid"),
+    ],
 )
 def test_an_option_of_another_form_is_named(entry: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:

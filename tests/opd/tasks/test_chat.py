@@ -52,7 +52,7 @@ def test_an_answer_that_cannot_be_kept_is_an_answer_all_the_same(
     assert one.ask(QUESTION) == "7" and one.ask(QUESTION) == "7" and one.ask([{"role": "user", "content": "?"}])
     assert one.calls == 2 and one.kept == 1
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "cannot be kept in" in warning and str(tmp_path / "cache") in warning
+    assert "cannot be stored in" in warning and str(tmp_path / "cache") in warning
 
 
 def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_service_that_sends_white_space_without_end_is_given_up() -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         asked = {"endpoint": f"http://127.0.0.1:{port}", "model": "m", "timeout": 0.5, "attempts": 1}
-        with pytest.raises(ChatFailed, match=r"not through within 0\.5 s"):
+        with pytest.raises(ChatFailed, match=r"did not answer within 0\.5 s"):
             ChatClient(parse_settings(ChatSettings, asked)).ask(QUESTION)
         thread.join()
 

@@ -280,7 +280,7 @@ def test_examples_that_call_a_function_leave_the_verdict_unknown(tests: object) 
 )
 def test_tests_that_are_no_tests_leave_the_verdict_unknown(tests: object) -> None:
     verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": tests}), "print(1)")
-    assert verdict.status is VerdictStatus.UNKNOWN and "no source and no list of input and output" in verdict.reason
+    assert verdict.status is VerdictStatus.UNKNOWN and "neither source code nor a list" in verdict.reason
     verdict = CodeVerifier().verify(Prompt.make("q", extra={"tests": "assert f(1) ="}), "print(1)")
     assert verdict.status is VerdictStatus.UNKNOWN and "the tests do not compile" in verdict.reason
 

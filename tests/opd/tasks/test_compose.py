@@ -53,7 +53,7 @@ def test_relations_are_said_in_words_and_exactly() -> None:
         (Problem("What is 7 - 0?", "7", parts=("c",)), SPLIT, "12", "can be read"),
         (ADD, Problem("How much is X plus 9?", "1", parts=("c",)), "9", None),
         (ADD, Problem(" ".join("XYPQKMNRU") + " and 9?", "1", parts=("c",)), "9", "no symbol"),
-        (ADD, Problem("How much is 9 and 1?", "10", parts=("a",)), "9", "stand in it twice"),
+        (ADD, Problem("How much is 9 and 1?", "10", parts=("a",)), "9", "occur in it twice"),
         (ADD, Problem("Add 2 and 14.", "16", parts=("c",)), "14", "can be read"),  # 14 is 7 more than 7
     ],
 )
@@ -123,9 +123,9 @@ def test_a_chat_model_names_the_link_and_is_asked_again(tmp_path: Path) -> None:
     assert found == Link("Let {first} be the apples.", (0, 2))
     for replies, reason in (
         (['{"definition": "Let it be.", "number": "12"}'], "no symbol"),
-        (['{"definition": "Let {first} be.", "number": "99"}'], "does not stand"),
+        (['{"definition": "Let {first} be.", "number": "99"}'], "does not occur"),
         (['{"definition": "Let {first} be.", "number": "12"}', '{"value": 8, "once": true}'], "differently"),
-        (["hm"], "can be read"),
+        (["hm"], "cannot be parsed"),
     ):
         said[:] = replies
         with pytest.raises(PairRefused, match=reason):

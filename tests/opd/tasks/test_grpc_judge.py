@@ -92,5 +92,5 @@ def test_a_token_does_not_leave_the_host_in_the_clear(monkeypatch: pytest.Monkey
     monkeypatch.setenv("A_TOKEN", "secret")
     cls = REWARDS.load("grpc_judge")
     entry = {"name": "g", "endpoint": "judge.example:7080", "security": {"token_env": "A_TOKEN"}}
-    with pytest.raises(ConfigError, match="in the clear"):
+    with pytest.raises(ConfigError, match="sent unencrypted"):
         cls(parse_settings(cls.settings_type, entry)).value(PROMPT, "2")

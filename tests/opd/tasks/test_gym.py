@@ -40,7 +40,7 @@ def test_unknown_datasets_and_settings_are_named():
         gym("leg_countin")
     with pytest.raises(ConfigError, match="'nonsense'"):
         gym("leg_counting", config={"nonsense": 1})
-    with pytest.raises(ConfigError, match="'seed' is set by the run"):
+    with pytest.raises(ConfigError, match="the run sets reasoning-gym's 'seed'"):
         gym("leg_counting", config={"seed": 1})
 
 

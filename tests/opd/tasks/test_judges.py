@@ -130,7 +130,7 @@ def test_a_judge_behind_tls_wants_its_token_and_its_certificate(
 @pytest.mark.parametrize(
     ("verifier", "options", "said"),
     [
-        ("grpc_judge", {"endpoint": "judge.example:7080", "security": {"token_env": "A_TOKEN"}}, "in the clear"),
+        ("grpc_judge", {"endpoint": "judge.example:7080", "security": {"token_env": "A_TOKEN"}}, "sent unencrypted"),
         ("chat_judge", {"endpoint": "http://127.0.0.1:9/v1"}, "model"),
         ("chat_judge", {"endpoint": "127.0.0.1:9", "model": "judge"}, "http://"),
         ("exact", {"threshold": 0.5}, "no options.*threshold"),

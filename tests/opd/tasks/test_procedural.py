@@ -122,14 +122,14 @@ class Unclosed(Untimed):
 
 
 def test_a_task_of_another_shape_is_named():
-    with pytest.raises(ConfigError, match="Undrawn' has no method draw"):
+    with pytest.raises(ConfigError, match="Undrawn' lacks the method draw"):
         build_prompts(TaskSettings(task=f"{__name__}:Undrawn"), seed=0)
     with pytest.raises(PluginError, match=r"Textual' drew '1\+1='; draw returns a Prompt"):
         build_prompts(TaskSettings(task=f"{__name__}:Textual"), seed=0).prompts("train", 1)
 
 
 def test_a_verifier_of_another_shape_is_named():
-    with pytest.raises(ConfigError, match="Untimed' cannot be made with timeout"):
+    with pytest.raises(ConfigError, match="Untimed' cannot be created with timeout"):
         load_verifier(f"{__name__}:Untimed", 1.0)
     with pytest.raises(ConfigError, match="Unclosed' has no method close"):
         load_verifier(f"{__name__}:Unclosed", 1.0)
@@ -137,4 +137,4 @@ def test_a_verifier_of_another_shape_is_named():
 
 def test_what_is_not_a_verdict_leaves_it_unknown_and_says_so():
     verdict = guarded(Undrawn(None).verify, Prompt.make("1+1="), "2")
-    assert not verdict.known and verdict.reason == "the verifier gave True; verify returns a Verdict"
+    assert not verdict.known and verdict.reason == "the verifier returned True; its method verify must return a Verdict"

@@ -150,13 +150,13 @@ def test_prompts_without_an_answer_are_unknown(tmp_path):
         ('{"prompt": ""}\n', r"line 1: a prompt is an empty string"),
         ('{"prompt": 3}\n', r"line 1: a prompt is '3', which is neither text nor a list of chat messages"),
         ('{"prompt": {"role": "user"}}\n', r"line 1: a prompt is .* which is neither text nor a list"),
-        ('{"prompt": "ab\\ud800"}\n', r"line 1: a prompt holds half of a surrogate pair at character 2"),
-        ('{"prompt": [{"role": "user", "content": "\\ud800"}]}\n', r"line 1: a prompt holds half of a surrogate pair"),
+        ('{"prompt": "ab\\ud800"}\n', r"line 1: a prompt holds half a surrogate pair at character 2"),
+        ('{"prompt": [{"role": "user", "content": "\\ud800"}]}\n', r"line 1: a prompt holds half a surrogate pair"),
         (
             '{"prompt": "a", "answer": "b\\ud800"}\n',
-            r"line 1: the answer of a prompt holds half of a surrogate pair at",
+            r"line 1: the answer of a prompt holds half a surrogate pair at",
         ),
-        ('{"prompt": "a", "domain": "\\ud800"}\n', r"line 1: the domain of a prompt holds half of a surrogate pair"),
+        ('{"prompt": "a", "domain": "\\ud800"}\n', r"line 1: the domain of a prompt holds half a surrogate pair"),
         ('{"prompt": ' + "[" * 100_000, r"line 1 is not valid JSON"),
         ("", r"leaves no prompt to train on"),
     ],
@@ -180,7 +180,7 @@ class Untimed:
 def test_a_verifier_that_cannot_be_made_is_refused(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match=r"test_table:Untimed' cannot be made with timeout: .* __init__"):
+    with pytest.raises(ConfigError, match=r"test_table:Untimed' cannot be created with timeout: .* __init__"):
         build_prompts(FileSettings(file=path, verifier=f"{__name__}:Untimed"), seed=0)
 
 
@@ -268,7 +268,7 @@ def test_a_chat_that_ends_with_the_assistant_is_refused_with_its_line(tmp_path):
 
 
 def test_arguments_of_the_rendering_are_no_template_options():
-    with pytest.raises(ConfigError, match="tokenize cannot be set here"):
+    with pytest.raises(ConfigError, match="tokenize cannot be set in template_options"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "template_options": {"tokenize": False}}})
 
 
@@ -295,5 +295,5 @@ def test_a_file_put_in_the_place_of_another_changes_nothing_and_one_that_changes
     assert source.prompts("train", 41) == before
     source = build_prompts(FileSettings(file=path, heldout=0), seed=0)
     path.write_text(path.read_text().replace("question", "quotient"))
-    with pytest.raises(DataError, match="is not what it was when the run began"):
+    with pytest.raises(DataError, match="has changed since the run began"):
         source.prompts("train", 1)

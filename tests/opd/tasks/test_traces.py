@@ -55,7 +55,7 @@ def test_settings_of_before_draw_the_problems_of_before():
 
 
 def test_chains_that_cannot_be_drawn_are_refused():
-    with pytest.raises(ConfigError, match="every total would be 0"):
+    with pytest.raises(ConfigError, match="would make every total 0"):
         build_prompts(TaskSettings(task="running_sum", options={"modulo": 1}), seed=0)
 
 

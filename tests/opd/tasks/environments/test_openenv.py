@@ -176,5 +176,5 @@ def test_an_action_that_is_refused_is_heard_and_a_server_that_dies_ends_the_epis
 
 
 def test_what_cannot_be_an_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="begins with http"):
+    with pytest.raises(ConfigError, match="must begin with http"):
         client("localhost:8000")

@@ -89,7 +89,7 @@ def test_a_call_that_hangs_or_fails_is_unknown_and_disturbs_no_other(
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("scores_of_a_test", "of the form"),
+        ("scores_of_a_test", "must have the form"),
         ("scores_of_a_test:missing", "cannot be imported"),
         ("no_such_module:score", "cannot be imported"),
         ("breaks_on_import:score", r"cannot be imported: ZeroDivisionError: .*breaks_on_import\.py, line 2"),
