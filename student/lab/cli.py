@@ -17,10 +17,13 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Test the papers' claims in tiny worlds.")
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME|FILE.py]...", help="Experiments. Default: all.")]
-Root = Annotated[Path, typer.Option("--root", help="Folder of the lab's models and runs.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME|FILE.py]...", help="Names of experiments, or .py files of your own. Default: all."),
+]
+Root = Annotated[Path, typer.Option("--root", help="Folder in which the lab keeps its models and runs.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Short version that only shows that everything runs, in a minute or two.")
+    bool, typer.Option("--quick", help="Run a short form that only shows that everything works, in a minute or two.")
 ]
 Out = Annotated[
     Path | None,
@@ -56,9 +59,9 @@ def list_experiments() -> None:
 @app.command()
 def run(
     names: Names = None,
-    arms: Annotated[str, typer.Option("--arms", help="Only these arms (comma-separated).")] = "",
+    arms: Annotated[str, typer.Option("--arms", help="Run only these arms, separated by commas.")] = "",
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Number of parallel runs, each with one process and one thread.")
+        int, typer.Option("--jobs", min=1, help="Number of runs in parallel, each a process with one thread.")
     ] = 2,
     root: Root = DEFAULT_ROOT,
     quick: Quick = False,

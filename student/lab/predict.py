@@ -114,9 +114,9 @@ def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
         OpdError: as `opd train` would.
     """
     if rows < 2 * _FOLDS:
-        raise ConfigError(f"{rows} answers are too few to measure anything; give at least {2 * _FOLDS}.")
+        raise ConfigError(f"--rows is {rows}, too few answers to measure anything; give at least {2 * _FOLDS}.")
     if recipe.teachers is None:
-        raise ConfigError("the recipe names no teachers, so there is nothing to predict; give it the group teachers.")
+        raise ConfigError("the recipe has no teachers, so there is nothing to predict; add the group teachers to it.")
     term = {"name": "opd", "payload": "topk", "k": _TOP, "aggregation": "constant"}
     recipe = recipe.model_copy(update={"objective": [term], "methods": []})
     with ExitStack() as stack:
@@ -159,7 +159,7 @@ def _report(rows: Sequence[Row], windows: list[Window]) -> PremiseReport:
     for row in rows:
         scores = row.signals[TEACHER, PayloadKind.TOPK]
         if scores.sampled is None or scores.ids is None:
-            raise ConfigError("the teachers sent no log-probs; see their log.")
+            raise ConfigError("the teachers sent no log-probs; look into the servers' logs.")
         # Only the student's own tokens of an episode: those of the environment have no log-probs.
         own = row.loss_mask
         ratio = scores.sampled[own].astype(np.float64) - row.behaviour_logp[own]

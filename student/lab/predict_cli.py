@@ -25,12 +25,19 @@ def premise(
     rows: Annotated[int, typer.Option("--rows", help="Number of answers to measure on, at least 8.")] = 64,
     teacher: Annotated[
         str | None,
-        typer.Option("--teacher", metavar="MODEL", help="Weights of the teacher, to predict ExOPD and EffOPD too."),
+        typer.Option(
+            "--teacher",
+            metavar="MODEL",
+            help="Folder or hub id of the teacher's weights, to predict ExOPD and EffOPD too.",
+        ),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="MODEL", help="ExOPD's reference. Default: the student.")
+        str | None,
+        typer.Option(
+            "--reference", metavar="MODEL", help="Folder or hub id of ExOPD's reference model. Default: the student."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the figures as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the figures to as JSON as well.")] = None,
 ) -> None:
     """Predict from a few answers which methods can help, before spending a run on them."""
     import json
@@ -48,7 +55,7 @@ def premise(
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(job.model.path, job.model.revision)
     if reference is not None and teacher is None:
-        raise ConfigError("--reference is that of --teacher's weights; give both.")
+        raise ConfigError("--reference can only be used with --teacher; give both.")
     for model in filter(None, (teacher, reference)):
         check_model_path(model)
     report = measure(job, rows=rows)

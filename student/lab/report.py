@@ -45,7 +45,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     asked = [one for name, one in zip(listed, experiments, strict=True) if name in names]
     started = [one for one in asked if (root / form / one.name).is_dir()]
     if not started:
-        raise ConfigError(f"there are no runs of the {form} form in {root}; give their folder with --root.")
+        raise ConfigError(f"{root} has no runs of the {form} form; give their folder with --root.")
     folder = out / "results"
     folder.mkdir(parents=True, exist_ok=True)
     written, sections, missing = [], [], []

@@ -137,7 +137,9 @@ def _alone(folder: Path) -> Iterator[None]:
         with FileLock(folder / ".lock", timeout=0):
             yield
     except Timeout as error:
-        raise ConfigError(f"another process runs the experiment in {folder}; wait for it, or use --root.") from error
+        raise ConfigError(
+            f"another process is running the experiment in {folder}; wait for it, or give another folder with --root."
+        ) from error
 
 
 def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -> None:
@@ -147,7 +149,7 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
     # Logged here, because workers have no log.
     for task in waiting:
         if isinstance(task, Run) and task.abandoned:
-            log(f"{task.name} was left before its first checkpoint; it begins again")
+            log(f"{task.name} was stopped before its first checkpoint and starts from the beginning")
 
     def report(task: Task) -> None:
         nonlocal left
@@ -197,9 +199,9 @@ def _do(task: Task, graded: bool) -> Task:
 
 def _outcome(task: Task) -> str:
     if isinstance(task, WorldBuild):
-        return f"world {task.folder.name} is built"
+        return f"world {task.folder.name} has been built"
     if isinstance(task, ModelGrade):
-        return f"{task.name} on the prompts of {task.replicate.name} is graded"
+        return f"{task.name} has been evaluated on the prompts of {task.replicate.name}"
     level = read_level(task)
     accuracy = task.summary()["after"]["accuracy"] if level is None else level.accuracy
     return f"{task.name}: accuracy {accuracy:.3f}" + ("" if level is None else f", greedy {level.greedy:.3f}")
@@ -232,5 +234,5 @@ def _end_with_lab() -> None:
 def _do_unless_stopped(task: Task, graded: bool) -> Task:
     with _WORKING:
         if any(stop.is_set() for stop in _STOPS):
-            raise CancelledError("a run was not begun: the lab was stopped")
+            raise CancelledError("a run was not started, because the lab was stopped")
         return _do(task, graded)

@@ -35,7 +35,7 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
         ValueError: for fewer than two values.
     """
     if len(values) < 2:
-        raise ValueError(f"values has {len(values)} entries; an interval needs two at least")
+        raise ValueError(f"values has {len(values)} entries, but an interval needs at least two")
     data = np.asarray(values, dtype=np.float64)
     mean = float(data.mean())
     half = float(stats.t.ppf(0.5 + level / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
@@ -59,6 +59,6 @@ def paired_ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:
         ValueError: for sequences of different lengths, or fewer than two pairs.
     """
     if len(tops) != len(bottoms):
-        raise ValueError(f"tops has {len(tops)} values and bottoms {len(bottoms)}; pairs are needed")
+        raise ValueError(f"tops has {len(tops)} values and bottoms has {len(bottoms)}; give as many of each")
     logs = t_interval([math.log(a / b) for a, b in zip(tops, bottoms, strict=True)])
     return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.count)

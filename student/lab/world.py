@@ -81,7 +81,7 @@ def find_world(root: Path, experiment: Experiment, seed: int, form: str) -> Worl
     folder = world_folder(root, experiment, seed, form)
     found = read_summary(folder) if folder.is_dir() else None
     if found is None or not found.complete:
-        raise DataError(f"{folder} holds no finished world; run `opd lab run {experiment.name}`, which builds it.")
+        raise DataError(f"{folder} holds no finished world; build it with `opd lab run {experiment.name}`.")
     return WorldModels(found, form)
 
 

@@ -16,7 +16,7 @@ def orbit(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe with modes, stages, merge and fusion.")],
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the recipes of all stages and print them; train nothing.")
+        bool, typer.Option("--dry-run", help="Check and print the recipes of all stages without training.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue where an earlier run of the recipe stopped.")
@@ -35,7 +35,7 @@ def orbit(
     from student.orbit.recipe import OrbitRecipe
 
     if offline and not dry_run:
-        raise ConfigError("--offline belongs to --dry-run: a run needs its student and prompts.")
+        raise ConfigError("--offline can only be used with --dry-run: a run needs its student and prompts.")
     job = load_settings(OrbitRecipe, recipe, overrides or ())
     _check(job, offline=offline, show=dry_run)
     if dry_run:

@@ -78,7 +78,7 @@ def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> 
         if not folder.exists():  # it exists if the command was killed after the merge but before the state was saved
             merge(merge_settings(orbit, {mode: state.checkpoints[mode] for mode in orbit.trained}), folder)
         _done(state, MERGE, folder)
-        log(f"merged the teachers of {len(orbit.trained)} modes by {orbit.merge.method} into {folder}")
+        log(f"merged the teachers of {len(orbit.trained)} modes into {folder} with rule {orbit.merge.method}")
     if FUSION not in state.checkpoints:
         state.running = FUSION
         state.save()
@@ -135,7 +135,8 @@ def _call(orbit: OrbitRecipe, stages: StageProcesses, stage: str, arguments: lis
         raise CancelledError(f"stage {stage} was stopped")
     if code:
         raise StageError(
-            f"stage {stage} ended with exit code {code}, see above; fix the cause and continue with --resume."
+            f"stage {stage} failed with exit code {code}, see its message above; fix the cause and continue with "
+            "--resume."
         )
 
 
@@ -169,7 +170,11 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
         shown = "reward by quarter of the steps " + ", ".join(f"{part.mean():.3f}" for part in parts)
     if after > before:
         return None
-    what = "the student is not better than the merge" if stage == FUSION else "its teacher has nothing to teach"
+    what = (
+        "the student is not better than the merge"
+        if stage == FUSION
+        else "this mode's teacher is no better than the model it started from"
+    )
     return f"stage {stage} made no progress within its budget: {shown}; {what}."
 
 

@@ -40,7 +40,9 @@ class MergeModel(Settings):
 
     path: str = Field(description="Folder of a Hugging Face model, or BASE+ADAPTER with the folder of a PEFT adapter.")
     weight: float | tuple[float, ...] = Field(
-        1.0, description="Its weight; several values are anchors along the layers, the first to the last, interpolated."
+        1.0,
+        description="Weight of the model. Several values are interpolated along the layers, from the first to the "
+        "last.",
     )
 
     @property
@@ -52,19 +54,23 @@ class MergeModel(Settings):
 class MergeSettings(Settings):
     """How checkpoints are merged into one."""
 
-    method: Method = Field("linear", description="The rule; see student/orbit/merge.py.")
-    models: tuple[MergeModel, ...] = Field(min_length=1, description="What is merged, in order.")
-    base: str | None = Field(None, description="The model that differences are taken from.")
-    density: float = Field(0.5, gt=0, le=1, description="Share of each difference that ties or dare keeps.")
-    scale: float = Field(1.0, description="Lambda: multiplies the summed differences to the base.")
+    method: Method = Field("linear", description="Rule of the merge; student/orbit/merge.py has the formulas.")
+    models: tuple[MergeModel, ...] = Field(min_length=1, description="Models to merge, in order.")
+    base: str | None = Field(
+        None, description="Base model from which the models' differences are taken, for rules that need one."
+    )
+    density: float = Field(
+        0.5, gt=0, le=1, description="Share of each model's difference from the base that rules ties and dare keep."
+    )
+    scale: float = Field(1.0, description="Lambda, the factor on the summed differences from the base.")
     t: float = Field(0.5, ge=0, le=1, description="Position on the slerp arc; 0 is the first model.")
-    seed: int = Field(0, ge=0, description="Seed for dare's draws.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Of the result.")
+    seed: int = Field(0, ge=0, description="Seed of the random choice that rules dare_linear and dare_ties make.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Dtype of the merged weights.")
 
     @model_validator(mode="after")
     def _fits(self) -> "MergeSettings":
         if self.method in NEEDS_BASE and self.base is None:
-            raise ValueError(f"method {self.method} takes differences to a base model; set base")
+            raise ValueError(f"method {self.method} needs differences from a base model; set base")
         if self.method not in NEEDS_BASE and self.base is not None:
             raise ValueError(f"method {self.method} uses no base model; list it among the models or remove base")
         if self.method == "slerp" and len(self.models) != 2:
@@ -77,7 +83,7 @@ class MergeSettings(Settings):
         anchors = [w if isinstance(w, tuple) else (w,) for w in (model.weight for model in self.models)]
         depths = {i / max(1, len(values) - 1) for values in anchors for i in range(len(values))}
         if self.method == "linear" and any(abs(_at(anchors, depth)) < 1e-9 for depth in depths):
-            raise ValueError("the weights of a linear merge sum to 0, by which they would be divided; change one")
+            raise ValueError("the weights of a linear merge sum to 0, but they are divided by their sum; change one")
         return self
 
 
@@ -150,7 +156,9 @@ def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
     folder = MergeModel(path=model).folders[0]
     files = sorted(folder.glob("*.safetensors"))
     if not files or not (folder / "config.json").is_file():
-        raise ConfigError(f"folder {str(folder)!r} holds no config.json with safetensors; save the model in that form.")
+        raise ConfigError(
+            f"folder {str(folder)!r} lacks config.json or safetensors weights; save the model with save_pretrained."
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         with safe_open(file, framework="numpy") as tensors:

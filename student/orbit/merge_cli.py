@@ -12,17 +12,21 @@ def merge(
         list[str],
         typer.Argument(
             metavar="MODEL[=WEIGHT]...",
-            help="Folders to merge, or BASE+ADAPTER. WEIGHT defaults to 1; 0.2,0.5,0.8 are anchors along the layers.",
+            help="Model folders to merge, or BASE+ADAPTER. WEIGHT defaults to 1; several, such as 0.2,0.5,0.8, are "
+            "interpolated along the layers.",
         ),
     ],
     method: Annotated[
-        str, typer.Option(help="linear, task_arithmetic, ties, dare_linear, dare_ties or slerp.")
+        str, typer.Option(help="Rule of the merge: linear, task_arithmetic, ties, dare_linear, dare_ties or slerp.")
     ] = "linear",
-    base: Annotated[str | None, typer.Option(help="Base model that differences are computed against.")] = None,
-    density: Annotated[float, typer.Option(help="Share of each difference that ties or dare keeps.")] = 0.5,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Base model from which differences are taken; all rules except linear and slerp need it."),
+    ] = None,
+    density: Annotated[float, typer.Option(help="Share of each difference that ties and dare keep.")] = 0.5,
     scale: Annotated[float, typer.Option(help="Factor on the summed differences from the base.")] = 1.0,
     t: Annotated[float, typer.Option(help="Position on the slerp arc; 0 is the first model.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Seed for dare's draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random choice that dare makes.")] = 0,
     dtype: Annotated[str, typer.Option(help="Dtype of the result: float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
     """Merge checkpoints of one architecture. merge.json in OUT records the inputs.
@@ -58,5 +62,7 @@ def _model(text: str) -> dict[str, object]:
         if not all(map(isfinite, values)):
             raise ValueError
     except ValueError:
-        raise ConfigError(f"weight {weight!r} of model {path!r} must be a number, or numbers with commas.") from None
+        raise ConfigError(
+            f"weight {weight!r} of model {path!r} must be a number, or several separated by commas."
+        ) from None
     return {"path": path, "weight": values[0] if len(values) == 1 else values}

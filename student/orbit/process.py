@@ -45,7 +45,7 @@ class StageProcesses:
         except OSError:
             os.close(self._lock)
             raise RunFolderError(
-                f"a stage or another command still runs in {self._folder}; wait for its end or stop it."
+                f"a stage or another command is still running in {self._folder}; wait for it to end, or stop it."
             ) from None
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._handle) for number in stop_signals()}

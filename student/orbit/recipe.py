@@ -24,11 +24,19 @@ LEAKAGE = 16
 class MergeRule(Settings):
     """How the modes' teachers are merged into the student that the fusion starts from."""
 
-    method: Method = Field("linear", description="See `opd merge`; rules that need a base take the recipe's model.")
-    weights: dict[str, float] = Field(default_factory=dict, description="By mode; 1 where a mode is not named.")
-    density: float = Field(0.5, gt=0, le=1, description="See `opd merge`.")
-    scale: float = Field(1.0, description="See `opd merge`.")
-    dtype: str = Field("float32", description="Of the merged weights: float32, bfloat16 or float16.")
+    method: Method = Field(
+        "linear",
+        description="Rule of the merge, see `opd merge --help`; rules that need a base model take the recipe's model.",
+    )
+    weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="Weight in the merge of each mode's teacher, by mode; 1 for modes that are not named.",
+    )
+    density: float = Field(
+        0.5, gt=0, le=1, description="Share of each teacher's difference from the base that rules ties and dare keep."
+    )
+    scale: float = Field(1.0, description="Factor on the summed differences from the base, for rules that need one.")
+    dtype: str = Field("float32", description="Dtype of the merged weights: float32, bfloat16 or float16.")
 
 
 class ServingSettings(Settings):
@@ -36,44 +44,58 @@ class ServingSettings(Settings):
 
     endpoints: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="Mode to the servers of its teacher, which are given its weights (scope admin, a folder that they "
-        "can read too); none: servers are started on this machine.",
+        description="Map from each mode to the addresses of its teacher's servers. The weights are pushed to them, "
+        "which needs a token with scope admin and a run folder that they can read. Default: a server is "
+        "started on this machine.",
     )
     flags: list[str] = Field(
         default_factory=lambda: list(CPU),
-        description="Of `opd serve` for servers that are started here.",
+        description="Flags of `opd serve` for the server that is started on this machine.",
     )
     security: dict[str, Any] = Field(
-        default_factory=dict, description="teachers.fleet.security of the fusion's recipe, for given endpoints."
+        default_factory=dict,
+        description="TLS and credentials for the given endpoints: teachers.fleet.security of the fusion's recipe.",
     )
 
 
 class OrbitRecipe(Settings):
     """A student with several thinking budgets: RL per mode, merge, fusion (arXiv 2601.08310)."""
 
-    run: Path = Field(description="Folder of all stages.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Of all stages.")
-    model: ModelSettings = Field(description="The student before the first stage.")
-    prompts: PromptSettings = Field(description="Training and held-out prompts of all stages.")
+    run: Path = Field(description="Folder in which all stages are run and kept.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all stages and of the merge.")
+    model: ModelSettings = Field(description="The student model from which the first stage starts.")
+    prompts: PromptSettings = Field(description="Source of the training and held-out prompts, the same for all stages.")
     modes: dict[str, ModeSettings] = Field(
-        min_length=2, description="By name, from the largest budget to the smallest."
+        min_length=2, description="Modes (thinking budgets) by name, from the largest budget to the smallest."
     )
-    rl: dict[str, Any] = Field(description="Keys of the RL stages' recipes: objective, rollout, train, eval.")
+    rl: dict[str, Any] = Field(
+        description="Keys of the recipes of the RL stages, one stage per mode: objective, rollout, train, eval and "
+        "others."
+    )
     stages: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="Mode to keys that differ in its stage; groups are merged key by key."
+        default_factory=dict,
+        description="Map from a mode to the keys of `rl` that differ in its stage; groups are merged key by key.",
     )
-    merge: MergeRule = Field(default_factory=MergeRule, description="From the modes' teachers to one student.")
-    fusion: dict[str, Any] = Field(description="Keys of the fusion's recipe: objective, rollout, train, eval.")
-    teachers: ServingSettings = Field(default_factory=ServingSettings, description="Where teachers are served.")
+    merge: MergeRule = Field(
+        default_factory=MergeRule,
+        description="How the modes' teachers are merged into the student that the fusion starts from.",
+    )
+    fusion: dict[str, Any] = Field(
+        description="Keys of the recipe of the fusion: objective, rollout, train, eval and others."
+    )
+    teachers: ServingSettings = Field(
+        default_factory=ServingSettings, description="Where the modes' teachers are served during the fusion."
+    )
     launch: list[str] = Field(
         default_factory=list,
-        description="What a stage is started with instead of this Python, for example torchrun --nproc-per-node 8.",
+        description="Command that starts a stage's processes instead of this Python, word by word, for example "
+        "[torchrun, --nproc-per-node, '8'].",
     )
 
     @model_validator(mode="after")
     def _check(self) -> "OrbitRecipe":
         if self.model.lora is not None:
-            raise ValueError("model.lora does not go with ORBIT, which merges whole models; remove it")
+            raise ValueError("model.lora cannot be used with ORBIT, which merges whole models; remove it")
         names = list(self.modes)
         for wide, narrow in pairwise(names):
             if self.modes[narrow].budget >= self.modes[wide].budget:
@@ -82,20 +104,24 @@ class OrbitRecipe(Settings):
                     f"{self.modes[wide].budget} of {wide}; list modes from the largest budget to the smallest"
                 )
         if len(self.trained) < 2:
-            raise ValueError("fewer than two modes have a weight above 0, so that there is nothing to fuse")
+            raise ValueError(
+                "fewer than two modes have a weight above 0, so there is nothing to fuse; give two modes a weight"
+            )
         for name, mode in self.modes.items():
             if not mode.weight and mode.teacher not in self.teacher_names.values():
                 raise ValueError(
-                    f"mode {name} has weight 0 and no stage that would make a teacher {mode.teacher or name}; "
-                    f"let its teacher be that of a trained mode: {', '.join(self.teacher_names.values())}"
+                    f"mode {name} has weight 0, so no stage trains its teacher {mode.teacher or name}; set its teacher "
+                    f"to that of a trained mode: {', '.join(self.teacher_names.values())}"
                 )
         for key, found in (("stages", self.stages), ("merge.weights", self.merge.weights)):
             unknown = sorted(found.keys() - self.trained)
             if unknown:
-                raise ValueError(f"{key} names {', '.join(unknown)}, but modes are {', '.join(self.trained)}")
+                raise ValueError(
+                    f"{key} names {', '.join(unknown)}, but the trained modes are {', '.join(self.trained)}"
+                )
         unserved = sorted(self.trained - self.teachers.endpoints.keys()) if self.teachers.endpoints else []
         if unserved:
-            raise ValueError(f"teachers.endpoints serves no teacher of mode {', '.join(unserved)}; name its servers")
+            raise ValueError(f"teachers.endpoints lacks mode {', '.join(unserved)}; name its teacher's servers")
         return self
 
     @property

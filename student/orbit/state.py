@@ -51,10 +51,10 @@ class State:
             # The lock's file exists already, because the lock is taken before the state is read.
             if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
                 if not path.exists():
-                    raise RunFolderError(
-                        f"folder {folder} holds something else than a run of ORBIT; choose another one."
-                    )
-                raise RunFolderError(f"folder {folder} holds a run; continue it with --resume, or choose another one.")
+                    raise RunFolderError(f"folder {folder} is not empty and holds no ORBIT run; choose another one.")
+                raise RunFolderError(
+                    f"folder {folder} holds a run already; continue it with --resume, or choose another folder."
+                )
             return cls(path)
         try:
             state = cls(path, **json.loads(path.read_text(encoding="utf-8")))

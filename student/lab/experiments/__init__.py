@@ -47,7 +47,7 @@ def load_experiment(name: str) -> Experiment:
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in NAMES:
-        raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(NAMES)}, or the path of a .py file.")
+        raise ConfigError(f"experiment {name!r} is unknown; give one of {', '.join(NAMES)}, or the path of a .py file.")
     module, _, attribute = _WHERE[name].partition(":")
     experiment: Experiment = getattr(importlib.import_module(f"student.lab.experiments.{module}"), attribute)
     return check(experiment)
@@ -83,12 +83,15 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
     if len(experiment.worlds) < 2 or len(experiment.replicates) < 5:
         raise ConfigError(
             f"{where}{len(experiment.worlds)} worlds and {len(experiment.replicates)} replicates are too few for an "
-            "interval; give two worlds and five replicates at least."
+            "interval; give at least two worlds and five replicates."
         )
     taken = {*experiment.worlds} | set(training_seeds(world_plan(str(experiment.world_file)), experiment.worlds))
     shared = sorted(taken & {*experiment.seeds, TUNING_SEED})
     if shared:
-        raise ConfigError(f"{where}seed {shared[0]} is both a world's and a run's; the models were trained on it.")
+        raise ConfigError(
+            f"{where}seed {shared[0]} is both a world's and a run's, so the run would reuse prompts that the world's "
+            "models were trained on; give it another."
+        )
     arms = {arm.name for arm in experiment.arms}
     models = {f"model:{name}" for name in experiment.evaluated}
     premises = {premise.name for premise in experiment.premises}
@@ -96,10 +99,13 @@ def check(experiment: Experiment, source: object = "") -> Experiment:
         # A rival is an arm, an evaluated model, or a number.
         known = claim.rival in arms | models or claim.rival.startswith(VALUE)
         if claim.measure not in get_args(Measure) and not claim.measure.startswith((OF_MODE, OF_METRIC, OF_DOMAIN)):
-            raise ConfigError(f"{where}the claim {claim.text!r} is about {claim.measure!r}, which nothing measures.")
+            raise ConfigError(
+                f"{where}the claim {claim.text!r} is about {claim.measure!r}, which the experiment does not measure."
+            )
         if claim.arm not in arms or not known:
             raise ConfigError(
-                f"{where}the claim {claim.text!r} compares {claim.arm!r} with {claim.rival!r}; name arms."
+                f"{where}the claim {claim.text!r} compares {claim.arm!r} with {claim.rival!r}; name arms of the "
+                "experiment."
             )
         if claim.premise is not None and claim.premise not in premises:
             raise ConfigError(f"{where}the claim {claim.text!r} has the unknown premise {claim.premise!r}.")

@@ -51,9 +51,9 @@ def build(
         ),
     ] = Preset.DEMO,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed for weights and problems; the same seed gives the same world.")
+        int, typer.Option(min=0, help="Seed of weights and problems; the same seed gives the same world.")
     ] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Output folder for the world of a FILE.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the world that a .yaml file describes.")] = None,
 ) -> None:
     """Build a world: small Qwen3-architecture models with a tokenizer, trained on procedural tasks.
 
@@ -68,7 +68,9 @@ def build(
 
     mine = is_world_file(place)
     if out is not None and not mine:
-        raise ConfigError(f"--out belongs to a world file, but {place} is the folder of a preset; leave it out.")
+        raise ConfigError(
+            f"--out can only be used with a world file, but {place} is the folder of a preset; leave it out."
+        )
     folder = out or (place.with_suffix("") if mine else place)
     console = Console()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -83,7 +85,7 @@ def build(
         world = build_world(folder, place if mine else preset.value, seed=seed, progress=advance)
     console.print(_table(world))
     if world.cached:
-        console.print(f"{world.folder} was built already; nothing to do.", markup=False)
+        console.print(f"{world.folder} has been built already; there is nothing to do.", markup=False)
 
 
 @app.command("random")
@@ -94,13 +96,22 @@ def random_models(
     student: Annotated[
         str, typer.Option(help="Shape of the student: qwen2.5-0.5b, qwen2.5-1.5b, qwen3-1.7b or qwen3-8b.")
     ] = "qwen2.5-0.5b",
-    teacher: Annotated[str, typer.Option(help="Shape of the teacher; same choices.")] = "qwen2.5-1.5b",
-    scale: Annotated[float, typer.Option(help="Share of width, layers and heads to keep, for small machines.")] = 1.0,
-    vocabulary: Annotated[int | None, typer.Option(help="Rows of the embedding. Default: those of the shapes.")] = None,
+    teacher: Annotated[
+        str, typer.Option(help="Shape of the teacher; the same choices as for --student.")
+    ] = "qwen2.5-1.5b",
+    scale: Annotated[
+        float, typer.Option(help="Fraction of width, layers and heads to keep, for small machines.")
+    ] = 1.0,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows of the embedding, that is, ids of the vocabulary. Default: as many as the shapes have."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Dtype of the stored weights: bfloat16, float16 or float32.")] = "bfloat16",
     prompts: Annotated[int, typer.Option(min=2, help="Number of prompts to write.")] = 4096,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for weights and prompts.")] = 0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per prompt.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and prompts.")] = 0,
 ) -> None:
     """Write a student and a teacher of real shapes with random weights, and prompts of random words.
 

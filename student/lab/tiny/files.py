@@ -53,44 +53,58 @@ _REINFORCE: Any = _settings_of(ReinforcePlan)
 class StageSettings(Settings):
     """One piece of training."""
 
-    tasks: list[str] = Field(default_factory=list, description="Names of the world's tasks; all when none is named.")
-    sft: _SFT | None = Field(None, description="Supervised training on worked solutions.")
-    reinforce: _REINFORCE | None = Field(None, description="Reinforcement on the verifier's score.")
+    tasks: list[str] = Field(default_factory=list, description="Names of the world's tasks to train on. Default: all.")
+    sft: _SFT | None = Field(None, description="Supervised training on the tasks' worked solutions.")
+    reinforce: _REINFORCE | None = Field(
+        None, description="Reinforcement learning with the verifier's score as reward."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> "StageSettings":
         if (self.sft is None) == (self.reinforce is None):
-            raise ValueError("a stage is either sft or reinforce; give one of them")
+            raise ValueError("a stage needs exactly one of the keys sft and reinforce")
         return self
 
 
 class WorldModelSettings(Settings):
     """One model."""
 
-    shape: _SHAPE | None = Field(None, description="Its size; left out for a model with a parent.")
-    parent: str | None = Field(None, description="An earlier model of the file whose weights it starts from.")
-    merge: list[str] = Field(
-        default_factory=list, description="Earlier models of one shape whose mean it starts from, two at least."
+    shape: _SHAPE | None = Field(None, description="Size of the model; left out for one with a parent or a merge.")
+    parent: str | None = Field(
+        None, description="Name of an earlier model of the file, from whose weights this one starts."
     )
-    stages: list[StageSettings] = Field(default_factory=list, description="Its training, in order.")
+    merge: list[str] = Field(
+        default_factory=list,
+        description="Names of at least two earlier models of equal shape, from the mean of whose weights this one "
+        "starts.",
+    )
+    stages: list[StageSettings] = Field(default_factory=list, description="Training stages of the model, in order.")
 
     @model_validator(mode="after")
     def _sized(self) -> "WorldModelSettings":
         if (self.shape is not None) + (self.parent is not None) + bool(self.merge) != 1:
-            raise ValueError("a model has a shape, a parent or models to merge; give one of the three")
+            raise ValueError("a model needs exactly one of the keys shape, parent and merge")
         if len(self.merge) == 1:
-            raise ValueError("a merge takes two models at least; make a single one the parent")
+            raise ValueError("merge needs at least two models; for a single one use parent")
         return self
 
 
 class WorldSettings(Settings):
     """A world."""
 
-    tasks: dict[str, TaskSettings] = Field(min_length=1, description="The tasks by name, as a recipe's prompts.")
-    models: dict[str, WorldModelSettings] = Field(min_length=1, description="The models by name, in order of building.")
-    max_new_tokens: int = Field(32, ge=1, description="Enough tokens for every correct answer.")
-    measured: int = Field(256, ge=1, description="Held-out prompts per task on which each model is measured.")
-    episodes: EpisodeSettings | None = Field(None, description="How prompts are played, where tasks are environments.")
+    tasks: dict[str, TaskSettings] = Field(
+        min_length=1, description="Tasks by name, each written like the prompts of a recipe."
+    )
+    models: dict[str, WorldModelSettings] = Field(
+        min_length=1, description="Models by name, in the order in which they are built."
+    )
+    max_new_tokens: int = Field(
+        32, ge=1, description="Maximum tokens of an answer; it must leave room for every correct one."
+    )
+    measured: int = Field(
+        256, ge=1, description="Number of held-out prompts per task on which each model's accuracy is measured."
+    )
+    episodes: EpisodeSettings | None = Field(None, description="How episodes are played, for tasks with environments.")
 
 
 def is_world_file(name: str | Path) -> bool:
@@ -112,10 +126,15 @@ def read_world(path: str | Path) -> WorldPlan:
         for origin in origins:
             if origin not in models:
                 known = ", ".join(models) or "none"
-                raise ConfigError(f"{path}: model {name!r} starts from {origin!r}; models before it: {known}.")
+                raise ConfigError(
+                    f"{path}: model {name!r} starts from {origin!r}, which is not listed before it; models before it: "
+                    f"{known}."
+                )
         shapes = {models[origin].shape for origin in origins}
         if len(shapes) > 1:
-            raise ConfigError(f"{path}: model {name!r} merges {', '.join(origins)}, which differ in shape.")
+            raise ConfigError(
+                f"{path}: model {name!r} merges {', '.join(origins)}, which differ in shape; merge models of one shape."
+            )
         size: Any = model.shape
         shape = shapes.pop() if shapes else Shape(**dict(size))
         stages = tuple(_stage(path, stage, tuple(found.tasks)) for stage in model.stages)
@@ -129,7 +148,7 @@ def read_world(path: str | Path) -> WorldPlan:
 def _stage(path: str | Path, stage: StageSettings, tasks: tuple[str, ...]) -> TrainingStage:
     for task in stage.tasks:
         if task not in tasks:
-            raise ConfigError(f"{path}: a stage names task {task!r}; the file has {', '.join(tasks)}.")
+            raise ConfigError(f"{path}: a stage names task {task!r}, but the file has {', '.join(tasks)}.")
     given: Any = stage.reinforce if stage.sft is None else stage.sft
     kind = ReinforcePlan if stage.sft is None else SftPlan
     return TrainingStage(kind(**dict(given)), tuple(stage.tasks) or tasks)

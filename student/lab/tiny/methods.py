@@ -19,9 +19,9 @@ from student.data.streams import stream
 class NoiseSettings(ControllerSettings):
     """Settings of `Noise`."""
 
-    share: float = Field(0.1, gt=0, le=1, description="Chance of each token to be replaced, in the chosen rows.")
-    rows: float = Field(0.5, gt=0, le=1, description="Chance of each row to be chosen.")
-    seed: int = Field(0, ge=0, description="Decides what is replaced.")
+    share: float = Field(0.1, gt=0, le=1, description="Probability that a token of a chosen row is replaced.")
+    rows: float = Field(0.5, gt=0, le=1, description="Probability that a row is chosen.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of rows and tokens and of the replacements.")
 
 
 class Noise(Controller):
@@ -65,9 +65,9 @@ class Noise(Controller):
 class UntilSettings(ControllerSettings):
     """Settings of `Until`."""
 
-    accuracy: float = Field(gt=0, le=1, description="The run ends when greedy answers are right this often.")
-    prompts: int = Field(128, ge=1, description="Training prompts that are asked.")
-    every: int = Field(20, ge=1, description="Steps between two looks.")
+    accuracy: float = Field(gt=0, le=1, description="Accuracy of greedy answers (fraction) at which the run ends.")
+    prompts: int = Field(128, ge=1, description="Number of training prompts that are answered to measure it.")
+    every: int = Field(20, ge=1, description="Steps between two measurements.")
 
 
 class Until(Controller):

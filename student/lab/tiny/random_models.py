@@ -60,10 +60,10 @@ class RandomShape:
             ConfigError: for a scale or a number of rows out of range.
         """
         if not 0 < scale <= 1:
-            raise ConfigError(f"the scale of a shape is {scale:g}; give a number above 0 and up to 1.")
+            raise ConfigError(f"scale is {scale:g}, but it must be above 0 and at most 1.")
         rows = self.vocabulary if vocabulary is None else vocabulary
         if not _LEAST_ROWS <= rows <= self.vocabulary:
-            raise ConfigError(f"a vocabulary of {rows} rows was asked for; give {_LEAST_ROWS} to {self.vocabulary}.")
+            raise ConfigError(f"the vocabulary has {rows} rows, but it must have {_LEAST_ROWS} to {self.vocabulary}.")
         heads = max(1, round(self.heads * scale))
         wanted = max(1, round(self.shared_heads * scale))
         return replace(
@@ -93,7 +93,7 @@ def random_shape(name: str) -> RandomShape:
         ConfigError: for an unknown name.
     """
     if name not in RANDOM_SHAPES:
-        raise ConfigError(f"there is no shape {name!r} for random weights; known: {', '.join(RANDOM_SHAPES)}.")
+        raise ConfigError(f"shape {name!r} is unknown; use one of {', '.join(RANDOM_SHAPES)}.")
     return RANDOM_SHAPES[name]
 
 
@@ -155,10 +155,11 @@ def make_random_models(
 
     if student.vocabulary != teacher.vocabulary:
         raise ConfigError(
-            f"student and teacher have {student.vocabulary} and {teacher.vocabulary} rows; give one number."
+            f"the shapes of student and teacher have vocabularies of {student.vocabulary} and {teacher.vocabulary} "
+            "rows; give one number for both."
         )
     if dtype not in _BYTES:
-        raise ConfigError(f"weights cannot be stored as {dtype!r}; use {', '.join(_BYTES)}.")
+        raise ConfigError(f"weights cannot be stored as {dtype!r}; use one of {', '.join(_BYTES)}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists already; remove it or choose another folder.")
     sizes = {name: count_parameters(shape) for name, shape in ((STUDENT, student), (TEACHER, teacher))}

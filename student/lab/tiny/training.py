@@ -111,7 +111,9 @@ def train_stage(recipe: Recipe, progress: StepProgress) -> Path:
     try:
         summary = train(recipe, telemetry=sinks)
     except CancelledError as error:
-        raise CancelledError("the build was stopped; build again to go on with the model it was at.") from error
+        raise CancelledError(
+            "the build was stopped; run the command again to continue with the model that was being built."
+        ) from error
     progress(recipe.train.steps, recipe.train.steps)
     return Path(summary["checkpoint"]) / "model"
 

@@ -84,7 +84,7 @@ def test_the_verb_finds_the_examinations_and_says_what_cannot_be_examined(
 ) -> None:
     assert examination("teacher") is examine_teacher
     assert examination("self-test").__name__ == "examine_chain"
-    with pytest.raises(ConfigError, match="no examination 'x'"):
+    with pytest.raises(ConfigError, match="lacks the check 'x'"):
         examination("x")
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(make_recipe().model_dump(mode="json", exclude_unset=True)))

@@ -287,7 +287,7 @@ def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
     monkeypatch.setattr("student.loop.train", lambda *_, **__: {})
     monkeypatch.setattr("student.lab.runner._outcome", lambda task: "done")
     _work([run], 1, lines.append)
-    assert "begins again" in lines[0] and run.name in lines[0]
+    assert "starts from the beginning" in lines[0] and run.name in lines[0]
     assert other.is_dir() and not run.folder.exists()
 
 

@@ -51,7 +51,7 @@ def test_too_few_answers_and_no_teachers_are_refused(world: Path) -> None:
     )
     with pytest.raises(ConfigError, match="too few"):
         measure(recipe, rows=4)
-    with pytest.raises(ConfigError, match="names no teachers"):
+    with pytest.raises(ConfigError, match="has no teachers"):
         measure(recipe, rows=8)
 
 

@@ -112,7 +112,7 @@ def test_a_stage_without_evaluations_is_judged_by_its_rewards(tmp_path: Path) ->
         return no_progress("short", tmp_path, {"before": None, "after": None})
 
     assert stage(0.1, 0.2, 0.3, 0.3, 0.4, 0.4, 0.5, 0.6) is None
-    assert "0.400, 0.300, 0.200, 0.150; its teacher has nothing" in (
+    assert "0.400, 0.300, 0.200, 0.150; this mode's teacher is no better" in (
         stage(0.5, 0.3, 0.3, 0.3, 0.2, 0.2, 0.2, 0.1) or ""
     )
 

@@ -195,7 +195,7 @@ def test_mismatches_are_refused_by_name(models: list[Path], tmp_path: Path) -> N
     assert "model.embed_tokens.weight is" in _refusal([first, str(wide)], out)
     assert "was not found" in _refusal([first, str(tmp_path / "absent")], out)
     (tmp_path / "empty").mkdir()
-    assert "holds no config.json" in _refusal([first, str(tmp_path / "empty")], out)
+    assert "lacks config.json" in _refusal([first, str(tmp_path / "empty")], out)
     bare = tmp_path / "bare"
     make_model(SHAPE, seed=0).save_pretrained(bare)
     assert "different tokenizers" in _refusal([first, str(bare)], out)

@@ -207,7 +207,7 @@ def test_a_stage_that_fails_is_named_and_what_is_done_is_kept(make: Callable[...
     with pytest.raises(RunFolderError, match="is there a run to resume"):
         run_orbit(broken, resume=True, log=lambda text: None)
     begun(broken, {"long": data["model"]["path"]})
-    with pytest.raises(StageError, match="stage short ended with exit code 3"):
+    with pytest.raises(StageError, match="stage short failed with exit code 3"):
         run_orbit(broken, resume=True, log=lambda text: None)
     state = json.loads((broken.run / "state.json").read_text())
     assert list(state["checkpoints"]) == ["long"] and state["running"] == "short"
@@ -268,10 +268,10 @@ def test_each_stage_has_its_own_budget_mark_and_keys(make: Callable[..., OrbitRe
                     "c": {"budget": 2, "prefix": "C"},
                 }
             },
-            "mode b has weight 0 and no stage that would make a teacher b",
+            "mode b has weight 0, so no stage trains its teacher b",
         ),
-        ({"stages": {"medium": {}}}, "stages names medium, but modes are long, short"),
-        ({"teachers": {"endpoints": {"long": ["localhost:1"]}}}, "serves no teacher of mode short"),
+        ({"stages": {"medium": {}}}, "stages names medium, but the trained modes are long, short"),
+        ({"teachers": {"endpoints": {"long": ["localhost:1"]}}}, "endpoints lacks mode short"),
         ({"merge": {"weights": {"medium": 1.0}}}, "merge.weights names medium"),
     ],
 )
@@ -318,12 +318,12 @@ def test_rollouts_longer_than_the_teachers_take_are_refused_before_the_first_sta
 
 def test_a_folder_of_something_else_is_neither_begun_in_nor_resumed(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(RunFolderError, match="holds something else than a run of ORBIT; choose another one"):
+    with pytest.raises(RunFolderError, match="is not empty and holds no ORBIT run; choose another one"):
         State.open(tmp_path, {}, resume=False)
     with pytest.raises(RunFolderError, match="is there a run to resume"):
         State.open(tmp_path, {}, resume=True)
     State(tmp_path / "state.json").save()
-    with pytest.raises(RunFolderError, match="holds a run; continue it with --resume, or choose another one"):
+    with pytest.raises(RunFolderError, match="holds a run already; continue it with --resume"):
         State.open(tmp_path, {}, resume=False)
 
 

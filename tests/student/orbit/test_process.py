@@ -98,7 +98,7 @@ def test_a_stage_that_outlives_its_command_keeps_the_folder(
     process, pid = start(command, tmp_path, STUBBORN)
     process.kill()
     process.wait()
-    with pytest.raises(RunFolderError, match="still runs"), StageProcesses(tmp_path):
+    with pytest.raises(RunFolderError, match="is still running"), StageProcesses(tmp_path):
         pass
     os.kill(int(pid), signal.SIGKILL)
     with (tmp_path / ".lock").open() as lock:

@@ -45,10 +45,10 @@ def test_a_file_says_tasks_models_and_stages(tmp_path: Path) -> None:
         ("sft: {steps", "sft: {stepps", "'steps'"),
         ("parent: base", "parent: nobody", "nobody"),
         ("tasks: [sorting]", "tasks: [other]", "other"),
-        ("{parent: base, ", "{", "give one of the three"),
-        ("parent: base", "merge: [base]", "takes two models at least"),
+        ("{parent: base, ", "{", "exactly one of the keys shape, parent and merge"),
+        ("parent: base", "merge: [base]", "needs at least two models"),
         ("parent: base", "merge: [base, nobody]", "starts from 'nobody'"),
-        ("reinforce: {steps: 1", "sft: {steps: 1}, reinforce: {steps: 1", "either sft or reinforce"),
+        ("reinforce: {steps: 1", "sft: {steps: 1}, reinforce: {steps: 1", "exactly one of the keys sft and reinforce"),
     ],
 )
 def test_a_mistake_in_a_file_is_named(tmp_path: Path, old: str, new: str, named: str) -> None:
