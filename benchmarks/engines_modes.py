@@ -127,7 +127,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the tables here")
+    parser.add_argument("--json", type=Path, help="file to write the tables to as well")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     k, rounds = 64, 3 if arguments.quick else 7

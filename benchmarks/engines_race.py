@@ -141,9 +141,9 @@ def _furthest(given: list[list[float]], other: list[list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--quick", action="store_true", help="a small model and few rows")
-    parser.add_argument("--reduced", action="store_true", help="a tiny model and few tokens")
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
+    parser.add_argument("--quick", action="store_true", help="use a small model and few rows")
+    parser.add_argument("--reduced", action="store_true", help="use a tiny model and few tokens")
+    parser.add_argument("--json", type=Path, default=None, help="file to write the figures to as well")
     parser.add_argument("--one", choices=list(CONTESTANTS), default=None, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

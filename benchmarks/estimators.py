@@ -196,7 +196,7 @@ the masses of their candidates among their diagnostics. `test_diagnostics.py` ha
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, nargs="?", default=None, help="where to write; standard output if left out")
+    parser.add_argument("path", type=Path, nargs="?", default=None, help="file to write; standard output by default")
     path = parser.parse_args().path
     torch.set_num_threads(1)
     text = table()

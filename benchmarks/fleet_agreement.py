@@ -123,7 +123,7 @@ def measure(model: str, count: int, scratch: Path, *, live: bool) -> list[dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="", help="folder of a causal LM; the teacher of a tiny world if left out")
+    parser.add_argument("--model", default="", help="folder of a causal LM; by default the teacher of a tiny world")
     parser.add_argument("--rows", type=int, default=64)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

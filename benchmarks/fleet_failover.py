@@ -147,7 +147,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=32)
-    parser.add_argument("--outstanding", type=int, default=300, help="rows submitted at any time")
+    parser.add_argument("--outstanding", type=int, default=300, help="number of rows kept submitted at any time")
     parser.add_argument("--seconds-per-token", type=float, default=4e-4)
     arguments = parser.parse_args()
     ledger = Ledger()

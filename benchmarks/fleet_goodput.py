@@ -70,8 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slow", type=float, default=3.0, help="how many times slower the first server works")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds that every call to it waits besides")
+    parser.add_argument("--slow", type=float, default=3.0, help="factor by which the first server is slower")
+    parser.add_argument(
+        "--latency", type=float, default=0.0, help="seconds by which every call to the first server is delayed as well"
+    )
     parser.add_argument("--seconds-per-token", type=float, default=1e-4)
     arguments = parser.parse_args()
     rows = draw_rows(arguments.rows)

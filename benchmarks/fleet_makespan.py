@@ -154,8 +154,8 @@ def print_table(title: str, rows: list[dict[str, object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 seeds instead of 10")
-    parser.add_argument("--json", help="also write the numbers to this file")
+    parser.add_argument("--quick", action="store_true", help="use 2 seeds instead of 10")
+    parser.add_argument("--json", help="file to write the numbers to as well")
     arguments = parser.parse_args()
     spans = makespan_table(2 if arguments.quick else 10)
     print_table("Makespan divided by ideal, and share of rows hedged (means over seeds)", spans)

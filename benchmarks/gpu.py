@@ -177,7 +177,8 @@ def publish(path: Path) -> None:
     for name, section in sections.items():
         if section["machine"]["device"] == "CPU":
             sys.exit(
-                f"section {name} of {path} was measured on a CPU; docs/performance.md shows GPUs: run make gpu on one."
+                f"section {name} of {path} was measured on a CPU, but docs/performance.md shows GPUs only; run make "
+                "gpu on one."
             )
     PUBLISHED.write_text(json.dumps(sections, indent=1) + "\n")
     write_page(sections)
@@ -186,11 +187,21 @@ def publish(path: Path) -> None:
 def main() -> None:
     """Run the parts, or publish what they gave."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("runs/gpu.json"), help="the file; runs/gpu.json")
+    parser.add_argument(
+        "--json", type=Path, default=Path("runs/gpu.json"), help="file for the figures; runs/gpu.json by default"
+    )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu hides the GPUs")
-    parser.add_argument("--reduced", action="store_true", help="tiny models, to see that everything runs")
-    parser.add_argument("--publish", type=Path, default=None, metavar="FILE", help="show a file of figures on the page")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="device to measure on; cpu hides the GPUs"
+    )
+    parser.add_argument("--reduced", action="store_true", help="use tiny models, to see that everything runs")
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="file of figures to show in docs/performance.md; measures nothing",
+    )
     options = parser.parse_args()
     if options.publish:
         publish(options.publish)

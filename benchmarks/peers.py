@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=23)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:4])
-    parser.add_argument("--cores", type=int, default=0, help="cores that a side may use; 0: all")
+    parser.add_argument("--cores", type=int, default=0, help="number of cores that a side may use; 0 means all")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -106,7 +106,9 @@ def main() -> None:
                     f"{clients:8} {rate:9.0f} {rate / peak:8.2f} {refused:8} {wait:10.2f} {resident:8.0f}", flush=True
                 )
                 if untyped:
-                    raise SystemExit(f"{untyped} calls failed otherwise: {dict(load.outcomes)}")
+                    raise SystemExit(
+                        f"{untyped} calls failed with something other than a refusal: {dict(load.outcomes)}"
+                    )
     if args.json:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -132,7 +132,7 @@ async def soak(address: str, process: psutil.Process, metrics_port: int, seconds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--leak", action="store_true", help="leak on purpose; exits with 0 when that is caught")
+    parser.add_argument("--leak", action="store_true", help="leak memory on purpose; exits with 0 if that is noticed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         flags = (*CONSTANT_ENGINE, "--log-level", "error", *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []))

@@ -216,8 +216,8 @@ def figures(
 def main() -> None:
     """Run the job, print its figures and the plan's, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reduced", action="store_true", help="tiny models and few rows")
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
+    parser.add_argument("--reduced", action="store_true", help="use tiny models and few rows")
+    parser.add_argument("--json", type=Path, default=None, help="file to write the figures to as well")
     options = parser.parse_args()
     size = SIZES["reduced" if options.reduced else "gpu" if torch.cuda.is_available() else "cpu"]
     device = here()

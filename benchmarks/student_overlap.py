@@ -54,7 +54,7 @@ _IDS = 32_768
 class PacedEngineSettings(RolloutEngineSettings):
     """Settings of the engine."""
 
-    seconds: float = Field(ge=0, description="From the start of a step's rollout to its last row.")
+    seconds: float = Field(ge=0, description="Seconds from the start of a step's rollout to its last row.")
 
 
 class PacedEngine(CopyEngine):
@@ -84,7 +84,7 @@ class PacedEngine(CopyEngine):
 class PacedTermSettings(TermSettings):
     """Settings of the term."""
 
-    seconds: float = Field(ge=0, description="How long an update waits.")
+    seconds: float = Field(ge=0, description="Seconds that an update waits.")
 
 
 class PacedTerm(Term):
@@ -190,12 +190,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--real", action="store_true", help="no set lengths: rollout and learning share the CPU")
-    parser.add_argument("--mid", action="store_true", help="larger, random models in place of the tiny world's")
     parser.add_argument(
-        "--lags", type=int, nargs="+", default=[0, 1, 2], help="the first is what the others are compared with"
+        "--real", action="store_true", help="do not set the stages' lengths: rollout and learning share the CPU"
     )
-    parser.add_argument("--world", type=Path, help="folder of a tiny world; built if left out")
+    parser.add_argument(
+        "--mid", action="store_true", help="use larger models with random weights instead of the tiny world's"
+    )
+    parser.add_argument(
+        "--lags", type=int, nargs="+", default=[0, 1, 2], help="lags to measure; the others are compared with the first"
+    )
+    parser.add_argument("--world", type=Path, help="folder of a tiny world; by default one is built")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         world = options.world or Path(scratch) / "world"

@@ -75,10 +75,14 @@ def draw_panel(axis: Any, panel: tuple[str, str, str, str], several: list[dict[s
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("out", type=Path, help="folder of the pictures")
-    parser.add_argument("--minutes", type=float, default=30.0, help="length of the time drawn")
-    parser.add_argument("--end", type=float, default=time.time(), help="Unix time at which it ends; now by default")
-    parser.add_argument("--window", default="5m", help="of rates; a short run needs a shorter one than the boards have")
+    parser.add_argument("out", type=Path, help="folder to write the pictures to")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes to draw")
+    parser.add_argument(
+        "--end", type=float, default=time.time(), help="Unix time at which the drawn period ends; now by default"
+    )
+    parser.add_argument(
+        "--window", default="5m", help="window of the rates; a short run needs a shorter one than the boards use"
+    )
     given = parser.parse_args()
     start = given.end - 60 * given.minutes
     for name in ("FLEET", "TRAINING"):

@@ -29,7 +29,7 @@ def screenshot(page: Path, out: Path, width: int, height: int, *, dark: bool = F
     """
     program = browser()
     if program is None:
-        raise RuntimeError("no Chromium is installed; `make browser` gets Debian's")
+        raise RuntimeError("Chromium is not installed; run `make browser`, which gets Debian's")
     with tempfile.TemporaryDirectory() as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
         scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"

@@ -13,7 +13,7 @@ def generate(out: Path) -> None:
 
     flags = [f"-I{ROOT / 'protos'}", f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
     if protoc.main(["protoc", *flags, *PROTOS]) != 0:
-        raise SystemExit("protoc failed")
+        raise SystemExit("protoc failed; its message is above")
 
 
 if __name__ == "__main__":

@@ -30,23 +30,28 @@ TABLES = (
     Table(
         "tests",
         "figures",
-        "device tests, conformance suites of the engines and whole trainings",
-        {"tests": "folder or file", "passed": "tests", "failed": "tests", "skipped": "tests"},
+        "tests on the device, conformance suites of the engines and whole trainings",
+        {
+            "tests": "folder or file of the tests",
+            "passed": "number that passed",
+            "failed": "number that failed",
+            "skipped": "number that were skipped",
+        },
     ),
     Table(
         "kernels",
         "figures",
         "exact divergences, forward and backward",
         {
-            "kind": "divergence",
-            "tokens": "N",
-            "who": "implementation",
-            "seconds": "of a pass",
-            "time_ratio": "over the materialised form's",
+            "kind": "which divergence",
+            "tokens": "number of tokens N",
+            "who": "which implementation",
+            "seconds": "seconds of a forward and backward pass",
+            "time_ratio": "those seconds over the materialised form's",
             "extra_mib": "memory above inputs and gradients, MiB",
-            "memory_ratio": "over the materialised form's",
+            "memory_ratio": "that memory over the materialised form's",
             "of_flop_floor": "seconds over those of the four matrix products alone",
-            "of_byte_floor": "seconds over those of the traffic alone",
+            "of_byte_floor": "seconds over those of the memory traffic alone",
         },
     ),
     Table(
@@ -55,12 +60,12 @@ TABLES = (
         "a teacher of random weights against vLLM's `prompt_logprobs`, the same rows",
         {
             "k": "ids per token",
-            "who": "engine",
-            "seconds": "of all rows",
-            "response_tokens_per_second": "tokens/s",
-            "of_vllm": "rate over vLLM's",
-            "mfu": "share of the device's peak",
-            "nats_from_opd": "largest difference of log-probs",
+            "who": "which engine",
+            "seconds": "seconds for all rows",
+            "response_tokens_per_second": "response tokens scored per second",
+            "of_vllm": "that rate over vLLM's",
+            "mfu": "FLOP/s as a share of the device's peak",
+            "nats_from_opd": "largest difference of log-probs from opd's, in nats",
         },
     ),
     Table(
@@ -68,20 +73,25 @@ TABLES = (
         "figures",
         "a short distillation, teacher and student on one device",
         {
-            "step_seconds": "by the clock",
-            "response_tokens_per_second": "tokens/s",
-            "teacher_seconds": "its engine's, per step",
-            "teacher_share": "of the step",
-            "wait_share": "of the step in which the student waits for scores",
-            "mfu": "both models, of the peak",
-            "learn_mfu": "of the peak, while it learns",
+            "step_seconds": "seconds of a step",
+            "response_tokens_per_second": "response tokens per second",
+            "teacher_seconds": "seconds of the teacher's engine per step",
+            "teacher_share": "those seconds as a share of the step",
+            "wait_share": "share of the step in which the student waits for scores",
+            "mfu": "FLOP/s of both models as a share of the peak",
+            "learn_mfu": "FLOP/s while the student learns, as a share of the peak",
         },
     ),
     Table(
         "job",
         "plan",
         "what `opd plan` says of that job",
-        {"stage": "of a step", "planned_seconds": "s", "seconds": "measured", "ratio": "planned over measured"},
+        {
+            "stage": "stage of a step",
+            "planned_seconds": "planned seconds",
+            "seconds": "measured seconds",
+            "ratio": "planned over measured",
+        },
     ),
 )
 
@@ -96,7 +106,7 @@ def render(sections: Mapping[str, Any]) -> str:
         if section:
             lines.append(_where(section))
         if "error" in section:
-            lines.append(f"It failed: {_cell(section['error'].splitlines()[-1])}.")
+            lines.append(f"This part failed: {_cell(section['error'].splitlines()[-1])}.")
         lines += ["", *_rows(table.columns, records)]
     return "\n".join(lines).strip() + "\n"
 

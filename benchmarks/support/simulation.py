@@ -33,7 +33,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-ty
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
-            raise RuntimeError("the simulation waits for something that will never happen")
+            raise RuntimeError("the simulation waits for an event that never comes")
         self.elapsed += max(0.0, timeout)
         return super().select(0)
 
@@ -144,7 +144,7 @@ class SimulatedLink:
         await self._travel(idle)
         weights = self._server.teachers.get(request.info.name)
         if weights is None:
-            raise TeacherNotFoundError(f"replica {self.address} serves no {request.info.name!r}.")
+            raise TeacherNotFoundError(f"replica {self.address} does not serve teacher {request.info.name!r}.")
         futures = [self._server.work(0 if request.check else len(item.token_ids)) for item in request.items]
         try:
             for index, (item, future) in enumerate(zip(request.items, futures, strict=True)):
