@@ -20,8 +20,8 @@ def score(
     rows: Annotated[
         Path,
         typer.Option(
-            help="File with a JSON object per line: prompt_ids and response_ids (also gather_ids for gather, and spans to "
-            "score some positions only), or prompt and response as text together with --tokenizer."
+            help="File with a JSON object per line: prompt_ids and response_ids (also gather_ids for gather, and spans "
+            "to score some positions only), or prompt and response as text together with --tokenizer."
         ),
     ],
     out: Annotated[

@@ -50,16 +50,16 @@ def test_an_answer_that_cannot_be_kept_is_an_answer_all_the_same(
     (tmp_path / "cache").write_text("a file where the folder should be")
     one = client(server, cache=str(tmp_path / "cache"))
     assert one.ask(QUESTION) == "7" and one.ask(QUESTION) == "7" and one.ask([{"role": "user", "content": "?"}])
-    assert one.calls == 2 and one.kept == 1
+    assert one.asked == 3 and len(server.asked) == 2
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "cannot be stored in" in warning and str(tmp_path / "cache") in warning
 
 
 def test_equal_questions_are_asked_once_also_by_another_run(server: Server, tmp_path: Path) -> None:
     one = client(server, cache=str(tmp_path))
-    assert [one.ask(QUESTION) for _ in range(3)] == ["7"] * 3 and one.calls == 1 and one.kept == 2
+    assert [one.ask(QUESTION) for _ in range(3)] == ["7"] * 3 and one.asked == 3 and len(server.asked) == 1
     other = client(server, cache=str(tmp_path))
-    assert other.ask(QUESTION) == "7" and other.calls == 0
+    assert other.ask(QUESTION) == "7" and other.asked == 1 and len(server.asked) == 1
     assert client(server, cache=str(tmp_path), temperature=0.5).ask(QUESTION) == "7" and len(server.asked) == 2
     (file,) = [path for path in tmp_path.rglob("*.json") if "0.5" not in path.read_text()][:1]
     file.write_text("{half")
