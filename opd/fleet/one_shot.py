@@ -38,7 +38,7 @@ def score(
     with TeacherFleet.connect(endpoints, client="library") as fleet:
         names = sorted(fleet.teachers())
         if teacher is None and len(names) != 1:
-            raise ConfigError(f"the servers have the teachers {', '.join(names)}; name one of them.")
+            raise ConfigError(f"the servers serve the teachers {', '.join(names)}; name one of them.")
         return fleet.score(teacher or names[0], list(starmap(_item, rows)), payload or PayloadSpec.sampled())
 
 

@@ -118,7 +118,7 @@ class JsonVerifier:
             return Verdict.unknown("the prompt has no column 'schema'; list it in prompts.keep_columns")
         found = find_json(completion)
         if found is None:
-            return Verdict.of(False, "the completion holds no JSON object or array")
+            return Verdict.of(False, "the completion contains no JSON object or array")
         errors = schema_errors(found.value, schema)
         return Verdict.of(not errors, "; ".join(errors))
 

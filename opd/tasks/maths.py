@@ -93,7 +93,7 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     found = _read(request["completion"])
     reference = _reference(request["reference"])
     if not found:
-        return {"right": False, "reason": "the completion holds no mathematical answer"}
+        return {"right": False, "reason": "the completion contains no mathematical answer"}
     right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
     right = right and not _other_symbol(request["reference"], request["completion"])
     return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}

@@ -31,7 +31,7 @@ class NumericVerifier:
             return Verdict.unknown("the prompt's reference answer is not a number")
         found = last_number(completion)
         if found is None:
-            return Verdict.of(False, "the completion holds no number")
+            return Verdict.of(False, "the completion contains no number")
         return Verdict.of(abs(found - wanted) <= TOLERANCE * (abs(wanted) or 1.0), f"expected {wanted:g}")
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:

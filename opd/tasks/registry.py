@@ -5,7 +5,11 @@ from opd.registry import Registry
 TASKS = Registry("task", "opd.tasks", member="Options")
 TASKS.add("addition", "opd.tasks.arithmetic:Addition", "sums with column sums as scratch work")
 TASKS.add("subtraction", "opd.tasks.arithmetic:Subtraction", "differences with digits and borrows as scratch work")
-TASKS.add("multiplication", "opd.tasks.arithmetic:Multiplication", "number times digit with column products")
+TASKS.add(
+    "multiplication",
+    "opd.tasks.arithmetic:Multiplication",
+    "a number times a digit, with column products as scratch work",
+)
 TASKS.add("running_sum", "opd.tasks.traces:RunningSum", "a long trace that repeats one skill: running totals")
 TASKS.add("restate", "opd.tasks.traces:Restate", "a sum whose result is restated: the tail follows from the prefix")
 TASKS.add("parts", "opd.tasks.traces:Parts", "several problems of different kinds: every part needs its own skill")
@@ -20,12 +24,18 @@ TASKS.add("simulated", "opd.tasks.environments.simulated:Simulated", "episodes i
 
 VERIFIERS = Registry("verifier", "opd.verifiers", member="verify")
 VERIFIERS.add("exact", "opd.tasks.exact:ExactVerifier", "the completion equals the answer, white space aside")
-VERIFIERS.add("numeric", "opd.tasks.numeric:NumericVerifier", "the last number of the completion is the answer's")
+VERIFIERS.add("numeric", "opd.tasks.numeric:NumericVerifier", "the last number of the completion equals the answer's")
 VERIFIERS.add("json_schema", "opd.tasks.json_answer:JsonVerifier", "JSON in the completion fits the prompt's schema")
 VERIFIERS.add("math", "opd.tasks.maths:MathVerifier", "mathematical equality of the final answer (math-verify)")
-VERIFIERS.add("reasoning_gym", "opd.tasks.gym:GymVerifier", "a reasoning-gym dataset's own check of a problem of it")
+VERIFIERS.add(
+    "reasoning_gym", "opd.tasks.gym:GymVerifier", "the check of the reasoning-gym dataset that the problem comes from"
+)
 VERIFIERS.add("chat_judge", "opd.tasks.judges:ChatJudge", "a grade by a chat model at an OpenAI-compatible endpoint")
 VERIFIERS.add("http_judge", "opd.tasks.judges:HttpJudge", "a score by any service that speaks JSON")
 VERIFIERS.add("grpc_judge", "opd.tasks.judges:GrpcJudge", "a score by any service that speaks gRPC (judge.proto)")
 VERIFIERS.add("code", "opd.tasks.code:CodeVerifier", "the program passes the prompt's tests, run in a sandbox")
-VERIFIERS.add("code_lenient", "opd.tasks.code:LenientCodeVerifier", "as code, but a killed program is unknown")
+VERIFIERS.add(
+    "code_lenient",
+    "opd.tasks.code:LenientCodeVerifier",
+    "like code, but a program that was killed is unknown, not wrong",
+)

@@ -148,7 +148,8 @@ class GrpcLink:
             return kind.FromString(data)
         except DecodeError as error:
             raise CorruptPayloadError(
-                f"replica {self.address} sent {len(data)} bytes that are not a message of the contract."
+                f"replica {self.address} sent {len(data)} bytes that are not a message of the contract; its version "
+                "may differ."
             ) from error
 
     async def _messages(self, stream: Any, kind: type[M], idle: float) -> AsyncGenerator[M, None]:
@@ -174,7 +175,9 @@ class GrpcLink:
             # cancelled.
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                raise UnavailableError(f"the connection to replica {self.address} was closed.") from error
+                raise UnavailableError(
+                    f"the connection to replica {self.address} was closed while a call was open."
+                ) from error
             raise
         finally:
             stream.cancel()

@@ -214,7 +214,7 @@ class Members:
         # From what all servers have in common to what one teacher lacks: the first that applies explains the rest.
         if len(errors) == len(self.monitors):
             if all(isinstance(error, AuthError) for error in errors):
-                return AuthError(f"no teacher server accepts this client: {sentences}")
+                return AuthError(f"no teacher server accepts this client's credentials: {sentences}")
             return UnavailableError(f"no teacher server answers: {sentences} Start one or correct the address.")
         served = sorted({name for monitor in monitors for name in monitor.infos})
         missing = self._missing()

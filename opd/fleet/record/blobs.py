@@ -20,7 +20,8 @@ from opd.errors import DataError
 
 log = logging.getLogger("opd.fleet")
 FORMAT = 2
-"""Of a store, in `user_version`; raised when tables here, or keys or bytes in row.py, change their meaning."""
+"""Format number of a store, kept in `user_version`; raised when tables here, or keys or bytes in row.py, change their
+meaning."""
 _TRIM_TO = 0.9
 _WAIT_SECONDS = 60.0
 _PAGE = 8192

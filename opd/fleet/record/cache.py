@@ -87,8 +87,8 @@ class CachedScores:
             others = [pb.Dtype.Name(one.compute_dtype) for one in same if one.compute_dtype != info.compute_dtype]
             if others:
                 log.warning(
-                    "the score cache %s has scores of these weights as computed in %s, and teacher %r computes in %s: "
-                    "its rows are neither read nor kept; give it another folder.",
+                    "the score cache %s has scores of these weights as computed in %s, but teacher %r computes in %s: "
+                    "its rows are neither looked up nor stored there; set another cache.folder for it.",
                     *(self._store.folder, others[0], info.name, pb.Dtype.Name(info.compute_dtype)),
                 )
             elif self._attempt(partial(self._store.put_teacher, info)) is None:
@@ -110,7 +110,9 @@ class CachedScores:
         lost = self._lost + len(self._waiting)
         if lost:
             log.warning(
-                "%d rows are not in the score cache %s: they are scored again next time", lost, self._store.folder
+                "%d rows could not be stored in the score cache %s; a later run scores them again",
+                lost,
+                self._store.folder,
             )
         self._attempt(self._store.close)
 
@@ -142,18 +144,22 @@ class CachedScores:
             with self._lock:
                 self._lost += len(rows)
             known = isinstance(error, DataError)
-            self._warn(str(error) if known else f"rows are not kept in the score cache {self._store.folder}: {error!r}")
+            self._warn(
+                str(error) if known else f"rows could not be stored in the score cache {self._store.folder}: {error!r}"
+            )
         else:
             if self._failed_at is not None:
-                log.warning("the score cache %s takes rows again: those that waited are written", self._store.folder)
+                log.warning(
+                    "the score cache %s can be written again; the rows that waited are stored", self._store.folder
+                )
             self._failed_at = None
 
     def _hold(self, rows: list[StoredRow], error: OSError) -> None:
         """Keep rows for the next attempt, earliest first; what exceeds the memory for them is lost."""
         if self._failed_at is None:
             log.warning(
-                "the score cache %s takes no rows (%s): the run goes on, and new rows wait in memory, up to %d MiB of "
-                "them; free some space there, or look at its disk.",
+                "the score cache %s cannot be written (%s): the run goes on, and new rows wait in memory, up to %d MiB "
+                "of them; free space on its disk, or check the disk.",
                 self._store.folder,
                 error.strerror,
                 _HELD_BYTES >> 20,

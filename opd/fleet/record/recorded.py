@@ -55,7 +55,9 @@ class RecordedFleet(ScoreSource):
         """See `ScoreSource.describe`."""
         if teacher not in self._infos:
             recorded = ", ".join(sorted(self._infos))
-            raise TeacherNotFoundError(f"there is no teacher {teacher!r} in this store; it holds {recorded}.")
+            raise TeacherNotFoundError(
+                f"score store {self.store.folder} has no teacher {teacher!r}; it holds {recorded}."
+            )
         return self._infos[teacher]
 
     def submit_many(

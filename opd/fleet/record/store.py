@@ -48,7 +48,7 @@ class ScoreStore:
             self._scores = Blobs(self.folder / "scores.sqlite", max_bytes)
         except OSError as error:
             raise RunFolderError(
-                f"score store {self.folder} cannot be made: {error.strerror}; choose another."
+                f"score store {self.folder} cannot be created: {error.strerror}; choose another folder."
             ) from error
 
     # Scores.
@@ -146,7 +146,7 @@ class ScoreStore:
         except (SafetensorError, ValueError, KeyError) as error:
             raise DataError(f"{path} is damaged: {error}; remove it and score again.") from error
         if head_hash(head) != content_hash:
-            raise DataError(f"head {path} does not have the hash of its name; record it again.")
+            raise DataError(f"head {path} does not have the hash that its name gives; remove it and record it again.")
         return head
 
     # Files.
@@ -158,5 +158,5 @@ class ScoreStore:
 
     def _head_path(self, content_hash: str) -> Path:
         if not _NAME.fullmatch(content_hash):
-            raise DataError(f"head hash {content_hash!r} is not one.")
+            raise DataError(f"head hash {content_hash!r} cannot name a file; it must be a hash in hex digits.")
         return self.folder / "heads" / f"{content_hash}.safetensors"

@@ -12,17 +12,19 @@ ENVIRONMENTS.add(
 ENVIRONMENTS.add(
     "python", "opd.tasks.environments.python_tool:PythonTool", "a problem with a Python interpreter as a tool"
 )
-ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "further attempts at a problem, by a verifier")
+ENVIRONMENTS.add("again", "opd.tasks.environments.again:Again", "several attempts at a problem, judged by a verifier")
 ENVIRONMENTS.add("textworld", "opd.tasks.environments.textworld:TextWorld", "games of TextWorld, made by tw-make")
 ENVIRONMENTS.add("alfworld", "opd.tasks.environments.alfworld:ALFWorld", "household tasks in ALFWorld's text engine")
 ENVIRONMENTS.add(
-    "scienceworld", "opd.tasks.environments.scienceworld:ScienceWorld", "experiments in text, of ScienceWorld"
+    "scienceworld", "opd.tasks.environments.scienceworld:ScienceWorld", "the text experiments of ScienceWorld"
 )
 ENVIRONMENTS.add(
-    "simulated", "opd.tasks.environments.simulated:Simulated", "tasks, user, tools and judge by a chat model (TRUSTEE)"
+    "simulated",
+    "opd.tasks.environments.simulated:Simulated",
+    "tasks, user, tools and judge played by a chat model (TRUSTEE)",
 )
 ENVIRONMENTS.add(
-    "gymnasium", "opd.tasks.environments.gymnasium:Gymnasium", "an environment in Gymnasium's shape, in text"
+    "gymnasium", "opd.tasks.environments.gymnasium:Gymnasium", "a Gymnasium environment whose observations are text"
 )
 ENVIRONMENTS.add("openenv", "opd.tasks.environments.openenv:OpenEnv", "an environment of an OpenEnv server")
 

@@ -61,7 +61,7 @@ def test_rows_that_find_the_disk_full_are_written_when_there_is_space(
     cached.close()
     assert kept(tmp_path) == [0, 1, 2, 3]
     full, again = (record.message for record in caplog.records)
-    assert "takes no rows (database or disk is full)" in full and "takes rows again" in again
+    assert "cannot be written (database or disk is full)" in full and "can be written again" in again
 
 
 def test_rows_beyond_a_quota_which_sqlite_calls_an_i_o_error_are_written_when_there_is_space(
@@ -195,7 +195,7 @@ def test_a_damaged_store_is_named_once_and_not_for_every_row(tmp_path: Path, cap
     write(cached, 10, 11)
     cached.close()
     damaged, lost = (record.message for record in caplog.records)
-    assert "is damaged" in damaged and lost.startswith("2 rows are not in") and cached.misses == 9
+    assert "is damaged" in damaged and lost.startswith("2 rows could not be stored in") and cached.misses == 9
 
 
 def test_rows_that_cannot_be_stored_are_named_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,5 +205,5 @@ def test_rows_that_cannot_be_stored_are_named_and_counted(tmp_path: Path, caplog
     write(cached, 2)
     cached.close()
     named, lost = (record.message for record in caplog.records)
-    assert "surrogates not allowed" in named and lost.startswith("1 rows are not in")
+    assert "surrogates not allowed" in named and lost.startswith("1 rows could not be stored in")
     assert kept(tmp_path) == [2]

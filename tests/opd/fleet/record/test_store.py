@@ -317,5 +317,5 @@ def test_a_cache_on_a_full_or_missing_disk_does_not_stop_the_run(tiny: SimpleNam
 
 def test_a_store_whose_disk_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"file/store cannot be made: Not a directory; choose another"):
+    with pytest.raises(RunFolderError, match=r"file/store cannot be created: Not a directory; choose another"):
         ScoreStore(tmp_path / "file" / "store")
