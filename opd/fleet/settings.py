@@ -114,8 +114,8 @@ class HealthSettings(Settings):
     revive_seconds: float = Field(
         default=0.5,
         gt=0,
-        description="Seconds between pings of a server that does not answer, or has a replica that is dead or "
-        "unchecked.",
+        description="Seconds between pings of a server that does not answer, or has a replica that is dead, rejected "
+        "or not checked yet.",
     )
     ping_failures: int = Field(
         default=3, ge=1, description="Failed pings in a row after which a replica counts as dead."

@@ -43,7 +43,9 @@ class RoomsOptions(Settings):
     depth: int = Field(10, ge=1, le=30, description="Number of actions on the shortest path to the lamp.")
     turns: int = Field(30, ge=1, le=200, description="Maximum number of commands; after that the episode ends.")
     locked: float = Field(0.5, ge=0, le=1, description="Probability that a door on the way is locked.")
-    distractions: float = Field(0.5, ge=0, le=1, description="Share of rooms that have a useless key or a side room.")
+    distractions: float = Field(
+        0.5, ge=0, le=1, description="Probability that a room has a side room, and likewise that it has a useless key."
+    )
     words: Literal["plain", "terse"] = Field(
         "plain",
         description="Language of observations and commands: plain sentences, or terse letters for models whose tokens "
@@ -51,8 +53,8 @@ class RoomsOptions(Settings):
     )
     search: bool = Field(
         False,
-        description="Let the known path of a problem look into side rooms until it finds the way, as far as turns "
-        "allow, instead of being the shortest path, which knows the house.",
+        description="Let the known path pick a door at random where a side room looks like the way, and come back from "
+        "it, as far as turns allow, instead of being the shortest path, which knows the house.",
     )
 
 

@@ -46,7 +46,8 @@ class ScienceWorldOptions(Settings):
 
     tasks: list[str] = Field(
         default_factory=list,
-        description="Names of the tasks to draw from, each equally often; all 30 if none is named.",
+        description="Names of the tasks to draw from, each equally often. Default: all 30, without those that need "
+        "electricity under noElectricalAction.",
     )
     simplifications: list[Simplification] = Field(
         default_factory=list,
