@@ -1,8 +1,9 @@
-"""Writing files atomically."""
+"""Writing files atomically, and letting others read what was written."""
 
 import contextlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -46,3 +47,15 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def share(paths: Iterable[Path]) -> None:
+    """Give those of `paths` that are files the permissions to read and write that their folder has.
+
+    From version 0.8 on, safetensors writes files that only their owner may read, whatever the umask: a server that runs
+    as another user could not load them. A file system that does not let permissions be changed keeps its own.
+    """
+    for path in paths:
+        if path.is_file():
+            with contextlib.suppress(PermissionError):
+                path.chmod(path.parent.stat().st_mode & 0o666)

@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
+from opd.files import share
 from opd.model_path import refuse_missing
 from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
 
@@ -201,6 +202,7 @@ def _run(settings: MergeSettings, out: Path) -> str:
     )
     run_merge(MergeConfiguration.model_validate(_config(settings)), str(out), options)
     shutil.rmtree(adapters, ignore_errors=True)
+    share(out.iterdir())
     return version("mergekit")
 
 

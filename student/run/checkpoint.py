@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from opd.errors import CheckpointError, DiskFullError, RunFolderError, one_line
-from opd.files import flush
+from opd.files import flush, share
 from student.learning.ranks import ALONE, Ranks
 from student.run.parts import Part
 from student.run.space import is_full
@@ -147,10 +147,11 @@ def _put_back(root: Path) -> None:
 
 
 def _entries(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Flush the files that this rank wrote below `folder` to disk, and return the SHA-256 and size of each.
+    """Share and flush to disk the files that this rank wrote below `folder`, and return the SHA-256 and size of each.
 
     A rank reads only its own files, because on a network file system it may not see those of others yet.
     """
+    share(files)
     for path in files:
         flush(path)
     return {str(p.relative_to(folder)): {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in files}

@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging
 
 from opd.errors import ConfigError, DataError, RunFolderError
+from opd.files import share
 from opd.tasks import build_prompts
 from student.lab.tiny.model import make_model
 from student.lab.tiny.plans import MergePlan, Progress, WorldPlan
@@ -78,6 +79,7 @@ class Builder:
             model = make_model(plan.shape, seed, pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id)
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            share(folder.iterdir())
         except ConfigError:  # the merge's library is missing
             raise
         except Exception as error:  # each of three libraries reports a full disk by an error of its own

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import ConfigError, DataError
+from opd.files import share
 
 STUDENT, TEACHER, PROMPTS = "student", "teacher", "prompts.jsonl"
 _LEAST_ROWS = 512
@@ -200,6 +201,7 @@ def _save(shape: RandomShape, folder: Path, *, seed: int, dtype: str) -> None:
         model = AutoModelForCausalLM.from_config(config_of(shape), dtype=getattr(torch, dtype))
     model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=1, do_sample=True)
     model.save_pretrained(folder)
+    share(folder.iterdir())
 
 
 def _prompts(tokenizer: Any, count: int, tokens: int, seed: int) -> str:

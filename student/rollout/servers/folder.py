@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from opd.errors import DiskFullError, RolloutEngineError
+from opd.files import share
 from student.learning.ranks import Ranks
 from student.run.space import Space, is_full
 
@@ -84,6 +85,7 @@ class WeightsFolder:
                     _emptied(part)
                     save_file(dict(tensors), part / files[0], metadata=_FORM)
                     (part / files[1]).write_text(config)
+                    share(part.iterdir())
                     os.replace(part, folder)
 
         # Wait for space outside the lock, because the other ranks wait for the lock without limit.
@@ -133,6 +135,7 @@ class WeightsFolder:
         def finish() -> None:
             (part / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
             (part / "config.json").write_text(config)
+            share(part.iterdir())
             with self.lock(label):
                 if not (self.root / label).exists():
                     os.replace(part, self.root / label)

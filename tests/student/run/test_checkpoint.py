@@ -14,7 +14,7 @@ from saved_state import save_state
 from opd.errors import CheckpointError
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints, save_checkpoint
 from student.run.parts import Part
-from student.run.state_io import load_state
+from student.run.state_io import load_state, state_parts
 
 
 def write_files(folder: Path) -> list[Path]:
@@ -178,3 +178,11 @@ def test_a_kill_before_the_first_of_the_two_renames_keeps_the_older_one(tmp_path
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
     save_checkpoint(tmp_path, 1, FILES, keep=1)
     assert os.listdir(tmp_path) == ["step-000001"]
+
+
+def test_whoever_may_read_the_run_folder_may_read_the_weights(tmp_path: Path) -> None:
+    """safetensors gives its files to their owner alone, and a teacher server may run as another user."""
+    tmp_path.chmod(0o755)
+    folder = save_checkpoint(tmp_path, 1, state_parts("weights", {"w": torch.zeros(2)}), keep=1)
+    modes = {file.suffix: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert modes == {".json": 0o644, ".safetensors": 0o644}

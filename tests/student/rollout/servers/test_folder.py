@@ -104,3 +104,8 @@ def test_weights_that_do_not_fit_leave_nothing_and_can_be_written_later(tmp_path
     assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
     folder.close()
     assert not folder.root.exists()
+
+
+def test_a_server_of_another_user_may_read_the_weights(tmp_path: Path) -> None:
+    _, folder = WeightsFolder(tmp_path / "weights").put(WEIGHTS, "{}", FILES)
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {folder.stat().st_mode & 0o666}
