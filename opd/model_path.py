@@ -39,6 +39,24 @@ def refuse_missing(model: str) -> None:
         )
 
 
+def hub_is_away(error: BaseException) -> bool:
+    """Whether a model could not be fetched because the hub cannot be reached, which may pass, as after a reboot.
+
+    False if the hub answered that it has no such model, and if this machine is told not to ask it (HF_HUB_OFFLINE).
+    """
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    # What the libraries raise has the first of these among its causes, which in turn has the error of the network.
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    if any(isinstance(each, OfflineModeIsEnabled) for each in causes):
+        return False
+    return any(isinstance(each, LocalEntryNotFoundError) and each.__cause__ is not None for each in causes)
+
+
 def _is_cached(model: str) -> bool:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name

@@ -26,11 +26,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
-from opd.errors import ConfigError, one_line
+from opd.errors import ConfigError, OpdError, UnavailableError, one_line
 from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
-from opd.model_path import refuse_missing
+from opd.model_path import hub_is_away, refuse_missing
 from opd.tokenizer_files import read_otherwise
 from student.data.batch import MicroBatch
 from student.learning.hooks import ModelHook, Reading, around
@@ -108,6 +108,7 @@ def load_student(
     Raises:
         ConfigError: if the model cannot be loaded, has no output head, makes logits that its head does not explain, or
             has a soft-cap on attention logits that "sdpa" would drop.
+        UnavailableError: if the hub cannot be reached for it.
     """
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
@@ -152,6 +153,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
 
     Raises:
         ConfigError: if there is no tokenizer at `path`, or it cannot be loaded.
+        UnavailableError: if the hub cannot be reached for it.
     """
     refuse_missing(path)
     try:
@@ -163,8 +165,10 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     return tokenizer
 
 
-def _cannot_load(path: str, error: Exception) -> ConfigError:
+def _cannot_load(path: str, error: Exception) -> OpdError:
     if not Path(path).exists():
+        if hub_is_away(error):
+            return UnavailableError(f"the hub cannot be reached for model {path!r}; try again, or give a folder.")
         return ConfigError(f"model {path!r} is not a folder, and the hub does not give it; check its path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, UnavailableError
 from student.learning import model
 from student.learning.ranks import ALONE
 from student.recipe import LoraSettings
@@ -147,3 +147,16 @@ def test_padding_on_the_right_needs_no_mask(family: str) -> None:
         found.append([hidden.detach(), *[p.grad for p in lm.base_model.parameters() if p.grad is not None]])
     for here, there in zip(*found, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hub_that_cannot_be_reached_is_not_taken_for_a_model_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reboot the network may come late: a supervisor must start the job again."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    options: dict[str, Any] = {"dtype": "float32", "attention": None, "gradient_checkpointing": False}
+    for load in (lambda: model.load_tokenizer("a/b"), lambda: model.load_student("a/b", **options)):
+        with pytest.raises(UnavailableError, match="'a/b'"):
+            load()
+        with monkeypatch.context() as offline, pytest.raises(ConfigError, match="'a/b'"):
+            offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+            load()

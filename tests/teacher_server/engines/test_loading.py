@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, UnavailableError
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.loading import (
     counted_ids,
@@ -68,6 +68,17 @@ def test_a_folder_that_is_missing_is_refused_without_asking_the_hub(monkeypatch:
     monkeypatch.setattr("teacher_server.engines.loading._download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ConfigError, match=r"model folder runs/first/model does not exist"):
         resolve_folder("runs/first/model", None, with_code=False)
+
+
+def test_a_hub_that_cannot_be_reached_is_not_taken_for_a_model_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reboot the network may come late: a supervisor must start the server again."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UnavailableError, match="'a/b'"):
+        resolve_folder("a/b", None, with_code=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="'a/b'"):
+        resolve_folder("a/b", None, with_code=False)
 
 
 def test_weights_that_were_cut_off_are_named_with_what_to_do(make_model: Callable[..., Path], tmp_path: Path) -> None:
