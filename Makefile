@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus slurm browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus slurm systemd browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -129,11 +129,15 @@ trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases an
 	@bash scripts/trackers.sh .venv-trackers $(PYTHON)
 	@touch $@
 
-CHROMIUM := $(VENV)/chromium/chromium
 slurm: $(STAMP) ## the job of deploy/slurm under a real Slurm of two nodes on this machine (Debian, Ubuntu; as root)
 	@command -v slurmctld >/dev/null || bash scripts/slurm.sh
 	$(BIN)/python -m pytest tests/deploy/test_slurm.py -rs
 
+systemd: $(STAMP) ## the units of deploy/systemd under a real systemd, which boots a container (Debian, Ubuntu; as root)
+	@command -v systemd-nspawn >/dev/null || bash scripts/systemd.sh
+	$(BIN)/python -m pytest tests/deploy/test_systemd.py -rs
+
+CHROMIUM := $(VENV)/chromium/chromium
 browser: $(CHROMIUM) $(STAMP) ## a real Chromium draws a run's report in light and dark (Debian, Ubuntu)
 	$(BIN)/python -m pytest tests/student/run/report -rs
 

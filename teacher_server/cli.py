@@ -153,6 +153,7 @@ def _teachers(models: list[str], name: str) -> dict[str, str]:
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
     from teacher_server.build import engine_factory
     from teacher_server.observe.logs import configure
+    from teacher_server.observe.supervisor import notify
     from teacher_server.server import TeacherServer
 
     configure(settings.log.level)
@@ -174,6 +175,7 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         os._exit(getattr(error, "exit_code", server.exit_code))
     if port_file is not None:
         _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
+    notify(READY=1, STATUS=f"serves {', '.join(teachers)} on {server.address}")
     code = await server.wait()
     if server.shared.teachers.loading:
         # Everything is closed, but the process would wait for a model that is no longer wanted.

@@ -28,6 +28,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.observe.supervisor import notify
 from teacher_server.observe.tracing import tracing_from_environment
 from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
@@ -49,6 +50,8 @@ EXIT_FATAL = 20
 _WATCH_SECONDS = 1.0
 _DRAIN_SECONDS = 0.05
 """Seconds between two checks of whether the calls in flight have ended."""
+_EXIT_SECONDS = 30.0
+"""Seconds that the process may take to end after its calls, as a supervisor is told."""
 
 
 class TeacherServer:
@@ -168,6 +171,8 @@ class TeacherServer:
             "draining",
             extra={"settle_seconds": self.settings.settle_seconds, "grace_seconds": self.settings.grace_seconds},
         )
+        longest = self.settings.settle_seconds + self.settings.grace_seconds + _EXIT_SECONDS
+        notify(STOPPING=1, STATUS="drains", EXTEND_TIMEOUT_USEC=int(longest * 1e6))
         if self.exit_code == 0:  # after a fatal error, calls in flight are not waited for
             # Clients learn of NOT_SERVING by polling, so calls that they still send are served for a while.
             await asyncio.sleep(self.settings.settle_seconds)

@@ -238,7 +238,9 @@ class Certificates:
         try:
             return [(info.st_mtime_ns, info.st_ino) for info in (file.stat() for file in self._files)]
         except OSError as error:
-            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+            raise ConfigError(
+                f"{error.filename} cannot be read: {error.strerror}; check its path and permissions."
+            ) from error
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         security = self._security
@@ -246,7 +248,9 @@ class Certificates:
             pair = [((security.tls_key or Path()).read_bytes(), (security.tls_cert or Path()).read_bytes())]
             roots = security.client_ca.read_bytes() if security.client_ca else None
         except OSError as error:
-            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+            raise ConfigError(
+                f"{error.filename} cannot be read: {error.strerror}; check its path and permissions."
+            ) from error
         if fault := fault_of(security.tls_cert, security.tls_key, security.client_ca, other="client"):
             raise ConfigError(fault)
         return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)

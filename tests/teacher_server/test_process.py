@@ -88,6 +88,27 @@ def test_a_signal_to_end_finishes_the_call_in_flight_and_exits_with_0(
     assert '"message": "stopped"' in process.lines()
 
 
+def test_a_supervisor_hears_when_the_server_is_ready_and_how_long_it_may_take_to_end(
+    launch: Callable[..., Any],
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(f"\0opd-{os.getpid()}")
+        supervisor.settimeout(PATIENCE)
+        process = launch("--grace", "600", env={"NOTIFY_SOCKET": f"@opd-{os.getpid()}"})
+        ready = supervisor.recv(4096).decode()
+        assert ready == f"READY=1\nSTATUS=serves t on {process.address}"
+        process.popen.send_signal(signal.SIGTERM)
+        ends = dict(line.split("=") for line in supervisor.recv(4096).decode().splitlines())
+        assert ends["STOPPING"] == "1" and int(ends["EXTEND_TIMEOUT_USEC"]) > 600_000_000
+    assert process.popen.wait(120) == 0
+
+
+def test_a_server_whose_supervisor_no_longer_listens_runs_on(launch: Callable[..., Any], tmp_path: Path) -> None:
+    process = launch(env={"NOTIFY_SOCKET": str(tmp_path / "none")})
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.popen.wait(120) == 0
+
+
 async def _last(call: Any) -> Any:
     last = None
     async for message in call:
