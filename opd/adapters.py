@@ -1,6 +1,10 @@
 """PEFT adapters: parsing BASE+ADAPTER, refusing adapters that cannot be used, and merging one into its base."""
 
 import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +90,50 @@ def fold_adapter(model: Any, folder: Path) -> Any:
     Raises:
         ConfigError: if the adapter cannot be used or belongs to another model.
     """
-    adapter_settings(folder)
+    settings = adapter_settings(folder)
     peft = import_peft()
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     try:
-        wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
+        with patterns_are_ours_to_check():
+            wrapped = peft.PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
     except Exception as error:  # peft passes on what torch raises: RuntimeError for shapes, ValueError for names
         reason = one_line(error, 300)
         raise ConfigError(f"adapter {folder} does not fit its base model: {reason}.") from error
+    _check_patterns(wrapped, settings, folder)
     for layer in wrapped.modules():
         if isinstance(layer, BaseTunerLayer):
-            weight: Any = layer.get_base_layer().weight
+            weight: Any = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
             dtype = weight.dtype
             weight.data = weight.data.float()
             layer.merge()
             weight.data = weight.data.to(dtype)
     return wrapped.unload().requires_grad_(False)
+
+
+@contextmanager
+def patterns_are_ours_to_check() -> Iterator[None]:
+    """Silence PEFT's warning of ignored patterns of rank and alpha, which it also gives for those that it follows."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
+        yield
+
+
+def _check_patterns(wrapped: Any, settings: dict[str, Any], folder: Path) -> None:
+    """Refuse ranks and alphas of layers that the model has joined with others, as transformers joins those of experts.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    layers = [(name.removesuffix(".base_layer"), m) for name, m in wrapped.named_modules() if hasattr(m, "lora_A")]
+    joined = [f"{name}.{layer.parameter_name}" for name, layer in layers if hasattr(layer, "parameter_name")]
+    names = [name for name, _ in layers] + joined
+    parts = sorted({name.rpartition(".")[2] for name in joined} - {"weight"})
+    for pattern in ("rank_pattern", "alpha_pattern") if joined else ():
+        for key, value in (settings.get(pattern) or {}).items():
+            if not any(re.fullmatch(rf"(.*\.)?({key})", name) for name in names):
+                raise ConfigError(
+                    f"adapter {folder} gives {key} {pattern.removesuffix('_pattern')} {value}, but its base has no "
+                    f"layer of that name: weights of experts are joined ({', '.join(parts)}); use an adapter without "
+                    f"{pattern}."
+                )

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft
+from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft, patterns_are_ours_to_check
 from opd.errors import CheckpointError, ConfigError, one_line
 from student.recipe import LoraSettings
 
@@ -52,7 +52,8 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
         task_type="CAUSAL_LM",
     )
     try:
-        lm.add_adapter(config, ADAPTER)
+        with patterns_are_ours_to_check():
+            lm.add_adapter(config, ADAPTER)
     except ValueError as error:
         reason = one_line(error, 200)
         raise ConfigError(f"model.lora.targets {settings.targets!r} do not fit this model: {reason}.") from error

@@ -1,6 +1,7 @@
 """LoRA and DoRA students: what is trained, what is saved, and what is refused."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +146,36 @@ def test_an_adapter_whose_factors_would_mean_another_model_is_refused(
         make(world, tmp_path / "adapter")
 
 
-def test_an_adapter_on_joined_experts_comes_back_bit_for_bit(world: Path, tmp_path: Path) -> None:
-    # Gate and up projection are one tensor with peft's own rank and alpha, which is no other scale than that of a run.
+@pytest.fixture
+def experts(world: Path, tmp_path: Path) -> Path:
+    """A folder whose student is a mixture of experts: gate and up projections of all experts are one tensor."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = Qwen3MoeConfig(vocab_size=260, **sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "student")
     AutoTokenizer.from_pretrained(world / "student").save_pretrained(tmp_path / "student")
-    saved = moved(make(tmp_path))
-    saved.lm.save_pretrained(tmp_path / "adapter")
-    assert adapter_settings(tmp_path / "adapter")["alpha_pattern"]
-    torch.testing.assert_close(logits(make(tmp_path, tmp_path / "adapter").lm), logits(saved.lm), rtol=0, atol=0)
+    return tmp_path
+
+
+def test_an_adapter_on_joined_experts_comes_back_bit_for_bit(experts: Path, recwarn: pytest.WarningsRecorder) -> None:
+    # PEFT gives the joined tensor its own rank and alpha, which is no other scale than that of a run.
+    saved = moved(make(experts))
+    saved.lm.save_pretrained(experts / "adapter")
+    assert adapter_settings(experts / "adapter")["alpha_pattern"]
+    torch.testing.assert_close(logits(make(experts, experts / "adapter").lm), logits(saved.lm), rtol=0, atol=0)
+    folded = fold_adapter(AutoModelForCausalLM.from_pretrained(experts / "student"), experts / "adapter")
+    torch.testing.assert_close(logits(folded), logits(saved.lm), rtol=0, atol=1e-5)
+    assert not any("were ignored" in str(found.message) for found in recwarn)
+
+
+@pytest.mark.parametrize("pattern", ["rank_pattern", "alpha_pattern"])
+def test_a_scale_of_experts_that_are_joined_is_refused(experts: Path, pattern: str) -> None:
+    moved(make(experts)).lm.save_pretrained(experts / "adapter")
+    file = experts / "adapter/adapter_config.json"
+    settings = json.loads(file.read_text())
+    settings[pattern] = {"q_proj": 4, "up_proj": 64, **settings[pattern]}
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=f"gives up_proj {pattern[:-8]} 64, .*gate_up_proj.*without {pattern}"):
+        fold_adapter(AutoModelForCausalLM.from_pretrained(experts / "student"), experts / "adapter")
 
 
 def test_adapters_that_change_the_head_are_refused(world: Path, tmp_path: Path) -> None:
