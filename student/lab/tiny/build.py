@@ -25,7 +25,7 @@ def build_world(
         folder: folder of the world, created if it does not exist. Each model gets a folder in it, and world.json
             describes them.
         preset: "test" (seconds), "demo" (a minute or two), "lab" (many minutes), or the path of a world file.
-        seed: seed of weights, problems and noise, in [0, 2**32).
+        seed: seed of weights and problems, in [0, 2**32); errors in answers follow from the problems.
         progress: called after each training step.
 
     Raises:

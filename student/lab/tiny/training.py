@@ -76,6 +76,8 @@ def recipe_of(
 def _supervised(plan: SftPlan, longest: int, source: str) -> Mapping[str, Any]:
     methods: list[dict[str, Any]] = [{"name": "expert_rows", "share": 1.0, "source": source}]
     if plan.noise:
+        # With its seed 0 in every world: errors also depend on the prompt and so on the world, and another seed would
+        # change the weights of all worlds in the results of the lab.
         methods.append({"name": "student.lab.tiny.methods:Noise", "share": plan.noise})
     if plan.until is not None:
         methods.append({"name": "student.lab.tiny.methods:Until", "accuracy": plan.until})

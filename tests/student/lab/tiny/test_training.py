@@ -1,14 +1,18 @@
 """Stages of worlds as student jobs: they learn, repeat, put errors in, and end at their level."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rows import make_row
 from run_records import metrics_of
 from safetensors.torch import load_file
 
 from opd.tasks import TaskSettings, build_prompts
+from student.data.row import RowKey
+from student.lab.tiny.methods import Noise, NoiseSettings
 from student.lab.tiny.model import make_model
 from student.lab.tiny.plans import ReinforcePlan, SftPlan, Shape
 from student.lab.tiny.tokenizer import make_tokenizer
@@ -36,6 +40,14 @@ def test_supervised_training_lowers_the_loss_on_answers_with_errors(begin: Path,
     shares = [line["noise_share"] for line in found]
     # Of half of the rows two fifths; a tenth of the digits drawn stand in their own place.
     assert 0.12 < sum(shares) / len(shares) < 0.24
+
+
+def test_errors_in_answers_differ_from_prompt_to_prompt_under_their_one_seed() -> None:
+    noise = Noise(NoiseSettings(name="noise", rows=1.0, share=0.5))
+    noise.start(SimpleNamespace(tokenizer=lambda text, **_: {"input_ids": list(range(10, 20))}))  # type: ignore[arg-type]
+    rows = [make_row(40, key=RowKey(0, uid, 0), origin="expert") for uid in ("a", "a", "b")]
+    one, same, other = (row.response_ids.tolist() for row in noise.compose(rows))
+    assert one == same != other
 
 
 def test_a_stage_gives_the_same_weights_every_time_and_others_for_another_start(begin: Path, tmp_path: Path) -> None:
