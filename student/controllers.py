@@ -20,6 +20,7 @@ from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
@@ -229,6 +230,13 @@ class Controller:
 
         Raises:
             ConfigError: if the method cannot work with it.
+        """
+
+    def check_model(self, lm: PreTrainedModel) -> None:
+        """Look at the student, whose tensors are still without content, before it is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: if the method cannot work with such a model.
         """
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:

@@ -65,6 +65,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     """
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import Weights, load_tokenizer
+    from student.preparation import check_model
     from student.scoring.contexts import Contexts
     from student.scoring.stops import foreign_stops, map_of
     from student.sizing.hardware import here
@@ -74,6 +75,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     tokenizer = load_tokenizer(model.base, model.revision)
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
+    check_model(plugins, model)
     needs = plugins.needs
     if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
         yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from opd.fleet.client import TeacherFleet
 from opd.fleet.source import ScoreSource
 from opd.tasks.build import build_prompts
 from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
+from student.controllers import Controller
 from student.data.prompts import fit_prompts
 from student.learning.model import Weights, load_tokenizer
 from student.learning.ranks import launched_ranks
@@ -72,6 +74,7 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
     stack.callback(source.close)
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
+    check_model(plugins, weights)
     fleet = connect(recipe) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)
@@ -82,6 +85,25 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
     return Prepared(recipe, plugins, weights, tokenizer, source, fleet, models, stop_ids, stops, contexts)
+
+
+def check_model(plugins: Plugins, weights: Weights) -> None:
+    """Let methods look at the student without its weights; what cannot be built is refused when it is loaded.
+
+    Raises:
+        ConfigError: if a method cannot work with such a model.
+    """
+    looking = [one for one in plugins.controllers if type(one).check_model is not Controller.check_model]
+    if not looking:
+        return  # building a large model takes seconds
+    try:
+        config = AutoConfig.from_pretrained(weights.base, revision=weights.revision)
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError):
+        return
+    for controller in looking:
+        controller.check_model(lm)
 
 
 def connect(recipe: Recipe) -> ScoreSource | None:

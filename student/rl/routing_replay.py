@@ -99,15 +99,15 @@ class RoutingReplay(Controller):
         if any(ENVIRONMENT in prompt.extra for prompt in prompts):
             self._refuse_episodes()
 
-    def start(self, services: Services) -> None:
-        """Refuse a student without experts before the first step.
+    def check_model(self, lm: PreTrainedModel) -> None:
+        """Refuse a student without experts.
 
         Raises:
             ConfigError: naming the student's class.
         """
         from student.learning.experts import routers
 
-        routers(services.workbench().learner.student.lm)
+        routers(lm)
 
     @contextmanager
     def around(self, lm: PreTrainedModel, reading: Reading) -> Iterator[None]:

@@ -10,18 +10,21 @@ finetunes small subnetworks", arXiv 2505.11711 (abstract; the bound of 1e-5 is t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from opd.adapters import split_adapter
 from opd.errors import ConfigError
 from student.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from student.controllers import Services
     from student.learning.terms import Term
@@ -48,14 +51,30 @@ class UpdateSparsity(Controller):
         self._files: dict[str, Path] = {}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse LoRA adapters, whose weights are not in the model's files.
+        """Refuse adapters, whose weights are not in the model's files.
 
         Raises:
             ConfigError: with the setting to change.
         """
         if recipe.model.lora is not None:
             raise ConfigError("method update_sparsity compares weights with the model's files; leave out model.lora.")
+        if split_adapter(recipe.model.path)[1] is not None:
+            raise ConfigError(
+                f"method update_sparsity compares weights with the model's files, and {recipe.model.path} has an "
+                "adapter beside them; merge it first (opd merge OUT BASE+ADAPTER)."
+            )
         self._model = recipe.model
+
+    def check_model(self, lm: PreTrainedModel) -> None:
+        """If the model's files are here, find the file of each tensor.
+
+        Raises:
+            ConfigError: if the files hold no tensor of that name.
+        """
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        with suppress(LocalEntryNotFoundError):  # the first load fetches them, and `start` looks again
+            self._find(name for name, _ in lm.named_parameters())
 
     def start(self, services: Services) -> None:
         """Find the file of each trained tensor's first weights.
@@ -63,13 +82,16 @@ class UpdateSparsity(Controller):
         Raises:
             ConfigError: if the files hold no tensor under the name of a trained one.
         """
+        self._find(name for name, _ in services.parameters())
+
+    def _find(self, names: Iterable[str]) -> None:
         if self._model is None:
             raise RuntimeError("method update_sparsity starts before it has seen the recipe.")
         self._files = places_of(self._model.path, self._model.revision)
-        missing = [name for name, _ in services.parameters() if name not in self._files]
-        if missing:
+        missing = next((name for name in names if name not in self._files), None)
+        if missing is not None:
             raise ConfigError(
-                f"method update_sparsity finds no tensor {missing[0]!r} in the files of {self._model.path}; save the "
+                f"method update_sparsity finds no tensor {missing!r} in the files of {self._model.path}; save the "
                 "model anew with transformers, or leave the method out where transformers joins tensors, as of experts."
             )
 
