@@ -35,7 +35,7 @@ from student.run.evaluation import Evaluations, metrics_of, to_json
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
 from student.run.outages import outage_hooks
-from student.run.row_counts import count_rows, outcome_metrics, row_metrics
+from student.run.row_counts import outcome_metrics, step_metrics
 from student.run.samples import entries, sample_of
 from student.run.saving import Saver, Unfinished
 from student.run.space import Space
@@ -240,7 +240,8 @@ class _Run:
         self._show_samples(rows)
         job.cursor.commit()
         measured = updated.metrics() | moved | outcome_metrics(outcomes, self._groups) | mismatch
-        measured |= self._counted(rows, rollouts, stops, step) | clock.beside
+        measured |= step_metrics(job, rows, rollouts, stops, step) | clock.beside
+        self.state.tokens += int(measured["response_tokens"])
         self.state.unfinished = Unfinished(measured, outcomes, clock.seconds)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
@@ -266,20 +267,6 @@ class _Run:
         if shown.every and self.state.steps % shown.every == 0:
             samples = [sample_of(row, self.job.tokenizer) for row in rows[: shown.count]]
             self._keep_samples(entries(samples, step=self.state.steps, label="train"))
-
-    def _counted(self, rows: Sequence[Row], rollouts: Rollouts, stops: list[float], step: int) -> dict[str, float]:
-        """Metrics of a step from counts summed over the ranks in one exchange; adds its tokens to `state.tokens`."""
-        job = self.job
-        sampled = sum(row.length for row in rollouts.rows)
-        mine = count_rows(rows, sampled, stops) | rollouts.counts()
-        mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
-        counts = self.ranks.total(mine | job.rewards.take() | job.services.costs.take() | job.sampler.take())
-        self.state.tokens += int(counts["sampled"])
-        spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
-        metrics = row_metrics(counts) | rollouts.metrics(counts) | spent
-        if job.ahead is not None:
-            metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
-        return metrics
 
     def _stop_ratios(self, rows: Sequence[Row]) -> list[float]:
         job = self.job

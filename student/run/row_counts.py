@@ -1,7 +1,8 @@
-"""Metrics of the trained rows that need no model: counted on each rank, then summed."""
+"""Metrics of a step's rows that need no model: counted on each rank, then summed."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,10 @@ from student.data.outcome import Outcome, reward_of
 from student.data.row import Row
 from student.figures import quoted, repetition
 from student.rl.rewards.chain import fired_metrics
+
+if TYPE_CHECKING:
+    from student.job import Job
+    from student.rollout.rounds import Rollouts
 
 MOST_NAMES = 64
 """Maximum number of domains, or of teachers, that are counted in every step even without rows."""
@@ -94,6 +99,30 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         stem = name.removesuffix("/count")
         metrics[f"reward_{stem}"] = counts[f"{stem}/sum"] / counts[name]
     return metrics | fired_metrics(counts)
+
+
+def step_metrics(
+    job: "Job", rows: Sequence[Row], rollouts: "Rollouts", stop_ratios: Sequence[float], step: int
+) -> dict[str, float]:
+    """Metrics of a step from what its parts counted, summed over the ranks in one exchange; their counts start again.
+
+    Args:
+        job: the run's parts.
+        rows: this rank's rows of the batch.
+        rollouts: everything that was sampled for the step.
+        stop_ratios: see `count_rows`.
+        step: the step.
+    """
+    sampled = sum(row.length for row in rollouts.rows)
+    mine = count_rows(rows, sampled, stop_ratios) | rollouts.counts()
+    mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
+    mine |= job.rewards.take() | job.services.costs.take() | job.sampler.take()
+    counts = job.learner.ranks.total(mine)
+    spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
+    metrics = row_metrics(counts) | rollouts.metrics(counts) | spent
+    if job.ahead is not None:
+        metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
+    return metrics
 
 
 def outcome_metrics(outcomes: Sequence[Outcome], known: Mapping[str, Collection[str]]) -> dict[str, float]:
