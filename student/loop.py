@@ -26,6 +26,7 @@ from student.data.plan import StepPlan, plan_step
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.learning.updates import Update, Updated, make_updates, plan_updates
+from student.named_states import names_of
 from student.recipe import Recipe
 from student.rollout.rounds import Rollouts
 from student.rollout.stages import StepStages
@@ -329,15 +330,17 @@ class _Run:
         job, metrics, step = self.job, left.metrics, self.state.steps - 1
         job.services.outcomes = left.outcomes
         with clock.stage("after_update"):
-            for controller in job.controllers[left.acted :]:
+            for name, controller in zip(names_of(job.controllers), job.controllers, strict=True):
+                if name in left.acted:
+                    continue
                 job.services.costs.take()  # discard the costs of a call that was interrupted
                 job.cursor.begin()
                 found = acted(controller, step, job.services)
-                for name, value in self.ranks.total(job.services.costs.take()).items():
-                    metrics[name] = metrics.get(name, 0.0) + value
+                for cost, value in self.ranks.total(job.services.costs.take()).items():
+                    metrics[cost] = metrics.get(cost, 0.0) + value
                 metrics |= found
                 # `left` is part of the saved state: a run interrupted from here on resumes after this controller.
-                left.acted += 1
+                left.acted.append(name)
                 job.cursor.commit()
         job.sampler.moved(self.state.steps)  # controllers may have written to the weights
         if not left.observed:  # the step is observed once, even if the evaluation below is interrupted and repeated

@@ -348,6 +348,11 @@ class Learner:
                 "resume with the one that the run began with."
             )
         for name, parameter in self._all_parameters():
+            if name not in state["moments"] and name.startswith("beside."):
+                raise CheckpointError(
+                    f"a term of the objective trains weights of its own ({name.removeprefix('beside.')}), which the "
+                    "checkpoint lacks; leave the term out, or begin a new run."
+                )
             if name not in state["moments"]:
                 raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
             moments = state["moments"][name]

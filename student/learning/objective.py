@@ -21,6 +21,7 @@ from student.data.row import Row
 from student.learning.aggregation import position_weights, positions_of
 from student.learning.schedule import WeightSchedule
 from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
+from student.named_states import load_states, names_of, states_of
 from student.scoring.needs import Needs, merge
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ class Objective:
         return any(term.recomputes for term in self.terms)
 
     def modules(self, student: Student) -> dict[str, tuple[nn.Module, float]]:
-        """Parameters of the terms' own, by the place of the term, with learning rates; see `Term.module`."""
-        found = {str(i): term.module(student) for i, term in enumerate(self.terms)}
-        return {place: module for place, module in found.items() if module is not None}
+        """Parameters of the terms' own, by the name of the term, with learning rates; see `Term.module`."""
+        found = {}
+        for name, term in zip(names_of(self.terms), self.terms, strict=True):
+            module = term.module(student)
+            if module is not None:
+                found[name.replace(".", "/")] = module  # torch refuses a dot in the name of a module
+        return found
 
     def hooks(self) -> list[ModelHook]:
         """The hooks of all terms; see `Term.hooks`."""
@@ -135,13 +140,12 @@ class Objective:
         return total, metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every term, by its place in the recipe."""
-        return {str(i): term.state_dict() for i, term in enumerate(self.terms)}
+        """State of every term, by its name."""
+        return states_of(self.terms)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        for i, term in enumerate(self.terms):
-            term.load_state_dict(state.get(str(i), {}))
+        load_states(self.terms, state, "objective")
 
 
 def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:

@@ -34,7 +34,7 @@ from student.run.space import is_full
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 """Raised when a change of the code reads the files of a checkpoint in another way."""
 _ASIDE = ".writing-old-"
 

@@ -2,19 +2,18 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opd.errors import CheckpointError, OpdError, RunFolderError
+from opd.errors import CheckpointError, RunFolderError
 from student.controllers import EvalReport
 from student.data.outcome import Outcome
 from student.job import Job
 from student.learning.ranks import ALONE
 from student.learning.sharding import mesh_of
-from student.recipe import Recipe
+from student.named_states import load_states, states_of
 from student.run.beside import Beside
 from student.run.checkpoint import save_checkpoint
 from student.run.evaluation import from_json, to_json
@@ -25,9 +24,6 @@ from student.run.random_state import begin_random, random_parts, random_state, r
 from student.run.space import Space
 from student.run.state_io import check_state, load_state, state_parts
 
-_STATES = {"objective": "objective", "rewards": "rewards", "methods": "controllers"}
-"""Groups of the recipe, and the keys under which a checkpoint has the states of their plug-ins, by place."""
-
 
 @dataclass
 class Unfinished:
@@ -37,14 +33,14 @@ class Unfinished:
         metrics: metrics of the step so far.
         outcomes: outcomes of the step's rows on all ranks.
         seconds: time of the step's stages so far, by name; the running clock adds to this very dict.
-        acted: number of controllers that have acted on the weights.
+        acted: names of the controllers that have acted on the weights, see `student.named_states`.
         observed: whether the strategy, terms, rewards and controllers have seen the report.
     """
 
     metrics: dict[str, float]
     outcomes: list[Outcome]
     seconds: dict[str, float] = field(default_factory=dict)
-    acted: int = 0
+    acted: list[str] = field(default_factory=list)
     observed: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -235,7 +231,6 @@ class Saver:
             found["local"] = kept
         if job.ahead is not None:
             found["ahead"] = job.ahead.state_dict(state.steps)
-        # Plug-ins are identified by their place in the recipe, because two of them may have the same name.
         found["loop"] = {
             "steps": state.steps,
             "tokens": state.tokens,
@@ -246,13 +241,12 @@ class Saver:
             "unfinished": None if state.unfinished is None else state.unfinished.to_json(),
             "last": state.last,
             "prompts": job.cursor.position,
-            "names": _names(job.recipe),
             **self._plugin_states(),
         }
         return found
 
     def _plugin_states(self) -> dict[str, dict[str, Any]]:
-        """The states of all plug-ins.
+        """The states of all plug-ins, by the key of the recipe that names them.
 
         Raises:
             PluginError: if a state cannot be saved.
@@ -260,14 +254,13 @@ class Saver:
         job = self._job
         found = {
             "objective": job.learner.objective.state_dict(),
-            "strategy": job.strategy.state_dict(),
+            "rollout.strategy": states_of([job.strategy]),
             "rewards": job.rewards.state_dict(),
-            "controllers": {str(i): c.state_dict() for i, c in enumerate(job.controllers)},
+            "methods": states_of(job.controllers),
         }
-        check_state("rollout.strategy", found["strategy"])
-        for name, key in _STATES.items():
-            for place, state in found[key].items():
-                check_state(f"{name}.{place}", state)
+        for key, states in found.items():
+            for name, state in states.items():
+                check_state(f"{key}.{name}", state)
         return found
 
     def _restore(self, checkpoint: Path) -> LoopState:
@@ -279,22 +272,16 @@ class Saver:
                     f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
                     f"{job.recipe.seed}; use the same recipe to resume."
                 )
-            _check_places(state, job.recipe, checkpoint)
             job.learner.load_state_dict(load_state(trainer, "learner", mesh))
             if (trainer / "local.json").exists():
                 job.local.load_state_dict(load_state(trainer, "local", mesh))
             if job.ahead is not None:
                 job.ahead.load_state_dict(load_state(trainer, "ahead", mesh), int(state["steps"]))
-            with _given_to("objective", checkpoint):
-                job.learner.objective.load_state_dict(state["objective"])
-            with _given_to("rollout.strategy", checkpoint):
-                job.strategy.load_state_dict(state["strategy"])
+            job.learner.objective.load_state_dict(state["objective"])
+            load_states([job.strategy], state["rollout.strategy"], "rollout.strategy")
             job.cursor.position = int(state["prompts"])
-            with _given_to("rewards", checkpoint):
-                job.rewards.load_state_dict(state["rewards"])
-            for i, controller in enumerate(job.controllers):
-                with _given_to(f"methods.{i}", checkpoint):
-                    controller.load_state_dict(state["controllers"].get(str(i), {}))
+            job.rewards.load_state_dict(state["rewards"])
+            load_states(job.controllers, state["methods"], "methods")
             # Last, because loading the rest may have drawn random numbers.
             device, steps = job.accelerator.device, int(state["steps"])
             if said := restore_random(trainer, job.learner.ranks, device, seed=job.recipe.seed, step=steps):
@@ -312,43 +299,3 @@ class Saver:
                 f"the state in checkpoint {checkpoint} does not fit this recipe or version of opd ({error!r}); resume "
                 "with those that wrote it, or begin a new run."
             ) from error
-
-
-def _names(recipe: Recipe) -> dict[str, list[str]]:
-    """Names of the plug-ins of a recipe, by group."""
-    return {group: [entry["name"] for entry in getattr(recipe, group)] for group in _STATES}
-
-
-def _check_places(state: Mapping[str, Any], recipe: Recipe, checkpoint: Path) -> None:
-    """Refuse to give a plug-in the state of another one.
-
-    Raises:
-        CheckpointError: naming the first place that has another plug-in in the recipe.
-    """
-    for group, names in _names(recipe).items():
-        before = state["names"][group]
-        for place, (was, now) in enumerate(zip(before, names, strict=False)):
-            moved = was != now and (was in names or now in before)  # otherwise it was replaced on purpose
-            if moved and state[_STATES[group]].get(str(place)):
-                raise CheckpointError(
-                    f"{group}.{place} is {now}, but checkpoint {checkpoint} has what {was} remembered there; keep the "
-                    f"order of {group}, new ones last, or begin a new run."
-                )
-
-
-@contextmanager
-def _given_to(where: str, checkpoint: Path) -> Iterator[None]:
-    """Name the plug-in that cannot load its state from a checkpoint.
-
-    Raises:
-        CheckpointError: for any unexpected exception of the plug-in.
-    """
-    try:
-        yield
-    except OpdError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"the load_state_dict of {where} cannot take its state in checkpoint {checkpoint} ({error!r}); resume with "
-            "the recipe, the plug-ins and the version of opd that wrote it, or begin a new run."
-        ) from error

@@ -82,7 +82,7 @@ def test_the_recipe_of_the_page_runs_and_every_example_acts(
     assert lines[0]["updates_divisor"] == 1 and lines[-1]["updates_divisor"] > 1
     assert lines[0]["updates"] == 4 and lines[-1]["updates"] < 4
     saved = json.loads((run / "checkpoints/step-000003/trainer/loop.json").read_text())
-    assert saved["controllers"]["0"]["last"] and saved["controllers"]["1"]["divisor"] >= 2
+    assert saved["methods"]["forgotten"]["last"] and saved["methods"]["fewer_updates"]["divisor"] >= 2
     assert all("forgotten/gain" in line for line in lines)
     acted = {name for line in lines for name, value in line.items() if isinstance(value, float) and value > 0}
     assert {"brief/paid", "softened_share"} <= acted

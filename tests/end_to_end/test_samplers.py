@@ -49,7 +49,7 @@ def test_a_chain_of_samplers_chooses_weighs_and_asks_in_templates(world: Path, t
     assert steps[-1]["rollout_gdro/known"] > 0 and "prompt_gdro/moved" in steps[-1]
     assert max(step["prompt_augmentation/templates"] for step in steps) == 2
     saved = json.loads((tmp_path / "run/checkpoints/step-000005/trainer/loop.json").read_text())
-    assert saved["controllers"]["0"]["counts"] and saved["controllers"]["1"]["average"]
+    assert saved["methods"]["mopps"]["counts"] and saved["methods"]["rollout_gdro"]["average"]
 
 
 def test_a_prompt_that_its_template_makes_too_long_is_asked_as_it_is(

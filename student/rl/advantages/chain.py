@@ -9,6 +9,7 @@ import numpy as np
 
 from opd.errors import ConfigError, PluginError, short
 from student.data.outcome import KEYS
+from student.named_states import load_states, states_of
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage, Modifier
 from student.rl.advantages.traits import traits_of
@@ -41,6 +42,7 @@ class AdvantageChain:
 
     def __init__(self, entry: dict[str, Any] | Sequence[dict[str, Any]], where: str) -> None:
         entries: list[dict[str, Any]] = [entry] if isinstance(entry, dict) else list(entry)
+        self._where = where
         self.parts: list[Advantage] = []
         for one in entries:
             if "name" not in one:
@@ -189,13 +191,12 @@ class AdvantageChain:
             part.observe(report)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every part, by position."""
-        return {str(i): part.state_dict() for i, part in enumerate(self.parts)}
+        """State of every part, by its name."""
+        return states_of(self.parts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        for i, part in enumerate(self.parts):
-            part.load_state_dict(state.get(str(i), {}))
+        load_states(self.parts, state, f"advantage of {self._where}")
 
 
 def _check(part: Advantage, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd.errors import ConfigError, PluginError, short
+from student.named_states import load_states, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,13 +155,12 @@ class RewardChain:
             reward.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every reward, by position."""
-        return {str(i): reward.state_dict() for i, reward in enumerate(self.parts)}
+        """State of every reward, by its name."""
+        return states_of(self.parts)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        for i, reward in enumerate(self.parts):
-            reward.load_state_dict(state.get(str(i), {}))
+        load_states(self.parts, state, "rewards")
 
 
 def fired_metrics(counts: Mapping[str, float]) -> dict[str, float]:

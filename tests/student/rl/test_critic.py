@@ -212,4 +212,4 @@ def test_ppo_learns_after_its_warm_up(world: Path, tmp_path: Path) -> None:
     assert [line["updates"] for line in lines] == [0, 0, 2, 2]
     assert lines[-1]["critic_loss"] < lines[0]["critic_loss"] and lines[-1]["grad_norm"] > 0
     saved = json.loads((made.run / "checkpoints/step-000004/trainer/loop.json").read_text())
-    assert saved["controllers"]["0"]["moved"] == 64
+    assert saved["methods"]["critic"]["moved"] == 64

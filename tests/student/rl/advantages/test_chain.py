@@ -157,4 +157,4 @@ def test_the_state_of_each_part_is_its_own() -> None:
         counter.seen = seen
         made.parts[0] = counter
     other.load_state_dict(one.state_dict())
-    assert other.state_dict() == {"0": {"seen": 3}}
+    assert other.state_dict() == {f"{ME}:Raw": {"seen": 3}}

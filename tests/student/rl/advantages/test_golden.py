@@ -303,7 +303,7 @@ def test_a_tracker_finds_the_success_rate_of_a_prompt_and_needs_no_group() -> No
 
 def test_a_prompt_without_a_past_is_compared_with_the_others_of_the_step() -> None:
     chain = AdvantageChain({"name": "tracker", "epsilon": 0.0}, "a test")
-    chain.load_state_dict({"0": {"values": {"p0": 0.25}}})
+    chain.load_state_dict({"tracker": {"values": {"p0": 0.25}}})
     found = chain.estimate([Outcome(0, f"p{i}", 0, reward=reward) for i, reward in enumerate([1.0, 0.0, 1.0])])
     gaps = np.array([0.75, -1.0, 0.5])  # the last two from the mean of the others
     assert found == pytest.approx((gaps - gaps.mean()) / gaps.std(ddof=1))

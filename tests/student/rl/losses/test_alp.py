@@ -29,7 +29,7 @@ def rewarded(bench: Any) -> list[Any]:
 
 
 def noise_of(bench: Any) -> LayerNoise:
-    return bench.learner.student.beside["0"]
+    return bench.learner.student.beside["alp"]
 
 
 def joined(gradient: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_sizes_move_at_their_own_rate_and_come_back_with_their_moments(bench: Ca
     other.learner.load_state_dict(state)
     torch.testing.assert_close(noise_of(other).log_sizes.detach(), before + moved)
     kept = other.learner.optimizer.state[noise_of(other).log_sizes]
-    assert torch.equal(kept["exp_avg"], state["moments"]["beside.0.log_sizes"]["exp_avg"])
+    assert torch.equal(kept["exp_avg"], state["moments"]["beside.alp.log_sizes"]["exp_avg"])
 
 
 @pytest.mark.parametrize(
