@@ -120,7 +120,8 @@ class Blobs:
         database = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         for pragma in (f"page_size = {_PAGE}", "auto_vacuum = INCREMENTAL", "journal_mode = TRUNCATE"):
             database.execute(f"PRAGMA {pragma}")
-        database.execute("PRAGMA synchronous = NORMAL")
+        # With NORMAL, a power cut at the wrong moment can corrupt the file; FULL costs one more flush per transaction.
+        database.execute("PRAGMA synchronous = FULL")
         return database
 
     def _prepare(self) -> None:
