@@ -36,6 +36,7 @@ AWAY_SECONDS = 30.0
 
 RATE_DECAY = 0.8
 R = TypeVar("R")
+Task = tuple[Callable[[Engine], Any], Future[Any]]
 
 
 class DeviceTurn:
@@ -108,7 +109,7 @@ class EngineWorker:
         self._on_dead = on_dead
         self._on_batch = on_batch
         self._queue = FairQueue(time.monotonic)
-        self._tasks: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._tasks: deque[Task] = deque()
         self._condition = threading.Condition()
         self._closing = False
         self._failures = 0
@@ -161,7 +162,7 @@ class EngineWorker:
             return self.running_tokens + self._queue.before(client, tokens)
 
     def stalled(self, limit: float) -> bool:
-        """Whether a batch or task has run longer than `limit` seconds."""
+        """Whether a batch or task has waited for the device, or a batch has run, longer than `limit` seconds."""
         since = self.busy_since  # read once: the worker's thread may set it to 0 in between
         return since > 0 and time.monotonic() - since > limit
 
@@ -191,28 +192,30 @@ class EngineWorker:
 
         In a function of its own, so that no local variable keeps the last scores alive while the thread waits for work.
         """
-        task, batch, expired = self._next()
+        self.busy_since = 0.0
+        if (due := self._next()) is None:
+            return False
+        self.busy_since = time.monotonic()
+        task, batch, expired = due
         self._refuse(expired, DeadlineError("the deadline passed while the request was queued; allow more time."))
         if task is not None:
             self._run_task(*task)
         if batch:
             self._run_batch(batch)
-        return task is not None or bool(batch or expired)
+        return True
 
-    def _next(self) -> tuple[tuple[Callable[[Engine], Any], Future[Any]] | None, list[SequenceJob], list[SequenceJob]]:
+    def _next(self) -> tuple[Task | None, list[SequenceJob], list[SequenceJob]] | None:
+        """Wait for a task, or a batch and the jobs that expired; None if the thread should end."""
         with self._condition:
-            self.busy_since = 0.0
             while True:
                 if self._closing or self.dead:
                     self._refuse_tasks()
-                    return None, [], []
+                    return None
                 # Tasks first: a swap or an unload waits for the batch that is running, not for the queue.
                 if self._tasks:
-                    self.busy_since = time.monotonic()
                     return self._tasks.popleft(), [], []
                 batch, expired = self._queue.take(self._max_tokens, self._max_sequences)
                 if batch or expired:
-                    self.busy_since = time.monotonic()
                     self.running_tokens = sum(job.tokens for job in batch)
                     return None, batch, expired
                 self._condition.wait()
@@ -241,9 +244,7 @@ class EngineWorker:
 
     def _run_batch(self, batch: list[SequenceJob]) -> None:
         with self._turn:
-            # Waiting for the device is not running: only a batch that holds the device can stall.
-            self.busy_since = time.monotonic()
-            started = time.monotonic()
+            self.busy_since = started = time.monotonic()  # the wait for the device is not counted as the batch's own
             for job in batch:
                 job.started_at = started
             try:

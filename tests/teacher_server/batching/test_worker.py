@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,9 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from waiting import until
+from waiting import until, wait_until
 
-from opd.errors import DeviceMemoryError, NonFiniteError, UnavailableError
+from opd.errors import DeadlineError, DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.batching.client import Client
@@ -245,6 +247,24 @@ def test_the_words_of_torch_on_a_cpu_are_known() -> None:
     assert out_of_memory(caught.value)
 
 
+def worker_of(engine: Any, turn: DeviceTurn, on_dead: Any = lambda reason: None) -> EngineWorker:
+    return EngineWorker(
+        "t",
+        engine,
+        turn,
+        max_batch_tokens=8,
+        max_batch_sequences=1,
+        faults=FaultPoints(),
+        post=lambda function: function(),
+        on_dead=on_dead,
+        on_batch=lambda *_: None,
+    )
+
+
+def job_of(deliver: Any, deadline: float = float("inf")) -> SequenceJob:
+    return SequenceJob(EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), SPEC), 2, deadline, Client("p", ""), deliver)
+
+
 def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
     class Dead:
         info = SimpleNamespace(weights_hash="")
@@ -257,29 +277,40 @@ def test_a_dead_engine_that_cannot_be_closed_is_reported_once() -> None:
 
     reports: list[str] = []
     outcomes: list[Any] = []
-    worker = EngineWorker(
-        "t",
-        Dead(),
-        DeviceTurn(),
-        max_batch_tokens=8,
-        max_batch_sequences=1,
-        faults=FaultPoints(),
-        post=lambda function: function(),
-        on_dead=reports.append,
-        on_batch=lambda *_: None,
-    )
-    item = EngineItem(ScoreItem(np.zeros(2, np.uint32), 1), SPEC)
+    worker = worker_of(Dead(), DeviceTurn(), reports.append)
     answered = threading.Event()
 
     def deliver(job: Any, result: Any, weights_hash: str) -> None:
         outcomes.append(result)
         answered.set()
 
-    worker.submit([SequenceJob(item, 2, float("inf"), Client("p", ""), deliver)])
+    worker.submit([job_of(deliver)])
     assert answered.wait(60)
     assert worker.close(60)
     assert [type(outcome) for outcome in outcomes] == [RuntimeError]
     assert len(reports) == 1 and "CUDA error" in reports[0]
+
+
+def test_a_worker_goes_on_after_jobs_that_expired_and_an_idle_one_is_not_stalled(numpy_engine: Any) -> None:
+    turn, refused = DeviceTurn(), Queue[Any]()
+    worker = worker_of(numpy_engine(), turn)
+    worker.submit([job_of(lambda job, result, weights_hash: refused.put(result), deadline=0.0)])
+    assert type(refused.get(timeout=60)) is DeadlineError
+    with turn:
+        held = worker.call(lambda engine: engine.model)
+        wait_until(lambda: worker.stalled(0.0))  # it waits for the device
+    assert held.result(60) == "numpy"
+    wait_until(lambda: not worker.stalled(0.0))
+    assert worker.close(60)
+
+
+def test_a_task_that_ends_the_thread_leaves_a_dead_engine(numpy_engine: Any) -> None:
+    reports: list[str] = []
+    worker = worker_of(numpy_engine(), DeviceTurn(), reports.append)
+    with pytest.raises(UnavailableError, match="engine of teacher 't' ended"):
+        worker.call(lambda engine: sys.exit(1)).result(60)
+    wait_until(lambda: reports)
+    assert "SystemExit: 1" in reports[0] and worker.engine.closed
 
 
 async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: Any, items: Any) -> None:

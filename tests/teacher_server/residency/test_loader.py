@@ -144,3 +144,19 @@ async def test_a_caller_that_leaves_does_not_free_the_turn_before_the_thread_end
     gate.set()
     await until(lambda: not loader.busy)
     assert discarded == ["late"]
+
+
+async def test_a_model_that_fails_after_it_was_given_up_frees_the_turn_without_a_word() -> None:
+    loader, gate, complaints = Loader(0.05), threading.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+
+    def fail() -> None:
+        gate.wait(120)
+        raise RuntimeError("no such file")
+
+    with pytest.raises(DeadlineError):
+        async with loader.turn() as turn:
+            await turn.read("x", fail)
+    gate.set()
+    await until(lambda: not loader.busy)
+    assert not complaints

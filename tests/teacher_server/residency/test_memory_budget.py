@@ -163,8 +163,8 @@ async def test_a_teacher_that_goes_while_it_is_put_to_sleep_for_another_is_not_c
     await until(lambda: gate.held)
     left.cancel()  # its batch goes on
     await until(lambda: not goes.in_flight)
-    waking = asyncio.create_task(teachers.wake("a"))
-    await until(lambda: goes.state == pb.TEACHER_STATE_ASLEEP)
+    worker, waking = goes.worker, asyncio.create_task(teachers.wake("a"))
+    await until(lambda: goes.state == pb.TEACHER_STATE_ASLEEP and worker._tasks)
     unloading = asyncio.create_task(teachers.unload("b", 0.0) if end == "unload" else asyncio.sleep(0))
     await until(lambda: end == "death" or goes.worker is None)
     gate.open()

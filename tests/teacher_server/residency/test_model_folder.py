@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from opd.errors import ConfigError
-from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
+from teacher_server.residency.model_folder import MAX_CONFIG_BYTES, check_plausible, local_folder, weight_bytes
 
 CONFIG = {
     "vocab_size": 50,
@@ -68,6 +68,13 @@ def test_a_config_that_cannot_be_true_is_refused_with_the_key_and_the_value(
 def test_a_damaged_config_is_refused(text: str | bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        check_plausible(tmp_path)
+
+
+def test_a_config_too_large_to_be_one_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(MAX_CONFIG_BYTES + 1)  # takes no space on the disk
+    with pytest.raises(ConfigError, match="too many for a config"):
         check_plausible(tmp_path)
 
 

@@ -217,6 +217,26 @@ async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
     assert slow_engine.made[0].closed and [t.name for t in client.server.shared.teachers] == ["t"]
 
 
+async def test_an_unload_that_is_cancelled_while_the_teacher_loads_leaves_it_loading(
+    start: Any, items: Any, numpy_engine: Any
+) -> None:
+    slow_engine = slow_to_load(numpy_engine)
+    client = await start(make=slow_engine)
+    teachers = client.server.shared.teachers
+    load = asyncio.create_task(teachers.load("late", "slow"))
+    try:
+        await asyncio.to_thread(slow_engine.loading.wait, 120)
+        unload = asyncio.create_task(teachers.unload("late", 300.0))
+        await until(lambda: teachers.get("late").state == pb.TEACHER_STATE_DRAINING)
+        unload.cancel()
+        await asyncio.wait({unload})
+        assert teachers.get("late").state == pb.TEACHER_STATE_LOADING
+    finally:
+        slow_engine.go_on.set()
+    assert (await load).state == pb.TEACHER_STATE_READY
+    assert len(await client.score(items(1), SAMPLED, teacher="late")) == 1
+
+
 async def test_a_teacher_that_fails_its_self_test_is_not_served(start: Any, numpy_engine: Any) -> None:
     class Broken(numpy_engine):
         def _one(self, entry: Any) -> Any:
