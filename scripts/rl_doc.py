@@ -190,12 +190,22 @@ Guided-OPD | not written: turns of the teacher by chance, less often as training
 """
 
 
+RESULT = re.compile(
+    r"(?:so\s+)?(?P<symbol>A(?:\^?_\w+|\(t\))?|loss(?:_t)?|whole(?:_i)?|part|r_[tk])\s*(?P<sign>[<+-]?=|[<-]-|->|\s{2})\s*"
+)
+"""The beginning of a line that defines a credit, a loss or a reward; columns stand for a sign of equality."""
+
+
 def formula(module: Any, name: str) -> str:
-    """The line of a module's formula that is about `name`, else its first line."""
+    """The line of a module's formula that is about `name`, else the one that defines the result, else the first one."""
     lines = [line.strip() for line in (module.__doc__ or "").splitlines() if line.startswith("    ")]
     about = [re.sub(rf"^{name}\s+", "", line) for line in lines if re.match(rf"{name}\b", line)]
-    chosen = about or [line for line in lines if "=" in line] or lines
-    return re.sub(r"\s{2,}", "  ", chosen[0].replace("`", "")) if chosen else ""
+    results = [line for line in lines if RESULT.match(line)]
+    chosen = (about or results or [line for line in lines if "=" in line] or lines or [""])[0]
+    if found := RESULT.match(chosen):
+        sign = found["sign"].strip() or "="
+        chosen = f"{found['symbol']} {sign} {chosen[found.end() :]}"
+    return re.sub(r"\s{2,}", "  ", chosen.replace("`", "").rstrip(","))
 
 
 def papers(module: Any, name: str) -> str:

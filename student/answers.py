@@ -111,7 +111,9 @@ def write_answers(
             log(f"{min(start + _CHUNK, len(prompts))} of {len(prompts)} prompts answered")
     if not kept:
         draft.unlink()
-        raise DataError(f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws.")
+        raise DataError(
+            f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws (--draws)."
+        )
     flush(draft)
     os.replace(draft, out)
     report = _report(len(prompts), [row for row, _ in kept], drawn)
@@ -135,7 +137,7 @@ def check_how(how: str) -> How:
     for known in HOWS:
         if how == known:
             return known
-    raise ConfigError(f"answers cannot be drawn {how!r}; use {', '.join(HOWS)}.")
+    raise ConfigError(f"--how is {how!r}; use one of {', '.join(HOWS)}.")
 
 
 def _answer(

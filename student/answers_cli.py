@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def answers(
     recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe that gives prompts, lengths, stop tokens and seed.")
+        Path,
+        typer.Argument(metavar="RECIPE.yaml", help="Recipe whose prompts, lengths, stop tokens and seed are used."),
     ],
     overrides: Overrides = None,
     model: Annotated[
@@ -28,18 +29,23 @@ def answers(
         str,
         typer.Option(
             "--how",
-            help="greedy; sampled; verified: the first of --draws that the verifier calls correct, prompts without one "
-            "are left out; best: the best of --draws by verdict, then by probability.",
+            help="How answers are chosen. greedy: at temperature 0; sampled: one draw; verified: the first of --draws "
+            "that the verifier calls correct, leaving out prompts without one; best: the best of --draws by verdict, "
+            "then by probability.",
         ),
     ] = "greedy",
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Maximum draws per prompt, for verified and best.")] = 8,
+    draws: Annotated[
+        int, typer.Option("--draws", min=1, help="Maximum number of draws per prompt, for verified and best.")
+    ] = 8,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Sampling temperature; not used by greedy.")
+        float, typer.Option("--temperature", help="Sampling temperature; greedy does not use it.")
     ] = 1.0,
     prompts: Annotated[
         int | None,
         typer.Option(
-            "--prompts", min=1, help="Number of training prompts, from the first on. Default: all that the run uses."
+            "--prompts",
+            min=1,
+            help="Number of training prompts to answer, from the first on. Default: all that the run uses.",
         ),
     ] = None,
 ) -> None:
@@ -60,9 +66,9 @@ def answers(
 
     way = check_how(how)
     if model is None:
-        raise ConfigError("no model was named to answer; give its folder or hub id with --model.")
+        raise ConfigError("no model was named; give the folder or hub id of the model that answers with --model.")
     if not 0 < temperature <= 10:
-        raise ConfigError(f"--temperature is {temperature:g}; give a number above 0 and up to 10, or --how greedy.")
+        raise ConfigError(f"--temperature is {temperature:g}; set it above 0 and at most 10, or use --how greedy.")
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
     _check_out(out, job)
@@ -96,4 +102,6 @@ def _check_out(out: Path, job: "Recipe") -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it.")
     if any(out.resolve().is_relative_to(path.resolve()) for path in files_of(job.prompts)):
-        raise ConfigError(f"--out {out} is a file of the recipe's prompts, which would be lost; name another one.")
+        raise ConfigError(
+            f"--out {out} is a file of the recipe's prompts, which would be overwritten; name another one."
+        )

@@ -57,6 +57,6 @@ def _recipe(recipe: RecipeLike, overrides: tuple[str, ...]) -> Recipe:
         return load_settings(Recipe, recipe, overrides)
     if overrides:
         raise ConfigError(
-            f"overrides ({overrides[0]}) are for recipes given as a file; change the settings themselves."
+            f"overrides ({overrides[0]}) are for recipes given as a file; change the settings themselves instead."
         )
     return recipe if isinstance(recipe, Recipe) else parse_settings(Recipe, dict(recipe))

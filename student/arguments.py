@@ -22,4 +22,4 @@ def check_out(out: Path) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file in it.")
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"the folder of --out {out} does not exist; make {out.parent} first.")
+        raise ConfigError(f"the folder of --out {out} does not exist; create {out.parent} first.")

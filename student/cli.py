@@ -35,8 +35,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check everything that can be checked without training: keys, plug-ins, prompts, and the "
-            "handshake with the teachers, which must be up; see --offline. Prints the resolved recipe.",
+            help="Check everything that can be checked without training: keys, plug-ins, prompts, and the handshake "
+            "with the teachers, which must be running (see --offline). Prints the resolved recipe.",
         ),
     ] = False,
     keys: Annotated[
@@ -68,7 +68,10 @@ def train(
     from student.recipe import Recipe
 
     if offline and not dry_run:
-        raise ConfigError("--offline belongs to --dry-run: a run needs its teachers and prompts.")
+        raise ConfigError(
+            "--offline needs --dry-run, because a run needs its teachers and prompts; add --dry-run, or remove "
+            "--offline."
+        )
     job = load_settings(Recipe, recipe, overrides or ())
     # Before the slow imports, so that a wrong plug-in setting or model name is reported at once.
     build_plugins(job)
@@ -88,13 +91,15 @@ def train(
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id of a model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id of the model to evaluate.")],
     recipe: Annotated[Path, typer.Option("--recipe", help="Recipe whose prompts, limits and seed are used.")],
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Write the report as JSON here, and the answers to the same name with .samples.jsonl"
+            "--out",
+            help="Write the report as JSON to this file, and the answers beside it to the same name with "
+            ".samples.jsonl",
         ),
     ] = None,
 ) -> None:

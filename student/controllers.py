@@ -198,7 +198,7 @@ class Controller:
     """Base class of controllers; every hook has a default that does nothing."""
 
     settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
-    why_not_stale: ClassVar[str] = "it does not say that it can plan a step before those before it are observed"
+    why_not_stale: ClassVar[str] = "it does not state that it can plan a step before the earlier steps are observed"
     """A clause saying why it cannot work with `train.max_staleness`; "" if it can. As further steps are planned between
     `plan` and the other hooks of a step, it must remember nothing in between except what `state_dict` saves."""
     gives_answers: ClassVar[bool] = False
@@ -214,7 +214,7 @@ class Controller:
     def services(self) -> Services:
         """The services passed to `begin`, for hooks that are not passed services themselves."""
         if self._services is None:
-            raise RuntimeError(f"{type(self).__name__} asks for services before it was started.")
+            raise RuntimeError(f"{type(self).__name__} uses its services before it was started.")
         return self._services
 
     def needs(self) -> Needs:

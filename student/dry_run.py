@@ -78,7 +78,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     check_model(plugins, model)
     needs = plugins.needs
     if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
-        yield "note: no held-out prompt has an answer to judge by, so accuracy will be unknown"
+        yield "note: no held-out prompt has a reference answer, so accuracy will be unknown"
     stops = stop_set(tokenizer, generation_stops(model.base, model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
     # Only from here on are the servers needed. All checks that do without them come before.
@@ -87,10 +87,10 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     map_of(recipe, stops.ids, models.infos, needs)
     yield from foreign_stops(recipe, stops.ids, models.infos, tokenizer)
     yield preview(first, tokenizer, models.infos)
-    yield from [f"teacher {name}: {info.engine}, {info.model}, fits" for name, info in models.infos.items()]
+    yield from [f"teacher {name}: {info.engine}, {info.model}, compatible" for name, info in models.infos.items()]
     if weights is not None:
         yield from [f"warning: {change}" for change in changed_teachers(recipe, models.infos)]
-    yield from [f"model {name}: {_IN_PROCESS[name]}, answered in process" for name in sorted(models.local)]
+    yield from [f"model {name}: {_IN_PROCESS[name]}, computed in process" for name in sorted(models.local)]
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
     yield from [f"{name} reads: {tokenizer.decode(contexts.encode(name, first))!r}" for name in recipe.contexts]
@@ -109,7 +109,7 @@ def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: 
 
 
 _IN_PROCESS = {
-    "student": "the student's present weights",
+    "student": "the student's current weights",
     "initial": "the student's first weights",
     "ema": "the moving average of the student's weights",
 }

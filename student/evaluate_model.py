@@ -28,7 +28,9 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         OpdError: as `train` would.
     """
     if recipe.eval.prompts == 0:
-        raise ConfigError("eval.prompts is 0; set it to the number of held-out prompts.")
+        raise ConfigError(
+            "eval.prompts is 0, so nothing would be evaluated; set it to the number of held-out prompts to use."
+        )
     recipe = _evaluated(recipe)
     begin = time.monotonic()
     with ExitStack() as stack:

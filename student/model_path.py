@@ -31,6 +31,6 @@ def check_model_path(path: str, revision: str | None = None) -> None:
     if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
         return
     raise ConfigError(
-        f"model {path!r} is not a folder here, and the hub's cache has no model of that name; give a folder, or an id "
-        "with its owner, like Qwen/Qwen3-1.7B."
+        f"model {path!r} is not a folder here, and the hub's cache has no model of that name; name a folder, or a hub "
+        "id with its owner, like Qwen/Qwen3-1.7B."
     )

@@ -66,13 +66,15 @@ def build_plugins(recipe: Recipe) -> Plugins:
     # Rewards are used by terms, or by contexts that quote the outcome of a row.
     told = any(reads_outcomes(role, context) for role, context in recipe.contexts.items())
     if rewards.parts and not told and not any(part.needs().reward for part in (*terms, *controllers)):
-        raise ConfigError("rewards are given, but no term learns from any; add one to the objective, for example grpo.")
+        raise ConfigError("rewards are set, but no term learns from them; add a term that does, for example grpo.")
     needs = _with_contexts(recipe, parts, needs)
     # "any" is satisfied by a reward that replaces the verdict; without one, the verdict is the reward.
     if needs.reward == "any" and rewards.whole is None:
         needs = replace(needs, reward="verdict")
     if needs.served and recipe.teachers is None:
-        raise ConfigError("the objective needs a teacher; set teachers.endpoints or use an objective of rewards.")
+        raise ConfigError(
+            "the objective needs a teacher; set teachers.endpoints, or use an objective that learns from rewards."
+        )
     _check_teachers(recipe, terms, controllers, strategy)
     _check_given(terms, controllers, strategy)
     for term in terms:
@@ -88,7 +90,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     _check_quantized(recipe, engine)
     if needs.experts and not engine.records_experts:
         raise ConfigError(
-            f"rollout.engine {engine.settings.name} does not record which experts its tokens pass; set rollout.engine "
+            f"rollout.engine {engine.settings.name} does not record which experts its tokens use; set rollout.engine "
             "to {name: transformers}, or source: old in method routing_replay."
         )
     engine.check(recipe)
@@ -115,9 +117,9 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
         if term.settings.rows != "sampled" and (reading or getattr(term, "reads_behaviour", False)):
             what = f"advantage {reading[0]!r}" if reading else "its importance ratio"
             raise ConfigError(
-                f"term {term.settings.name!r} has rows: {term.settings.rows} and would learn from the given answers of "
-                f"method {answering}, which no policy sampled: {what} is made of log-probs that they lack; set "
-                "rows: sampled, or use objective rl_plus, or ratio: none with another advantage."
+                f"term {term.settings.name!r} has rows: {term.settings.rows} and would learn from the given answers "
+                f"of method {answering}, which have no log-probs under a policy that sampled them, while {what} needs "
+                "these; set rows: sampled, or use objective rl_plus, or ratio: none with another advantage."
             )
     giving = [f"method {controller.settings.name}" for controller in controllers if controller.gives_answers]
     giving += [f"rollout.strategy {strategy.settings.name}"] if strategy.gives_rows else []
@@ -127,14 +129,14 @@ def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strat
             if hasattr(term.settings, "payload"):
                 what, other = f"has payload {term.settings.payload}", ", or use payload gather or hidden"
             raise ConfigError(
-                f"term {term.settings.name!r} {what}, which needs rows that the student sampled, but {giving[0]} gives "
+                f"term {term.settings.name!r} {what}, which needs rows that the student sampled, but {giving[0]} adds "
                 f"others; set its rows to sampled{other}."
             )
         if not giving and term.settings.rows == "expert":
             raise ConfigError(
-                f"term {term.settings.name!r} learns from given rows alone, and nothing gives any; add method "
-                "expert_rows, or have the plug-in that gives them say so (gives_answers of a method, gives_rows of a "
-                "strategy)."
+                f"term {term.settings.name!r} learns from given rows only, and nothing gives any; add method "
+                "expert_rows, or let the plug-in that gives them declare it (gives_answers of a method, gives_rows of "
+                "a strategy)."
             )
 
 
@@ -146,7 +148,7 @@ def _check_own_weights(recipe: Recipe, term: Term) -> None:
     """
     if recipe.train.sharding != "none" and type(term).module is not Term.module:
         raise ConfigError(
-            f"term {term.settings.name!r} trains weights of its own, which are not sharded; set train.sharding: none."
+            f"term {term.settings.name!r} trains weights of its own, which cannot be sharded; set train.sharding: none."
         )
 
 
@@ -164,13 +166,13 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
         old = STUDENT in mine.models or (not teaches and any(need.role == STUDENT for need in mine.signals))
         if STUDENT in recipe.contexts and old:
             raise ConfigError(
-                f"contexts.student would change the old policy, whose log-probs {name} asks the student for; give the "
-                "context to another role, for example ema or teacher."
+                f"contexts.student would change the log-probs of the old policy, which {name} needs from the student; "
+                "use the context for another role, for example ema or teacher."
             )
         if outcomes and isinstance(part, Reward) and mine.signals:
             raise ConfigError(
-                f"contexts.{outcomes[0]} is made from rewards, but reward {name!r} is made from what models say; use "
-                "one of them."
+                f"contexts.{outcomes[0]} is made from rewards, but reward {name!r} is computed from the models' "
+                "scores, which come later; remove one of them."
             )
     if outcomes and not needs.reward:
         return replace(needs, reward="any")
@@ -193,9 +195,9 @@ def _rounded(recipe: Recipe) -> Iterator[str]:
     """A warning if trained weights have low precision; adapters are float32 over any base."""
     if recipe.model.dtype != "float32" and recipe.model.lora is None:
         yield (
-            f"model.dtype {recipe.model.dtype} rounds the trained weights after every update, which loses most of it "
-            f"at small rates (train.learning_rate {recipe.train.learning_rate:g}); set float32, with "
-            "train.mixed_precision: bf16 for speed, or train adapters (model.lora)."
+            f"model.dtype {recipe.model.dtype} rounds the trained weights after every update, which loses most of the "
+            f"update at small learning rates (train.learning_rate {recipe.train.learning_rate:g}); set it to float32, "
+            "with train.mixed_precision: bf16 for speed, or train adapters (model.lora)."
         )
 
 
@@ -215,22 +217,22 @@ def _check_staleness(
     # Only the loop's thread may use collectives; with two threads, ranks could pair them wrongly.
     if steps and recipe.train.sharding != "none" and engine.takes_shards and not engine.packs:
         raise ConfigError(
-            f"train.max_staleness is {steps}, and rollout.engine {engine.settings.name} takes the weights of a sharded "
-            f"student from all ranks at once, which a thread beside learning cannot; set train.max_staleness: 0, "
-            "rollout.engine to {name: transformers} or servers, or train.sharding: none."
+            f"train.max_staleness is {steps}, but rollout.engine {engine.settings.name} gathers the weights of a "
+            "sharded student from all ranks at once, which it cannot do while the student learns; set "
+            "train.max_staleness: 0, rollout.engine to {name: transformers} or servers, or train.sharding: none."
         )
     parts: list[Term | Controller | Strategy] = [*terms, *controllers, strategy] if steps else []
     for part in parts:
         if part.why_not_stale:
             raise ConfigError(
-                f"train.max_staleness is {steps}, but {part.settings.name} does not go with it: {part.why_not_stale}; "
-                "or set train.max_staleness: 0."
+                f"train.max_staleness is {steps}, but {part.settings.name} does not work with it: "
+                f"{part.why_not_stale}; or set train.max_staleness: 0."
             )
     giving = next((part.settings.name for part in controllers if part.gives_answers), None)
     if steps and engine.holds_weights and giving is not None:
         raise ConfigError(
-            f"rollout.engine {engine.settings.name} has weights of its own and leaves the given answers of {giving} to "
-            "the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "
+            f"rollout.engine {engine.settings.name} has weights of its own and leaves the given answers of {giving} "
+            "to the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "
             "rollout.engine to {name: transformers}."
         )
 
@@ -245,7 +247,7 @@ def _check_summaries(recipe: Recipe, controllers: Sequence[Controller], strategy
     for part in parts:
         if why := part.against_summaries():
             raise ConfigError(
-                f"rollout.episodes.history is summary, but {part.settings.name} does not go with it: {why}; or set "
+                f"rollout.episodes.history is summary, but {part.settings.name} does not work with it: {why}; or set "
                 "history to a number of turns, or to null."
             )
 
@@ -260,15 +262,15 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
     eight = recipe.train.optimizer == "adamw_8bit"
     if four and engine.holds_weights:
         raise ConfigError(
-            f"rollout.engine {engine.settings.name} holds weights of its own and would sample from the base as it is "
-            "on the disk, not in 4 bits as it is trained over (model.lora.quantize); set rollout.engine to "
+            f"rollout.engine {engine.settings.name} holds weights of its own and would sample from the base as stored "
+            "on disk, not from the 4-bit base that is trained over (model.lora.quantize); set rollout.engine to "
             "{name: transformers}, or quantize to null."
         )
     for asked, key in ((four, "model.lora.quantize"), (eight, "train.optimizer adamw_8bit")):
         if asked and recipe.train.sharding == "fsdp":
             raise ConfigError(
-                f"{key} holds blocks of codes with scales, which train.sharding fsdp cannot cut into rows as it does "
-                "the weights; set train.sharding: none, or leave it out."
+                f"{key} stores blocks of codes with scales, which train.sharding fsdp cannot split into rows as it "
+                f"does the weights; set train.sharding: none, or remove {key}."
             )
         if asked and importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigError(
@@ -291,8 +293,8 @@ def _check_teachers(
     for part in parts:
         if part.needs().teacher:
             raise ConfigError(
-                f"{part.settings.name} cannot learn from several teachers on one row with teachers.combine "
-                "divergence; set it to probability or route each prompt to one teacher."
+                f"{part.settings.name} cannot learn from several teachers of one row with teachers.combine: "
+                "divergence; set it to probability, or route each prompt to one teacher."
             )
 
 
@@ -326,5 +328,5 @@ def build_measure(
 
 def _build(registry: Registry, base: type, entry: Mapping[str, Any], where: str) -> Any:
     if "name" not in entry:
-        raise ConfigError(f"{where} has no name; see `opd plugins list {registry.kind}`.")
+        raise ConfigError(f"{where} has no name; add one of `opd plugins list {registry.kind}`.")
     return registry.make(entry, base, where)

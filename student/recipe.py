@@ -169,12 +169,13 @@ class RolloutSettings(Settings):
     )
     strategy: dict[str, Any] = Field(
         default_factory=lambda: {"name": "single"},
-        description="Rollout strategy, which turns the plan of a step into rows, with its settings; see `opd plugins "
-        "list strategy`.",
+        description="Rollout strategy, which turns the plan of a step into rows, with its settings; see "
+        "`opd plugins list rollout_strategy`.",
     )
     engine: dict[str, Any] = Field(
         default_factory=lambda: {"name": "transformers"},
-        description="Rollout engine, which samples the responses, with its settings; see `opd plugins list engine`.",
+        description="Rollout engine, which samples the responses, with its settings; see "
+        "`opd plugins list rollout_engine`.",
     )
     episodes: EpisodeSettings = Field(
         default_factory=EpisodeSettings, description="How episodes of prompts that name an environment are played."

@@ -9,7 +9,7 @@ import typer
 
 from opd.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="List the recipes that ship, or print one to start from.")
+app = typer.Typer(no_args_is_help=True, help="List the recipes that come with opd, or print one to start from.")
 
 
 def recipe_files() -> dict[str, Path]:
@@ -45,5 +45,7 @@ def show(name: Annotated[str, typer.Argument(help="Name of a recipe from `opd re
     """Print a recipe. `opd recipes show demo > recipe.yaml` starts one of your own."""
     files = recipe_files()
     if name not in files:
-        raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(files) or 'none in this installation'}.")
+        raise ConfigError(
+            f"there is no recipe {name!r}; choose one of {', '.join(files) or 'none in this installation'}."
+        )
     typer.echo(files[name].read_text(encoding="utf-8"), nl=False)

@@ -71,4 +71,4 @@ def _number(controller: Controller, name: str, value: Any) -> float:
 
 
 def _refuse(controller: Controller, hook: str, found: Any, wanted: str) -> NoReturn:
-    raise PluginError(f"method {controller.settings.name!r}: {hook} gave {short(found)}; it returns {wanted}.")
+    raise PluginError(f"method {controller.settings.name!r}: {hook} returned {short(found)}; it must return {wanted}.")

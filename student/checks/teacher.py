@@ -60,7 +60,7 @@ def examine_teacher(
     check_model_path(job.model.path, job.model.revision)
     for name, worth, obstacle in measure(job, model=model, prompts=prompts):
         if obstacle:
-            yield Finding("note", name, f"gives no answers of its own here: {obstacle}")
+            yield Finding("note", name, f"the teacher gives no answers here: {obstacle}")
         yield from _figures(name, worth)
         verdict = judge(worth)
         yield Finding(_LEVELS[verdict.kind], name, f"{verdict.kind}: {verdict.reason}")
@@ -76,12 +76,17 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
     rows, infos = _students_answers(recipe, prompts)
     names = sorted({row.teacher for row in rows})
     if any(row.teachers for row in rows):
-        raise ConfigError("several teachers score each row; name one, for example teachers.default=NAME.")
+        raise ConfigError("several teachers score each row; name one of them, for example with teachers.default=NAME.")
     local = [name for name in names if name not in infos]
     if local:
-        raise ConfigError(f"teacher {local[0]!r} is the student itself; there is nothing to compare.")
+        raise ConfigError(
+            f"teacher {local[0]!r} is the student itself, so there is nothing to compare; name another one."
+        )
     if model and len(names) > 1:
-        raise ConfigError(f"--teacher-model is of one teacher, but the prompts go to {', '.join(names)}; see routes.")
+        raise ConfigError(
+            f"--teacher-model gives the weights of one teacher, but the prompts go to {', '.join(names)}; send them "
+            "to one with teachers.default and teachers.routes."
+        )
     with ExitStack() as stack:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         stack.callback(source.close)
@@ -106,7 +111,7 @@ def measure(recipe: Recipe, *, model: str = "", prompts: int = 64) -> Iterator[t
 def _students_answers(recipe: Recipe, count: int) -> tuple[list[Row], dict[str, pb.TeacherInfo]]:
     """Answers of the student to `count` training prompts, with top-k and gather scores, and the served teachers."""
     if recipe.teachers is None:
-        raise ConfigError("the recipe names no teachers, so there is nothing to examine; give it the group teachers.")
+        raise ConfigError("the recipe names no teachers, so there is nothing to examine; add the group teachers.")
     terms = [{"name": "opd", "payload": payload, "k": K, "aggregation": "constant"} for payload in ("topk", "gather")]
     recipe = recipe.model_copy(update={"objective": terms, "methods": [], "rewards": []})
     with ExitStack() as stack:
@@ -115,7 +120,7 @@ def _students_answers(recipe: Recipe, count: int) -> tuple[list[Row], dict[str, 
         found = job.services.training_prompts(count, seed_names=("doctor",))
         asked = list({prompt.content_hash: prompt for prompt in found}.values())
         if any(ENVIRONMENT in prompt.extra for prompt in asked):
-            raise ConfigError("answers of episodes cannot be cut in two; give prompts without environments.")
+            raise ConfigError("answers of episodes cannot be cut in two; use prompts without environments.")
         return job.services.score(job.services.rollout(_plan(recipe, asked))), dict(job.models.infos)
 
 
@@ -219,8 +224,8 @@ def _figures(name: str, worth: Worth) -> Iterator[Finding]:
         f"{worth.student:.3f}, of the teacher {worth.teacher:.3f}",
     )
     for found, words in (
-        (worth.better, "the teacher's answers are right more often by"),
-        (worth.rescue, "with its second half written by the teacher, an answer of the student is right more often by"),
+        (worth.better, "the teacher's answers are correct more often by"),
+        (worth.rescue, "if the teacher writes the second half, an answer of the student is correct more often by"),
         (worth.slope, "accuracy per unit of lambda, towards the teacher:"),
     ):
         if found is not None:
@@ -228,13 +233,15 @@ def _figures(name: str, worth: Worth) -> Iterator[Finding]:
     yield Finding(
         "ok",
         name,
-        f"at the student's states: reverse KL {worth.reverse_kl:.3f} nats per token, {worth.overlap:.0%} of the top "
-        f"{worth.k} sets shared, {worth.mass:.1%} of the teacher's probability on the student's set, the same first "
-        f"choice at {worth.first:.0%}",
+        f"in the student's states: reverse KL {worth.reverse_kl:.3f} nats per token, {worth.overlap:.0%} of the top "
+        f"{worth.k} sets shared, {worth.mass:.1%} of the teacher's probability on the student's set, the same most "
+        f"likely token at {worth.first:.0%}",
     )
     if not math.isnan(worth.parity):
         level: Level = "ok" if worth.parity < _PARITY_NATS else "note"
-        yield Finding(level, name, f"served log-probs differ from these weights' by {worth.parity:.2g} nats at most")
+        yield Finding(
+            level, name, f"served log-probs differ from those of these weights by at most {worth.parity:.2g} nats"
+        )
 
 
 def _words(found: Interval) -> str:

@@ -80,9 +80,11 @@ class Recommendation:
 def judge(worth: Worth) -> Recommendation:
     """Decide whether to distil from the measurements, by the intervals rather than the means."""
     if math.isnan(worth.student):
-        return _open("no answer could be judged; give the prompts a verifier and references.")
+        return _open("no answer could be judged; give the prompts a verifier and reference answers.")
     if worth.student == worth.teacher == 0:
-        return _open("no answer of either is correct; try easier prompts, longer answers or another verifier.")
+        return _open(
+            "neither student nor teacher gave a correct answer; try easier prompts, longer answers or another verifier."
+        )
     return _from_scores(worth) if worth.better is None else _from_answers(worth, worth.better)
 
 
@@ -102,16 +104,18 @@ def _from_answers(worth: Worth, better: Interval) -> Recommendation:
             "do not distil", f"the teacher is not better than the student by {MARGIN:.0%} on these prompts."
         )
     if better.low <= 0:
-        return _open(f"the teacher may be better or not; ask about {_needed(better)} prompts.")
+        return _open(f"it is open whether the teacher is better; use about {_needed(better)} prompts.")
     if helps and not hurts:
-        return Recommendation("distil", "the teacher is better, and it helps at the states that the student gets into.")
+        return Recommendation(
+            "distil", "the teacher is better, and it also helps in the states that the student gets into."
+        )
     if hurts or (worth.rescue is not None and worth.rescue.high < MARGIN):
         return Recommendation(
             "do not distil",
-            "the teacher is better from its own states only; fine-tune on its answers instead (opd answers).",
+            "the teacher is better only in its own states; fine-tune on its answers instead (opd answers).",
         )
     return _open(
-        "the teacher is better, but whether it helps at the student's states is open; ask about "
+        "the teacher is better, but whether it helps in the student's states is open; use about "
         f"{_needed(worth.rescue)} prompts."
     )
 

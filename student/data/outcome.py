@@ -97,7 +97,7 @@ class Outcome:
         if part not in self.tags:
             known = ", ".join((*KEYS, *self.tags))
             raise ConfigError(
-                f"rows have no tag {part!r}, by which the setting group of an advantage forms groups; use one of "
+                f"rows have no tag {part!r}, by which an advantage forms groups (its setting group); use one of "
                 f"{known}."
             )
         return self.tags[part]

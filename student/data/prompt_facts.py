@@ -28,7 +28,7 @@ def check_kept(recipe: Recipe, column: str, who: str) -> None:
     """
     if not any(hasattr(one, "task") or column in one.keep_columns for one in sources(recipe)):
         raise ConfigError(
-            f"{who} reads column {column!r}, which prompts do not keep, so that it would do nothing; name it in "
+            f"{who} reads column {column!r}, which is not kept with the prompts, so it would do nothing; add it to "
             "prompts.keep_columns."
         )
 

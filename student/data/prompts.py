@@ -43,7 +43,7 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
         drop=rollout.long_prompts == "drop",
     )
     if dropped:
-        log.warning("prompts left out because they have more than %d tokens: %d", rollout.max_prompt_tokens, dropped)
+        log.warning("prompts with more than %d tokens were left out: %d", rollout.max_prompt_tokens, dropped)
 
 
 def _lengths(prompts: Iterable[Prompt], tokenizer: Any, limit: int) -> Iterator[int]:
@@ -76,7 +76,7 @@ def check_template_options(prompts: Iterable[Prompt], tokenizer: Any) -> None:
             if template and not re.search(rf"\b{re.escape(option)}\b", template):
                 raise DataError(
                     f"prompts.template_options has {option!r}, which the chat template of {tokenizer.name_or_path!r} "
-                    "never reads; correct its name or leave it out."
+                    "never reads; correct its name or remove it."
                 )
 
 
@@ -94,12 +94,12 @@ def preview(prompt: Prompt, tokenizer: Any, teachers: Mapping[str, pb.TeacherInf
     how = f"chat template {template[:12]}" if prompt.is_chat else "plain text"
     lines = [
         f"first prompt, {len(ids)} tokens: {tokenizer.decode(ids)!r}",
-        f"  student reads it as {how}: ids [{shown}]",
+        f"  the student reads it as {how}: ids [{shown}]",
     ]
     for name, info in teachers.items():
         note = ""
         if prompt.is_chat and info.tokenizer.chat_template_hash != template:
             own = info.tokenizer.chat_template_hash[:12] or "none"
-            note = f"; its own chat template is another ({own}) and is not used"
+            note = f"; its own chat template ({own}) is different and is not used"
         lines.append(f"  {name} reads the same ids{note}")
     return "\n".join(lines)

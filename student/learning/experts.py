@@ -33,7 +33,8 @@ def routers(lm: PreTrainedModel) -> list[nn.Module]:
     found = [module for module in lm.modules() if type(module).__name__.lower().endswith("topkrouter")]
     if not found:
         raise ConfigError(
-            f"{type(lm).__name__} has no router of experts that can be recorded; leave out method routing_replay."
+            f"method routing_replay found no router of experts that it can record in a {type(lm).__name__}; remove "
+            "the method."
         )
     return found
 
@@ -62,8 +63,8 @@ def check_rule(router: nn.Module, output: Any) -> None:
             ours = gates(router, logits.detach(), choice, scores.dtype)
     if ours is None or not torch.allclose(ours, output[1].detach(), rtol=2e-2, atol=1e-4):
         raise ConfigError(
-            f"the choice of a {type(router).__name__} cannot be replayed: its gates are not a softmax over experts; "
-            "leave out method routing_replay."
+            f"method routing_replay cannot replay the choice of a {type(router).__name__}, whose gates are not a "
+            "softmax over experts; remove the method."
         )
 
 

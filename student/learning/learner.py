@@ -141,8 +141,8 @@ class Learner:
             if not math.isfinite(value):
                 self.optimizer.zero_grad(set_to_none=True)
                 raise NonFiniteError(
-                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate, or look at what "
-                    "the teacher and the terms gave in this step."
+                    f"the {name} of step {step} is not finite ({value}); lower train.learning_rate, or check what the "
+                    "teacher and the terms returned in this step."
                 )
         self.updates += 1  # before the step: an optimizer that fails may have moved some weights already
         self.optimizer.step()
@@ -188,7 +188,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
             said = str(error).splitlines()[0].rstrip(".")
             raise DeviceMemoryError(
-                f"a micro-batch of step {step} does not fit the device ({said}); lower "
+                f"a micro-batch of step {step} does not fit in the device's memory ({said}); lower "
                 f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
             ) from error
 
@@ -273,7 +273,8 @@ class Learner:
             loss, sums = self.objective.loss(batch, weights)
             if not loss.requires_grad:
                 raise PluginError(
-                    "No term of the objective gave a loss with a gradient; add a loss of the student's scores."
+                    "no term of the objective returned a loss with a gradient; add a term whose loss depends on the "
+                    "student's scores."
                 )
             self.accelerator.backward(loss)
         return sums
@@ -344,8 +345,8 @@ class Learner:
         """
         if not same_kind(state["moments"], self.settings.optimizer):
             raise CheckpointError(
-                f"the checkpoint has moments of another optimizer than train.optimizer {self.settings.optimizer}; "
-                "resume with the one that the run began with."
+                f"the checkpoint has the moments of another optimizer than train.optimizer {self.settings.optimizer}; "
+                "resume with the optimizer that the run began with."
             )
         for name, parameter in self._all_parameters():
             if name not in state["moments"] and name.startswith("beside."):
@@ -354,7 +355,10 @@ class Learner:
                     "checkpoint lacks; leave the term out, or begin a new run."
                 )
             if name not in state["moments"]:
-                raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is from another model.")
+                raise CheckpointError(
+                    f"the checkpoint has no optimizer state for {name}, so it is from another model; resume with the "
+                    "model that the run began with."
+                )
             moments = state["moments"][name]
             if moments:
                 # The step count is a scalar and, unlike the moments, is not sharded like its parameter.

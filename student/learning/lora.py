@@ -56,12 +56,12 @@ def add_lora(lm: PreTrainedModel, settings: LoraSettings, *, base: str, revision
             lm.add_adapter(config, ADAPTER)
     except ValueError as error:
         reason = one_line(error, 200)
-        raise ConfigError(f"model.lora.targets {settings.targets!r} do not fit this model: {reason}.") from error
+        raise ConfigError(f"model.lora.targets {settings.targets!r} does not fit this model: {reason}.") from error
     for name, module in (("head", lm.get_output_embeddings()), ("embeddings", lm.get_input_embeddings())):
         if any("lora_" in part for part, _ in module.named_parameters()):
             raise ConfigError(
-                f"model.lora.targets {settings.targets!r} match the {name}, which losses read past an adapter; name "
-                "layers of attention and MLP, or all-linear."
+                f"model.lora.targets {settings.targets!r} matches the {name}, whose adapter the losses would bypass; "
+                "name only layers of attention and MLP, or set it to all-linear."
             )
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
@@ -90,7 +90,7 @@ def load_factors(lm: PreTrainedModel, folder: Path, settings: LoraSettings) -> N
         theirs, here = (list(side[name].shape) if name in side else None for side in (saved, mine))
         if theirs != here:
             raise CheckpointError(
-                f"adapter {folder} does not fit model.lora: tensor {name} is {theirs} there and {here} here."
+                f"adapter {folder} does not fit model.lora: tensor {name} is {theirs} in the adapter and {here} here."
             )
     with torch.no_grad():
         for name, parameter in mine.items():
@@ -126,8 +126,9 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[st
         odd["init_lora_weights"] = saved["init_lora_weights"]
     for key, value in odd.items():
         raise CheckpointError(
-            f"adapter {folder} has {key} {value!r}, which model.lora cannot say: its factors would be read at another "
-            "scale or beside another base; merge it first (opd merge OUT BASE+ADAPTER) and begin from the whole."
+            f"adapter {folder} has {key} {value!r}, which model.lora cannot express, so its factors would be applied "
+            "at another scale or over another base; merge it first (opd merge OUT BASE+ADAPTER) and start from the "
+            "merged model."
         )
 
 

@@ -144,7 +144,9 @@ def _attention(name: str | None, config: Any) -> str | None:
     if not caps_attention(config):
         return name
     if name == "sdpa":
-        raise ConfigError("model.attention 'sdpa' drops this model's soft-cap on attention logits; use eager.")
+        raise ConfigError(
+            "model.attention is sdpa, which ignores this model's soft-cap on attention logits; set it to eager."
+        )
     return "eager"
 
 
@@ -169,10 +171,10 @@ def _cannot_load(path: str, error: Exception) -> OpdError:
     if not Path(path).exists():
         if hub_is_away(error):
             return UnavailableError(f"the hub cannot be reached for model {path!r}; try again, or give a folder.")
-        return ConfigError(f"model {path!r} is not a folder, and the hub does not give it; check its path.")
+        return ConfigError(f"model {path!r} is not a folder, and the hub does not provide it; check its path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
-        return ConfigError(f"model folder {path!r} is not a model: it has no config.json{hint}")
+        return ConfigError(f"model folder {path!r} does not hold a model: it has no config.json{hint}")
     return ConfigError(f"model folder {path!r} cannot be loaded: {one_line(error, 300)}.")
 
 
@@ -194,7 +196,9 @@ class Student(nn.Module):
         super().__init__()
         self.starts_at_base = starts_at_base
         if lm.get_output_embeddings() is None:
-            raise ConfigError(f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; give a causal LM.")
+            raise ConfigError(
+                f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; use a causal language model."
+            )
         self.lm = lm
         self.beside = nn.ModuleDict()
         self.hooks: Sequence[ModelHook] = ()
@@ -248,8 +252,8 @@ def _check_head(student: Student, path: str) -> None:
     why = "its layers cannot be run without its head" if student.lm.base_model is student.lm else _difference(student)
     if why:
         raise ConfigError(
-            f"model {path!r} ({type(student.lm).__name__}) makes logits in a way that is not known here ({why}); it "
-            "would learn on others than it samples from; take another student."
+            f"model {path!r} ({type(student.lm).__name__}) computes logits in a way that is not supported ({why}), so "
+            "it would learn from other logits than it samples from; train another student."
         )
 
 
@@ -278,7 +282,7 @@ def _difference(student: Student) -> str:
         else:
             decoder["forward"] = held
     # Wide enough for half precision, and written so that NaN fails.
-    return "" if gap <= 0.05 else f"head times states is off by {gap:.2g} of the largest"
+    return "" if gap <= 0.05 else f"its logits differ from head times hidden states by {gap:.2g} of the largest"
 
 
 @dataclass(frozen=True, slots=True)

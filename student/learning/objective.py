@@ -185,6 +185,6 @@ def _weighted(output: TermOutput, batch: TokenBatch) -> Float[Tensor, ""]:
     if output.total is not None:
         return output.total
     if output.loss is None:
-        raise PluginError("A term returned neither loss nor total; a TermOutput has one of them.")
+        raise PluginError("a term returned neither loss nor total; a TermOutput must have one of them.")
     # where() instead of a product, so that a NaN at a masked position does not reach the sum.
     return (torch.where(batch.mask, output.loss, torch.zeros_like(output.loss)) * batch.weights).sum()

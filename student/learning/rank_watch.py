@@ -23,7 +23,7 @@ GRACE_SECONDS = 3.0
 _NEWS_SECONDS = 2.0
 """Seconds to wait for the news of which rank ended, once a collective has failed."""
 _JOIN_SECONDS = 60.0
-_KILLED = "it said nothing, so it was killed, or its machine was lost"
+_KILLED = "it reported no error, so it was killed or its machine was lost"
 
 
 class Exchange(Protocol):
@@ -154,7 +154,7 @@ class RankWatch:
 
     def _lost(self) -> RankLostError:
         rank, why = self._heard or (0, _KILLED)
-        return RankLostError(f"rank {rank} ended: {why.rstrip('.')}; the run goes on from its last checkpoint.")
+        return RankLostError(f"rank {rank} ended: {why.rstrip('.')}; the run continues from its last checkpoint.")
 
     def ending(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends with `error`; it may still save together with others that end too."""

@@ -62,14 +62,14 @@ def _check_launcher(environment: Mapping[str, str]) -> None:
     """
     if environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes", "on", "y", "t"):
         raise ConfigError(
-            "ACCELERATE_USE_FSDP is set, but accelerate's FSDP is plain DDP on a CPU, and here the recipe says how the "
-            "student is sharded: set train.sharding to fsdp and start the ranks with torchrun, without --use_fsdp."
+            "ACCELERATE_USE_FSDP is set, but accelerate's FSDP is plain DDP on a CPU, and the recipe already says how "
+            "the student is sharded: set train.sharding to fsdp and start the ranks with torchrun, without --use_fsdp."
         )
     # `accelerate launch --cpu --num_processes 2` sets the address at which two processes would meet, and starts one.
     if "ACCELERATE_USE_CPU" in environment and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment:
         raise ConfigError(
-            "accelerate launch was asked for several processes and started one, as it does with --cpu; start the ranks "
-            "with torchrun --nproc-per-node N -m opd.cli train RECIPE.yaml."
+            "accelerate launch was asked for several processes but started one, as it does with --cpu; start the "
+            "ranks with torchrun --nproc-per-node N -m opd.cli train RECIPE.yaml."
         )
 
 
@@ -184,7 +184,7 @@ class Ranks:
         if failed:
             # Several ranks may fail at once, at different depths: all ranks leave the outermost of these `agree` calls.
             self._left = min(self._depth, *(depth for _, depth, _ in failed)) if self._depth else None
-            self._reason = f"rank {failed[0][0]} could not go on: {failed[0][2].rstrip('.')}"
+            self._reason = f"rank {failed[0][0]} failed: {failed[0][2].rstrip('.')}"
             if kind != _FAILED:
                 raise CancelledError(self._reason)
         elif any(other != kind for other, _ in told):

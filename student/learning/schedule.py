@@ -35,9 +35,9 @@ class WeightSchedule(Settings):
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
-    start: float = Field(alias="from", description="The weight in the first step.")
-    to: float = Field(description="The weight from step `steps` on.")
-    steps: int = Field(ge=1, description="Steps until then.")
+    start: float = Field(alias="from", description="Weight in the first step.")
+    to: float = Field(description="Weight from step `steps` on.")
+    steps: int = Field(ge=1, description="Number of steps over which the weight moves from `from` to `to`.")
 
     def at(self, step: int) -> float:
         """The weight in `step`, counted from 0."""

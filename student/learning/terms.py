@@ -44,7 +44,7 @@ T = TypeVar("T")
 def have(value: T | None, what: str) -> T:
     """Return `value`; ValueError, naming `what`, if it is None because the term did not ask for it in `needs`."""
     if value is None:
-        raise ValueError(f"batch carries no {what}; name it in the needs of the term.")
+        raise ValueError(f"the batch has no {what}; name it in the needs of the term.")
     return value
 
 
@@ -207,16 +207,18 @@ def _checked(term: Term, batch: TokenBatch) -> TermOutput:
     """Call `token_losses` and check the result: a loss of the wrong shape would silently broadcast over positions."""
     output = term.token_losses(batch)
     if not isinstance(output, TermOutput):
-        raise PluginError(f"{type(term).__name__} gave a {type(output).__name__}; token_losses returns a TermOutput.")
+        raise PluginError(
+            f"{type(term).__name__} returned a {type(output).__name__}; token_losses must return a TermOutput."
+        )
     loss, name = output.loss, type(term).__name__
     if loss is not None and (not hasattr(loss, "requires_grad") or loss.shape != batch.mask.shape):
         of = f"loss of shape {list(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
         raise PluginError(
-            f"{name} gave a {of} for {len(batch.mask)} positions; it is a tensor, one number per position."
+            f"{name} returned a {of} for {len(batch.mask)} positions; it must be a tensor with one number per position."
         )
     for metric, pair in output.metrics.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise PluginError(f"{name} gave metric {metric!r} as {short(pair)}; give it as (numerator, denominator).")
+            raise PluginError(f"{name} has metric {metric!r} as {short(pair)}, not as (numerator, denominator).")
     return output
 
 
@@ -284,7 +286,7 @@ class Term:
         """
         if self.settings.rows == "expert":
             return ""
-        return "it takes what was sampled for the student's own, and has no importance weight"
+        return "it takes sampled tokens for the current student's own, and has no importance weight"
 
     @property
     def takes_given(self) -> bool:
@@ -311,8 +313,8 @@ class Term:
         if updates == 1 or not self.why_not_stale:
             return []
         return [
-            f"of {updates} updates per batch all but the first learn from rows of older weights, which term "
-            f"{self.settings.name!r} does not go with: {self.why_not_stale}; or make one update"
+            f"of the {updates} updates per batch, all but the first learn from rows of older weights, with which term "
+            f"{self.settings.name!r} does not work: {self.why_not_stale}; or make one update"
         ]
 
     def bind(self, tokenizer: Any) -> None:

@@ -42,12 +42,14 @@ Array = NDArray[np.float64]
 class ArcherCriticSettings(FittedSettings):
     """Settings of ArCHer's critic."""
 
-    discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
-    tau: float = Field(0.1, gt=0, le=1, description="Share of the heads that their copies take over after each fit.")
-    buffer: int = Field(10_000, ge=1, description="Turns that are kept to fit on.")
-    batch: int = Field(256, ge=1, description="Turns of a fit, drawn with replacement.")
-    learning_rate: float = Field(1e-3, gt=0, description="Of the heads.")
-    seed: int = Field(0, ge=0, description="Decides the first weights of the second heads, and what is drawn.")
+    discount: float = Field(0.9, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
+    tau: float = Field(
+        0.1, gt=0, le=1, description="Fraction by which the target copies move towards the heads after each fit."
+    )
+    buffer: int = Field(10_000, ge=1, description="Number of turns in the replay buffer.")
+    batch: int = Field(256, ge=1, description="Number of turns in a fit, drawn with replacement.")
+    learning_rate: float = Field(1e-3, gt=0, description="Learning rate of the heads.")
+    seed: int = Field(0, ge=0, description="Seed of the second heads' initial weights and of the draws.")
 
 
 class ArcherCritic(TurnCritic):

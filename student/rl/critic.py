@@ -49,12 +49,21 @@ if TYPE_CHECKING:
 class CriticSettings(FittedSettings):
     """Settings of the critic."""
 
-    heads: int = Field(1, ge=1, le=8, description="Value heads; the least of them counts.")
-    softness: float = Field(0.0, ge=0, description="Temperature of a soft minimum over the heads; 0: the least.")
-    features: Literal["student", "initial"] = Field("student", description="Whose hidden states the heads read.")
-    fits_until: int | None = Field(None, ge=1, description="Step from which the heads stay as they are; null: never.")
+    heads: int = Field(1, ge=1, le=8, description="Number of value heads; V is their minimum.")
+    softness: float = Field(
+        0.0, ge=0, description="Temperature of a soft minimum over the heads; 0 is the plain minimum."
+    )
+    features: Literal["student", "initial"] = Field(
+        "student",
+        description="Model whose hidden states the heads read: the student as it is, or with its initial weights.",
+    )
+    fits_until: int | None = Field(
+        None, ge=1, description="Step from which the heads are frozen; null never freezes them."
+    )
     weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay of the heads.")
-    seed: int = Field(0, ge=0, description="Decides the first weights of further heads; those of the first are 0.")
+    seed: int = Field(
+        0, ge=0, description="Seed of the initial weights of the second and further heads; the first starts from 0."
+    )
 
 
 class Critic(FittedCritic):
@@ -90,8 +99,8 @@ class Critic(FittedCritic):
             raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
         if self.settings.softness and self.settings.heads == 1:
             raise ConfigError(
-                f"method critic has softness {self.settings.softness:g} and one head, whose soft minimum is itself; "
-                "set heads to 2 or more, or leave softness out."
+                f"method critic has softness {self.settings.softness:g} but only one head, whose soft minimum is the "
+                "head itself; set heads to 2 or more, or remove softness."
             )
         smoothed = [part.settings for part in readers if hasattr(part.settings, "lam_gae")]
         self.check_warm_up(recipe)
@@ -104,8 +113,8 @@ class Critic(FittedCritic):
         if until is None or until < steps:
             return []
         return [
-            f"method critic keeps its heads from step {until} on (fits_until) and never does: the run has {steps} "
-            "(train.steps)"
+            f"method critic freezes its heads from step {until} on (fits_until), which is never reached: the run has "
+            f"{steps} (train.steps)"
         ]
 
     def compose(self, rows: list[Row]) -> list[Row]:

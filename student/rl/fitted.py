@@ -30,9 +30,11 @@ _PLACES = ("step", "uid", "sample", "turn", "agent")
 class FittedSettings(ControllerSettings):
     """Settings of every critic."""
 
-    warm_up: int = Field(0, ge=0, description="First steps in which only the critic learns.")
-    fits: int = Field(16, ge=1, description="AdamW steps of the heads after each step of the run.")
-    learning_rate: float = Field(3e-3, gt=0, description="Of the heads.")
+    warm_up: int = Field(
+        0, ge=0, description="Number of first steps in which only the critic learns and the student is not updated."
+    )
+    fits: int = Field(16, ge=1, description="Number of AdamW steps of the heads after each step of the run.")
+    learning_rate: float = Field(3e-3, gt=0, description="Learning rate of the heads.")
 
 
 class FittedCritic(Controller):
@@ -59,7 +61,7 @@ class FittedCritic(Controller):
         if self.settings.warm_up >= recipe.train.steps:
             raise ConfigError(
                 f"method {self.settings.name} has a warm_up of {self.settings.warm_up} steps, in which the student is "
-                f"not trained, and the run has {recipe.train.steps} (train.steps); lower warm_up."
+                f"not trained, but the run has only {recipe.train.steps} (train.steps); lower warm_up."
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
@@ -96,11 +98,11 @@ class TurnCritic(FittedCritic):
         read = any(getattr(part, "critic", "") == type(self).__name__ for chain in chains for part in chain.parts)
         if not read:
             # Advantage and method share their first name.
-            raise ConfigError(f"no advantage reads method {name}; use advantage {name.partition('_')[0]}.")
+            raise ConfigError(f"no advantage uses the values of method {name}; use advantage {name.partition('_')[0]}.")
         if recipe.rollout.episodes.history is not None:
             raise ConfigError(
-                f"method {name} reads whole episodes, and rollout.episodes.history is "
-                f"{recipe.rollout.episodes.history!r}; leave history out."
+                f"method {name} reads whole episodes, but rollout.episodes.history is "
+                f"{recipe.rollout.episodes.history!r}; remove history."
             )
         self.check_warm_up(recipe)
 

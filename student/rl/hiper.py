@@ -54,7 +54,7 @@ _TOLD = 7
 class HiperCriticSettings(FittedSettings):
     """Settings of HiPER's critic."""
 
-    discount: float = Field(1.0, ge=0, le=1, description="gamma, by turn.")
+    discount: float = Field(1.0, ge=0, le=1, description="gamma, by which rewards are discounted per turn.")
     lam_turn: float = Field(1.0, ge=0, le=1, description="lambda of GAE over the turns of a segment.")
     lam_segment: float = Field(0.95, ge=0, le=1, description="lambda of GAE over segments.")
 

@@ -32,9 +32,9 @@ _MEAN, _OUT, _VETO = "mrs/mean_ratio", "mrs/rejected", "mrs/vetoed"
 class MrsSettings(ControllerSettings):
     """Settings of MRS."""
 
-    low: float = Field(0.999, ge=0, le=1, description="Least geometric mean of the ratio over an answer.")
-    high: float = Field(1.001, ge=1, description="Largest geometric mean of the ratio over an answer.")
-    veto: float = Field(1e-4, ge=0, lt=1, description="An answer with a token below this ratio is left out.")
+    low: float = Field(0.999, ge=0, le=1, description="Minimum geometric mean of the ratio over an answer.")
+    high: float = Field(1.001, ge=1, description="Maximum geometric mean of the ratio over an answer.")
+    veto: float = Field(1e-4, ge=0, lt=1, description="Ratio below which a single token excludes its answer.")
 
 
 class Mrs(Controller):
@@ -54,8 +54,8 @@ class Mrs(Controller):
         if not same or STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows:
             return []
         return [
-            "method mrs never acts: engine transformers samples with the weights and the numerics that score, so that "
-            "both agree; it is for other engines, hints, replay and train.max_staleness"
+            "method mrs never acts, because engine transformers samples with the same weights and numerics that "
+            "score; it is meant for other engines, hints, replay and train.max_staleness"
         ]
 
     def compose(self, rows: list[Row]) -> list[Row]:

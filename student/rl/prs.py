@@ -32,12 +32,17 @@ _RIGHT, _DROPPED = "prs/correct", "prs/dropped"
 class PrsSettings(ControllerSettings):
     """Settings of PRS."""
 
-    threshold: float = Field(0.3, ge=0, le=1, description="Coverage up to which no correct turn is kept.")
-    width: float = Field(0.1, gt=0, le=1, description="Coverage above it at which all are.")
-    speedup: float | None = Field(
-        None, gt=0, description="Speed-up that keeps a turn whatever its coverage; null: none."
+    threshold: float = Field(0.3, ge=0, le=1, description="Coverage up to which correct turns are always dropped.")
+    width: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Width of the range of coverage above it over which the probability of keeping them rises to 1.",
     )
-    seed: int = Field(0, ge=0, description="Decides which turns are kept.")
+    speedup: float | None = Field(
+        None, gt=0, description="Speed-up from which a correct turn is kept whatever its coverage; null means never."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the choice of turns.")
 
 
 class Prs(Controller):

@@ -49,7 +49,9 @@ class RoutingReplaySettings(ControllerSettings):
     """Settings of routing replay."""
 
     source: Literal["rollout", "old"] = Field(
-        "rollout", description="Whose experts: those that the engine recorded (R3), or the old policy's pass (R2)."
+        "rollout",
+        description="Experts to replay: those that the engine recorded (rollout, R3), or those of the old "
+        "policy's pass (old, R2).",
     )
 
 
@@ -86,8 +88,8 @@ class RoutingReplay(Controller):
         """
         if self.settings.source == "old" and recipe.train.max_staleness:
             raise ConfigError(
-                "method routing_replay with source: old replays the weights that a step begins with, and "
-                "train.max_staleness samples with older ones; take source: rollout, or set train.max_staleness: 0."
+                "method routing_replay with source: old replays the experts of the weights that a step begins with, "
+                "but train.max_staleness samples with older ones; set source: rollout, or train.max_staleness: 0."
             )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -134,8 +136,8 @@ class RoutingReplay(Controller):
     def _refuse_episodes(self) -> None:
         if self.settings.source == "rollout":
             raise ConfigError(
-                "method routing_replay with source: rollout replays single answers, and this task plays episodes of "
-                "turns; take source: old."
+                "method routing_replay with source: rollout replays only single answers, but this task plays episodes "
+                "of turns; set source: old."
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 class SeeUpoSettings(ControllerSettings):
     """Settings of SeeUPO."""
 
-    bound: float = Field(0.2, gt=0, lt=1, description="How far a turn's ratio, and their product, may be from 1.")
+    bound: float = Field(
+        0.2, gt=0, lt=1, description="Largest distance from 1 of a turn's ratio, and of the product of the ratios."
+    )
 
 
 class SeeUpo(Controller):
@@ -67,8 +69,8 @@ class SeeUpo(Controller):
         """
         if not any(getattr(term.settings, "ratio_to", "") == "old" for term in terms):
             raise ConfigError(
-                "method seeupo reads old log-probs again before each turn, but no term looks at them; use objective "
-                "gspo with ratio_to: old."
+                "method seeupo recomputes old log-probs before each turn, but no term uses them; use objective gspo "
+                "with ratio_to: old."
             )
 
     def updates(self, updates: Iterable[Update], services: Services) -> Iterator[Update]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class UpdateSparsitySettings(ControllerSettings):
     """Settings of the measurement."""
 
-    every: int = Field(100, ge=1, description="Steps from one measurement to the next.")
-    bound: float = Field(1e-5, ge=0, description="A weight that moved no farther counts as left alone.")
+    every: int = Field(100, ge=1, description="Number of steps between two measurements.")
+    bound: float = Field(1e-5, ge=0, description="Largest change of a weight that counts as unmoved.")
 
 
 class UpdateSparsity(Controller):
@@ -57,10 +57,13 @@ class UpdateSparsity(Controller):
             ConfigError: with the setting to change.
         """
         if recipe.model.lora is not None:
-            raise ConfigError("method update_sparsity compares weights with the model's files; leave out model.lora.")
+            raise ConfigError(
+                "method update_sparsity compares weights with the model's files, which do not contain the adapters of "
+                "model.lora; remove one of the two."
+            )
         if split_adapter(recipe.model.path)[1] is not None:
             raise ConfigError(
-                f"method update_sparsity compares weights with the model's files, and {recipe.model.path} has an "
+                f"method update_sparsity compares weights with the model's files, but {recipe.model.path} has an "
                 "adapter beside them; merge it first (opd merge OUT BASE+ADAPTER)."
             )
         self._model = recipe.model
@@ -92,7 +95,8 @@ class UpdateSparsity(Controller):
         if missing is not None:
             raise ConfigError(
                 f"method update_sparsity finds no tensor {missing!r} in the files of {self._model.path}; save the "
-                "model anew with transformers, or leave the method out where transformers joins tensors, as of experts."
+                "model anew with transformers, or remove the method if transformers joins tensors on loading, as it "
+                "does with those of experts."
             )
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:

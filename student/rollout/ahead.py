@@ -153,7 +153,9 @@ class Ahead:
         # The rows follow the plan that was made at launch; a strategy that asks for other rows must not get these.
         asked = {row.key: row for row in planned}
         if any(asked.get(row.key) != row for row in self._share(self.plan(step))):
-            raise RuntimeError(f"the rows that were sampled ahead for step {step} are not the ones asked for.")
+            raise RuntimeError(
+                f"the rows that were sampled ahead for step {step} are not the rows that the step asks for."
+            )
         future = self._under_way[step].found
         while not wait([future], timeout=_POLL_SECONDS).done:
             poll()
@@ -189,7 +191,10 @@ class Ahead:
             version = int(one["version"])
             tensors = state["weights"].get(str(version)) if version != steps else self._snapshot(steps)
             if tensors is None or set(tensors) != names:
-                raise CheckpointError(f"the weights after {version} steps in the checkpoint are of another student.")
+                raise CheckpointError(
+                    f"the checkpoint's weights after {version} steps do not have the names of this student's trained "
+                    "tensors; resume with the model that the checkpoint was written for."
+                )
             here = dict(self._learner.named_parameters())
             keep = placed if self._pack is not None else _whole  # the saved tensors may be sharded differently
             self._weights[version] = {name: keep(tensor, here[name]) for name, tensor in tensors.items()}
@@ -223,7 +228,7 @@ class Ahead:
 
         def poll() -> None:
             if self._closing:
-                raise CancelledError("the run has ended")
+                raise CancelledError("the run has ended, so nothing more can be sampled ahead")
 
         def finished(row: Row) -> None:
             poll()

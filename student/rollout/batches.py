@@ -105,7 +105,7 @@ def check_batches(model: PreTrainedModel) -> None:
     if wrong:
         raise ConfigError(
             f"rollout engine transformers cannot decode a {type(model).__name__} token by token: {wrong}; set "
-            "rollout.engine to {name: vllm}, or take another student."
+            "rollout.engine to {name: vllm}, or train another student."
         )
     _known.add(model)
 
@@ -127,7 +127,7 @@ def _difference(model: PreTrainedModel) -> str:
             own = model(torch.from_numpy(row)[None].to(device), use_cache=False).logits[0, -1].float()
             # Wide enough for half precision and for another choice of expert; a token without its context differs more.
             if (logits - own).abs().max() > 0.3 * own.abs().max():
-                return "its logits are not those of the whole row"
+                return "its logits differ from those of one pass over the whole row"
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError) as error:
         return one_line(error, 200)
     return ""

@@ -45,7 +45,7 @@ ROLLOUT_ENGINES.add(
     "transformers", "student.rollout.engine:TransformersRollout", "the trained model itself, with a KV cache"
 )
 
-ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmRollout", "vLLM in process, on the rows' own streams")
+ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmRollout", "vLLM in process, with a random stream per row")
 ROLLOUT_ENGINES.add(
     "vllm_server", "student.rollout.servers.engine:VllmServerEngine", "vLLM servers that all ranks share, over HTTP"
 )
@@ -68,18 +68,18 @@ class RolloutEngineSettings(Settings):
     name: str
     """Registered name, or a dotted path "package.module:Class"."""
     mismatch_rows: int = Field(
-        0, ge=0, description="Rows of a step that the student reads again to measure the mismatch; 0: none."
+        0, ge=0, description="Rows per rank and step that the student scores too, to measure the mismatch; 0: none."
     )
     mismatch_limit: float | None = Field(
         None,
         gt=0,
-        description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
+        description="Mismatch of a step, mean |log p - log q| per token in nats, above which the run stops.",
     )
 
     @model_validator(mode="after")
     def _check_limit(self) -> RolloutEngineSettings:
         if not self.mismatch_rows and "mismatch_limit" in self.model_fields_set and self.mismatch_limit is not None:
-            raise ValueError("mismatch_limit is set, but mismatch_rows is 0 and nothing is measured; set mismatch_rows")
+            raise ValueError("mismatch_limit is set, but mismatch_rows is 0, so nothing is measured; raise the latter")
         return self
 
 
@@ -358,8 +358,8 @@ class PolicySampler:
                 if not isinstance(rows, list) or len(rows) != len(planned):
                     gave = f"{len(rows)} rows" if isinstance(rows, list) else short(rows)
                     raise PluginError(
-                        f"{type(self._engine).__name__}.sample gave {gave} for {len(planned)} planned ones; it returns "
-                        "a list of one for each."
+                        f"{type(self._engine).__name__}.sample returned {gave} for {len(planned)} planned rows; it "
+                        "must return a list with one row for each."
                     )
                 return rows
             finally:

@@ -48,27 +48,27 @@ log = logging.getLogger(__name__)
 class EpisodeSettings(Settings):
     """How prompts that name an environment are played."""
 
-    turns: int = Field(30, ge=1, description="Maximum number of the student's turns in an episode.")
+    turns: int = Field(30, ge=1, description="Maximum number of turns that the student takes in an episode.")
     turn_tokens: int = Field(
-        256, ge=1, description="Longest turn of the student; rollout.max_new_tokens bounds the whole episode."
+        256, ge=1, description="Maximum tokens of one turn; rollout.max_new_tokens limits the whole episode."
     )
     history: Turns | Literal["summary"] | None = Field(
         None,
-        description="What the student and its teachers see of an episode after the prompt and the first observation. A "
-        "number: that many earlier turns, each with its answer. summary: the student's own summary. null: "
-        "everything.",
+        description="What the student and its teachers see of an episode after the prompt and the first observation. "
+        "A number: that many earlier turns, each with the observation that followed. summary: the student's own "
+        "summary. null: everything.",
     )
     summary: SummarySettings = Field(
-        default_factory=SummarySettings, description="When and how it is summarised, with `history: summary`."
+        default_factory=SummarySettings, description="When and how episodes are summarised, with `history: summary`."
     )
     isolation: Literal["process", "none"] = Field(
         "process",
         description="process: every episode runs in its own process, with time limits. none: it runs in the student's "
-        "process, for environments that neither hang nor crash it. Either way, an exception costs only its "
-        "own episode.",
+        "process, for environments that neither hang nor crash it. In both cases an exception costs only its own "
+        "episode.",
     )
     limits: PoolSettings = Field(
-        default_factory=PoolSettings, description="Of episodes; time and memory are limited in processes alone."
+        default_factory=PoolSettings, description="Limits on episodes; time and memory need `isolation: process`."
     )
 
     @field_validator("history", mode="wrap")
@@ -77,13 +77,13 @@ class EpisodeSettings(Settings):
         try:
             return check(value)
         except ValidationError:  # its message has a sentence for each type that is allowed
-            raise ValueError("give a number of turns (1 or more), summary, or null for all") from None
+            raise ValueError("set a number of turns (1 or more), summary, or null for everything") from None
 
     @model_validator(mode="after")
     def _check_summary(self) -> EpisodeSettings:
         if self.history != "summary" and self.summary != SummarySettings():
             raise ValueError(
-                f"summary is set, but history is {self.history}, and nothing is summarised; set it to summary"
+                f"summary is set, but history is {self.history}, so nothing is summarised; set history to summary"
             )
         return self
 
@@ -177,7 +177,7 @@ class EpisodePlayer:
         prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
         length, longest = len(encode_prompt(prompt, self._tokenizer)), self._spec.max_prompt_tokens
         if length > longest:
-            said = f"its first observation makes a prompt of {length} tokens, over rollout.max_prompt_tokens {longest}"
+            said = f"prompt and first observation have {length} tokens, over rollout.max_prompt_tokens {longest}"
             episode.stop(EpisodeError("invalid", said))
             return
         episode.prompt, episode.tools = prompt, bool(seen.tools)
@@ -227,7 +227,7 @@ class EpisodePlayer:
                     continue
                 if episode.ended or episode.ids != row.response_ids[: row.turns[turn + 1][0]].tolist():
                     episode.success = None
-                    episode.stop(EpisodeError("diverged", "it answered a repeated action otherwise"))
+                    episode.stop(EpisodeError("diverged", "the environment answered a repeated action differently"))
 
     def _turn(self, active: Mapping[int, Episode], sample: Sample, purpose: tuple[object, ...]) -> None:
         """One turn of the student in every active episode, then one of the environment unless that was a summary."""
@@ -396,5 +396,5 @@ def _tell(episodes: Sequence[Episode]) -> None:
     if broken:
         name = broken[0].planned.prompt.extra[ENVIRONMENT].get("name")
         how = broken[0].ended.removeprefix("broken: ")
-        said = "%d of %d episodes broke; the first, of environment %r, %s: %s."
+        said = "%d of %d episodes broke; the first was in environment %r, %s: %s."
         log.warning(said, len(broken), len(episodes), name, how, broken[0].why)

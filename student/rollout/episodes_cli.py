@@ -16,12 +16,14 @@ _LEVELS = ((0.1, "green"), (1.0, "yellow"))
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; its samples.jsonl holds the episodes.")],
-    step: Annotated[int | None, typer.Option(help="Only episodes from this step.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, whose samples.jsonl holds the episodes.")],
+    step: Annotated[int | None, typer.Option(help="Show only episodes of this step.")] = None,
     ended: Annotated[
-        str | None, typer.Option(help="Only episodes that ended this way: success, failure, turns, broken ...")
+        str | None, typer.Option(help="Show only episodes that ended this way: success, failure, turns, broken ...")
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="Maximum number of episodes; the run's last ones are shown.")] = 3,
+    count: Annotated[
+        int, typer.Option(min=1, help="Maximum number of episodes to show, the last ones of the run.")
+    ] = 3,
 ) -> None:
     """Print episodes turn by turn, with each of the student's tokens coloured by its divergence from the teacher."""
     from rich.console import Console
@@ -32,7 +34,10 @@ def show(
         if (step is None or sample["step"] == step) and (ended is None or sample["episode"]["ended"].startswith(ended))
     ]
     if not found:
-        raise DataError(f"{run} has no such episode in samples.jsonl; see `samples` in its recipe.")
+        raise DataError(
+            f"samples.jsonl of {run} has no episode that matches; choose another --step or --ended, or keep more of "
+            "them with `samples` in the recipe."
+        )
     console = Console()
     for sample in found[-count:]:
         _print(sample, console)
@@ -40,21 +45,23 @@ def show(
 
 @app.command()
 def record(
-    task: Annotated[str, typer.Argument(help="Task whose problems know a path (lock, rooms), or a run folder.")],
+    task: Annotated[
+        str, typer.Argument(help="Task whose problems come with a solution path (lock, rooms), or a run folder.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the task.")
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the task, for example size=5.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="JSON lines with prompt, environment, path.")] = Path(
-        "paths.jsonl"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", help="Output file, JSON lines with prompt, environment and path.")
+    ] = Path("paths.jsonl"),
     count: Annotated[int, typer.Option(min=1, help="Number of problems to take from a task.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for the problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
 ) -> None:
     """Write prompts with paths that solve them: a task's own paths, or the student's successes in a run."""
     folder = Path(task)
     lines = list(successes(folder) if (folder / "samples.jsonl").is_file() else gold(task, options or [], count, seed))
     if not lines:
-        raise DataError(f"nothing of {task} solved its problem, so there is no path to write.")
+        raise DataError(f"no problem of {task} was solved, so there is no path to write.")
     with out.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     typer.echo(f"wrote {len(lines)} paths to {out}")
@@ -70,7 +77,7 @@ def samples_of(run: Path) -> list[dict[str, Any]]:
         # Bytes end lines at line ends alone; text does at U+2028 too, which answers may hold.
         lines = (run / "samples.jsonl").read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"{run} holds no samples.jsonl ({error.strerror}); name a run folder.") from error
+        raise DataError(f"the samples.jsonl of {run} cannot be read ({error.strerror}); name a run folder.") from error
     return [sample for line in lines if (sample := json.loads(line)).get("episode")]
 
 
@@ -107,7 +114,8 @@ def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[
         for prompt in source.prompts("train", count):
             if not {ENVIRONMENT, PATH} <= prompt.extra.keys():
                 raise ConfigError(
-                    f"problems of task {task!r} have no known path with these options; record those of a run instead."
+                    f"problems of task {task!r} do not come with a solution path under these options; name a run "
+                    "folder, to record its paths instead."
                 )
             world = make_environment(dict(prompt.extra[ENVIRONMENT]))
             seen = world.reset(prompt, 0)

@@ -85,9 +85,7 @@ def _row(
     if (not ids or ids[-1] not in stops) and (end := end_of(planned.prompt)) is not None:
         ids.append(end)
     if not ids:
-        raise DataError(
-            f"the given answer {planned.answer or ''!r} to {planned.prompt.name} encodes to no token; drop it."
-        )
+        raise DataError(f"the given answer {planned.answer or ''!r} to {planned.prompt.name} has no tokens; remove it.")
     # A response over the limit counts as truncated: the row has neither the rest nor the end token to learn from.
     truncated = len(ids) > planned.max_new_tokens
     ids = ids[: planned.max_new_tokens]

@@ -76,9 +76,10 @@ class Mismatch:
         limit = self._settings.mismatch_limit
         if limit is not None and not mean <= limit:  # written so that NaN is above every limit
             raise RolloutEngineError(
-                f"the student's log-probs of what rollout engine {self._settings.name!r} sampled are {mean:.3g} nats "
-                f"from the engine's in the mean, over rollout.engine.mismatch_limit {limit:g}: one of the two computes "
-                "another model; raise the limit only for a precision that explains it."
+                f"the student's log-probs of the tokens that rollout engine {self._settings.name!r} sampled differ "
+                f"from the engine's by {mean:.3g} nats per token on average, over rollout.engine.mismatch_limit "
+                f"{limit:g}, so one of the two computes a different model; raise the limit only if the engine's lower "
+                "precision explains the difference."
             )
         kl = sum(part[2] for part in found) / tokens
         largest = max(part[3] for part in found)

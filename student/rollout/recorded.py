@@ -35,7 +35,7 @@ def _parse(line: str, place: str) -> tuple[Prompt, str]:
     except ValueError as error:
         raise DataError(f"{place} is not valid JSON ({error}).") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("answer"), str) or "prompt" not in entry:
-        raise DataError(f'{place} needs the keys "prompt" and "answer" (a text).')
+        raise DataError(f'{place} must be a JSON object with the keys "prompt" and "answer" (a text).')
     try:
         return Prompt.make(entry["prompt"], answer=entry["answer"]), entry["answer"]
     except (DataError, TypeError) as error:

@@ -86,7 +86,7 @@ class Request:
         """
         if not math.isfinite(logp):
             raise NonFiniteError(
-                f"the student gave no finite log-probs while it answered {self.planned.prompt.name}; lower "
+                f"the student's log-probs were not finite while it answered {self.planned.prompt.name}; lower "
                 "train.learning_rate, or resume from an earlier checkpoint."
             )
         self.ids.append(token)
@@ -148,8 +148,8 @@ def encode_planned(
     for prompt, ids in zip(prompts.values(), encode_prompts([*prompts.values()], tokenizer), strict=True):
         if len(ids) > limit:
             raise DataError(
-                f"{prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise "
-                "rollout.max_prompt_tokens or drop the prompt."
+                f"{prompt.name} has {len(ids)} tokens, over the limit of {limit}; raise rollout.max_prompt_tokens or "
+                "drop the prompt."
             )
         encoded[id(prompt)] = np.array(ids, dtype=np.uint32)
     return encoded

@@ -50,8 +50,9 @@ class _InStep(Ranks):
         places = {(other, taken) for other, taken, _ in told}
         if len(places) > 1:
             raise RuntimeError(
-                f"the ranks of a rollout strategy are out of step: {sorted(places)} (what they do, prompts they took); "
-                "loop over rounds by what Rollouts.any, gather or outcomes gave, and ask for prompts on every rank."
+                f"the ranks of a rollout strategy are out of step: {sorted(places)} (call, prompts taken); decide "
+                "whether to go on by what Rollouts.any, gather or outcomes returned, and ask for prompts on every "
+                "rank."
             )
         return [value for _, _, value in told]
 
@@ -144,11 +145,12 @@ class Rollouts:
         rows = strategy.run(self._mine(plan), self)
         if not are_rows(rows):
             raise PluginError(
-                f"{type(strategy).__name__}.run gave {short(rows)}; it returns a list of rows, [] for none."
+                f"{type(strategy).__name__}.run returned {short(rows)}; it must return a list of rows, which may be "
+                "empty."
             )
         if any(id(row) in self._unscored for row in rows):
             raise PluginError(
-                f"{type(strategy).__name__} returned rows that it sampled and did not score; return "
+                f"{type(strategy).__name__}.run returned rows that it sampled but did not score; return "
                 "rollouts.score(rows), or sample with rollouts.judge."
             )
         if self._waiting is not None:

@@ -40,39 +40,47 @@ if TYPE_CHECKING:
 STRATEGIES = Registry("rollout_strategy", "opd.rollout_strategies", member="settings_type")
 
 for name, path, summary in [
-    ("single", "strategy:Single", "every planned row, once"),
+    ("single", "strategy:Single", "samples every planned row once"),
     (
         "dynamic_sampling",
         "strategies.dynamic_sampling:DynamicSampling",
-        "further prompts until enough groups have rewards that differ",
+        "draws further prompts until enough groups have rewards that differ (DAPO)",
     ),
     (
         "adaptive_oversampling",
         "strategies.adaptive_oversampling:AdaptiveOversampling",
-        "dynamic sampling in one round, as large as the last steps were wasteful (CodeV-R1)",
+        "dynamic sampling in one round, enlarged by the share of groups dropped before (CodeV-R1)",
     ),
     (
         "reinforce_ada",
         "strategies.reinforce_ada:ReinforceAda",
-        "further answers until a prompt has right and wrong ones, and a balanced choice of them",
+        "draws answers to a prompt until some are right and some wrong, and learns from a balanced choice",
     ),
     (
         "self_interference",
         "strategies.self_interference:SelfInterference",
-        "only prompts that greedy decoding does not solve (SELF)",
+        "samples only prompts that greedy decoding does not solve (SELF)",
     ),
-    ("lte", "strategies.lte:Lte", "all-wrong groups try again, told of their wrong answers"),
-    ("guide", "strategies.guide:Guide", "all-wrong groups try again under a stored hint"),
-    ("icpo", "strategies.icpo:Icpo", "one answer of each group is written after a worked example"),
-    ("critique", "strategies.critique:Critique", "one answer of each group is refined by a critique (Critique-GRPO)"),
-    ("arpo", "strategies.arpo:Arpo", "episodes branch at turns whose entropy rose (ARPO)"),
+    ("lte", "strategies.lte:Lte", "lets all-wrong groups try again, told of their wrong answers (LTE)"),
+    ("guide", "strategies.guide:Guide", "lets all-wrong groups try again under a stored hint (Guide)"),
+    ("icpo", "strategies.icpo:Icpo", "samples one answer of each group after a worked example (ICPO)"),
+    (
+        "critique",
+        "strategies.critique:Critique",
+        "replaces one answer of each group by a refinement after a critique (Critique-GRPO)",
+    ),
+    ("arpo", "strategies.arpo:Arpo", "branches episodes at turns whose entropy rose (ARPO)"),
     (
         "future_bridge",
         "strategies.future_bridge:FutureBridge",
-        "a turn of the teacher, where the student goes on better after it (FTB-OPD)",
+        "adds a turn of the teacher if the student continues better after it (FTB-OPD)",
     ),
-    ("replay", "strategies.replay:Replay", "groups of earlier steps along with the new ones"),
-    ("rorecomp", "strategies.rorecomp:RoRecomp", "short right and long wrong answers first, the rest later"),
+    ("replay", "strategies.replay:Replay", "learns from groups of earlier steps along with the new ones"),
+    (
+        "rorecomp",
+        "strategies.rorecomp:RoRecomp",
+        "learns short right and long wrong answers first, the others later (RoRecomp)",
+    ),
 ]:
     STRATEGIES.add(name, f"student.rollout.{path}", summary)
 
@@ -88,7 +96,7 @@ class Strategy:
     """Base class of rollout strategies; subclasses implement `run`."""
 
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
-    why_not_stale: ClassVar[str] = "it does not say that its first round is the whole plan as it is"
+    why_not_stale: ClassVar[str] = "it does not state that its first round is exactly the plan"
     """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
     rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""
     judges: ClassVar[bool] = False

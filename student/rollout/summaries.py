@@ -44,11 +44,20 @@ class SummarySettings(Settings):
     """Summaries of an episode by the student, with `history: summary`."""
 
     context_tokens: int = Field(
-        8192, ge=1, description="Longest sequence: prompt, what is seen of the episode, and the turn that is written."
+        8192,
+        ge=1,
+        description="Maximum length in tokens of what the model reads at once: the prompt, what it sees of the "
+        "episode, and the turn it writes.",
     )
-    tokens: int = Field(512, ge=1, description="Longest summary in tokens. A longer one is truncated and counted.")
+    tokens: int = Field(
+        512,
+        ge=1,
+        description="Maximum length of a summary in tokens. A longer one is truncated and counted in the metrics.",
+    )
     most: int = Field(
-        8, ge=1, description="Maximum number of summaries in an episode. If it needs more, it ends by context."
+        8,
+        ge=1,
+        description="Maximum number of summaries in an episode. An episode that needs more ends with verdict context.",
     )
     instruction: str = Field(
         _INSTRUCTION, min_length=1, description="Text that asks for a summary, in place of the next observation."

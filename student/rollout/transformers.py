@@ -75,17 +75,19 @@ def _decode(
     if turn is not None and longest.longest > turn:
         name = longest.planned.prompt.name
         raise DataError(
-            f"{name} may become {longest.longest} tokens long with its answer, over the {turn} up to which a "
-            f"{type(model).__name__} scales positions one way (longrope): beyond, all its tokens have other log-probs "
-            "than they were drawn with; lower rollout.max_new_tokens or rollout.max_prompt_tokens."
+            f"{name} and its answer may become {longest.longest} tokens long, over {turn}, the length up to which a "
+            f"{type(model).__name__} scales positions in one way (longrope): beyond it, all its tokens would have "
+            "other log-probs than those they were drawn with; lower rollout.max_new_tokens or "
+            "rollout.max_prompt_tokens."
         )
     if takes_slots(model):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
         return
     if spec.experts:
         raise ConfigError(
-            f"a {type(model).__name__} is not decoded in slots, where the experts of a mixture are recorded; set "
-            "model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old)."
+            f"a {type(model).__name__} is not decoded in slots, which is where the experts of a mixture are recorded; "
+            "set model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old of "
+            "method routing_replay)."
         )
     check_batches(model)
     left = deque(order)

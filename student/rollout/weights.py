@@ -103,8 +103,8 @@ def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -
         if isinstance(layer, BaseTunerLayer) and f"{name}.base_layer.weight" not in held:
             given, done = ("weights with the adapters merged", "merged") if merged else ("the adapters", "sent")
             raise ConfigError(
-                f"rollout.engine {engine} is given {given}, and those of {name} (a mixture's experts, "
-                f"model.lora.targets) cannot be {done}; name the layers of attention in model.lora.targets, or set "
+                f"rollout.engine {engine} receives {given}, but those of {name} (a mixture's experts, "
+                f"model.lora.targets) cannot be {done}; name only the attention layers in model.lora.targets, or set "
                 "rollout.engine to {name: transformers}."
             )
 

@@ -40,8 +40,8 @@ def changed_teachers(recipe: Recipe, infos: Mapping[str, pb.TeacherInfo]) -> lis
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []  # a record for people: a run goes on without it
     return [
-        f"teacher {name!r} has weights {info.weights_hash[:12]} and had {before[name][:12]} when the run began; from "
-        "here on the student learns from the new ones."
+        f"teacher {name!r} now has weights {info.weights_hash[:12]}, but had {before[name][:12]} when the run began; "
+        "from here on the student learns from the new ones."
         for name, info in infos.items()
         if name != following and before.get(name) and info.weights_hash and info.weights_hash != before[name]
     ]

@@ -85,7 +85,8 @@ def save_checkpoint(
                 who = f" by rank {rank}" if ranks.count > 1 else ""
                 kind = DiskFullError if full else RunFolderError
                 raise kind(
-                    f"checkpoint {final} cannot be written{who}: {reason}; free space or give access there, and {then}."
+                    f"checkpoint {final} cannot be written{who}: {reason}; free space or allow writing there, and "
+                    f"{then}."
                 ) from failure
         return result
 
@@ -189,7 +190,8 @@ def latest_checkpoint(root: Path) -> Path | None:
         problems.append(f"{folder.name}: {problem}")
     if problems:
         raise CheckpointError(
-            f"all checkpoints in {root} are damaged ({'; '.join(problems)}); restore one from a backup or start anew."
+            f"all checkpoints in {root} are damaged ({'; '.join(problems)}); restore one from a backup, or begin a "
+            "new run."
         )
     return None
 
@@ -222,7 +224,7 @@ def find_damage(folder: Path) -> str | None:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if found != digest:
-            return f"{name} has another SHA-256 than the manifest"
+            return f"the SHA-256 of {name} differs from the manifest"
     return None
 
 

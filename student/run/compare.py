@@ -39,13 +39,13 @@ def figures(run: Path, problems: list[str]) -> dict[str, float]:
         RunFolderError: if there is no run, or it has not finished a step.
     """
     if not (run / "metrics.jsonl").is_file():
-        raise RunFolderError(f"{run} holds no metrics.jsonl; give the folder of a run that has done a step.")
+        raise RunFolderError(f"{run} has no metrics.jsonl; name the folder of a run that has finished a step.")
     found_wrong: list[str] = []
     records = read_steps(run, found_wrong)
     ends = read_mapping(run / "summary.json", found_wrong, needed=False)
     problems += [f"{run.name}: {problem}" for problem in found_wrong]
     if not records:
-        raise RunFolderError(f"{run} holds no whole step yet; wait for one.")
+        raise RunFolderError(f"{run} has not finished a step yet; wait for one.")
     warm = records[_WARM_UP:] or records
     found = {name: _median([r[name] for r in warm if is_number(r.get(name))]) for name in _METRICS}
     stages = sorted({stage for record in warm for stage in record.get("seconds", {})})
@@ -96,11 +96,11 @@ def compare(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     others: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN...|EXPECTED.json]", help="Other run folders, or a file of expected figures."),
+        typer.Argument(metavar="[RUN...|EXPECTED.json]", help="Other run folders, or one file of expected figures."),
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option("--write", help="Write RUN's figures to this file, as the expected figures for later runs."),
+        typer.Option("--write", help="Write RUN's figures to this file, as the expected figures of later runs."),
     ] = None,
     band: Annotated[
         float | None,
@@ -117,11 +117,14 @@ def compare(
     from rich.table import Table
 
     if band is not None and write is None:
-        raise ConfigError("--band is of what --write FILE writes; add it, or leave out --band.")
+        raise ConfigError("--band sets the bands that --write FILE writes; add --write, or remove --band.")
     others = others or []
     files = [other for other in others if other.is_file()]
     if files and len(others) > 1:
-        raise ConfigError(f"{files[0]} is a file of expectations, which one run is held to; compare it by itself.")
+        raise ConfigError(
+            f"{files[0]} is a file of expected figures, which one run is compared with; name it alone, without other "
+            "runs."
+        )
     problems: list[str] = []
     found = figures(run, problems)
     if files:
@@ -140,7 +143,7 @@ def compare(
     if write is not None:
         share = 0.2 if band is None else band
         judged = write_expected(found, write, band=share, about=f"run {run}", source=_source(run))
-        rest = f"; {len(found) - judged} too small for one" if judged < len(found) else ""
+        rest = f"; {len(found) - judged} are too small for a band" if judged < len(found) else ""
         typer.echo(f"{write}: {judged} figures with a band of {share:.0%} either way{rest}")
     if any(line.bad for line in lines):
         raise typer.Exit(1)

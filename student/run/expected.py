@@ -50,16 +50,16 @@ class Line:
 class Expectation(Settings):
     """What is expected of one figure."""
 
-    value: float | None = Field(None, description="The figure that was measured or published.")
-    band: float | None = Field(None, ge=0, description="Share of `value` by which the run may differ from it.")
-    low: float | None = Field(None, description="Least that is accepted.")
-    high: float | None = Field(None, description="Most that is accepted.")
+    value: float | None = Field(None, description="Figure that was measured or published.")
+    band: float | None = Field(None, ge=0, description="Share of `value` by which a run may differ from it.")
+    low: float | None = Field(None, description="Minimum figure that is accepted.")
+    high: float | None = Field(None, description="Maximum figure that is accepted.")
     source: str = Field(min_length=1, description='Where the figure comes from, or "unknown".')
 
     @model_validator(mode="after")
     def _check(self) -> "Expectation":
         if self.band is not None and (self.value is None or self.low is not None or self.high is not None):
-            raise ValueError("band is a share of value and stands without low and high; give value and band alone")
+            raise ValueError("band is a share of value and excludes low and high; set value and band, or low and high")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low {self.low:g} is above high {self.high:g}; change one of them")
         return self
@@ -98,8 +98,8 @@ class Expectation(Settings):
 class Expectations(Settings):
     """A file of expected figures."""
 
-    about: str = Field("", description="Of which run, on which machine.")
-    expected: dict[str, Expectation] = Field(min_length=1, description="By name of the figure.")
+    about: str = Field("", description="Which run the figures are from, and on which machine.")
+    expected: dict[str, Expectation] = Field(min_length=1, description="Expected figures by name.")
 
 
 def read_expected(path: Path) -> Expectations:
@@ -113,9 +113,11 @@ def read_expected(path: Path) -> Expectations:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path.") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); write a file of expected figures.") from error
+        raise ConfigError(f"{path} is not JSON ({error}); name a file of expected figures.") from error
     if not isinstance(data, dict) or "expected" not in data:
-        raise ConfigError(f"{path} does not hold expected figures; it needs the key expected, a group per figure.")
+        raise ConfigError(
+            f"{path} does not hold expected figures; it needs the key expected, with a group for each figure."
+        )
     return parse_settings(Expectations, data, source=str(path))
 
 

@@ -59,7 +59,7 @@ class RunFolder:
             for draft in path.iterdir():
                 draft.unlink()
         except OSError as error:
-            raise RunFolderError(f"run folder {path} cannot be made: {error.strerror}; choose another.") from error
+            raise RunFolderError(f"run folder {path} cannot be created: {error.strerror}; choose another.") from error
         folder = cls(path)
         _write_atomically(path / "recipe.yaml", _yaml(recipe))
         return folder
@@ -74,7 +74,7 @@ class RunFolder:
         # A run that was killed while writing its recipe leaves only a draft, which is not worth keeping.
         if path.exists() and (not path.is_dir() or not all(map(_is_draft, path.iterdir()))):
             raise RunFolderError(
-                f"run folder {path} exists already; resume it with --resume or give the run another folder (run=...)."
+                f"run folder {path} exists already; resume it with --resume, or choose another folder (run=...)."
             )
 
     @classmethod
@@ -94,7 +94,7 @@ class RunFolder:
                 pass
         except OSError as error:
             raise RunFolderError(
-                f"run folder {path} cannot be made, because {place} cannot be written: {error.strerror}; choose "
+                f"run folder {path} cannot be created, because {place} cannot be written: {error.strerror}; choose "
                 "another (run=...)."
             ) from error
 
@@ -124,8 +124,8 @@ class RunFolder:
                     file.seek(0)
                     owner = (file.read(200) or b"not known which").decode(errors="replace")
                     raise RunFolderError(
-                        f"another process writes the run in {self.path} ({owner}); wait for its end or stop it, then "
-                        "--resume."
+                        f"another process writes the run in {self.path} ({owner}); stop it or wait until it ends, "
+                        "then use --resume."
                     ) from None
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -152,7 +152,7 @@ class RunFolder:
             CheckpointError: if there is no such run, or its checkpoints do not fit the recipe.
         """
         if not (recipe.run / "recipe.yaml").is_file():
-            raise CheckpointError(f"there is no run in {recipe.run} to resume; start it without --resume.")
+            raise CheckpointError(f"there is no run to resume in {recipe.run}; start it without --resume.")
         folder = cls(recipe.run)
         if any(folder.checkpoints.glob("step-*")):
             saved = read_yaml((recipe.run / "recipe.yaml").read_text(encoding="utf-8"))
@@ -280,7 +280,7 @@ def _is_draft(path: Path) -> bool:
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:
     kind = DiskFullError if is_full(error) else RunFolderError
-    return kind(f"{path} cannot be written: {error.strerror}; free space there or choose another run folder.")
+    return kind(f"{path} cannot be written: {error.strerror}; free space there, or choose another run folder.")
 
 
 @cache

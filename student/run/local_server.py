@@ -50,7 +50,7 @@ def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] 
         # The file appears atomically once the server listens; loading a model may take minutes.
         while not ports.exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise UnavailableError(f"the teacher server did not start; see {log}.")
+                raise UnavailableError(f"the teacher server did not start; look into its log {log}.")
             time.sleep(0.1)
         yield ports.read_text().split()[0]
     finally:

@@ -71,6 +71,6 @@ def restore_random(folder: Path, ranks: Ranks, device: torch.device, *, seed: in
     if len(saved) == ranks.count:
         return None
     return (
-        f"{ranks.count} ranks go on from a checkpoint with the random states of {len(saved)}: a model with dropout "
-        "draws other masks than it would have."
+        f"{ranks.count} ranks resume from a checkpoint with the random states of {len(saved)}: a model with dropout "
+        "will draw other masks than it would have."
     )

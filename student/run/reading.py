@@ -51,7 +51,7 @@ def read_mapping(
         problems.append(f"{path.name} cannot be read: {' '.join(str(error).split())[:160]}.")
         return {}
     if not isinstance(found, dict):
-        problems.append(f"{path.name} holds something else than keys and values.")
+        problems.append(f"{path.name} does not hold keys and values.")
         return {}
     return found
 

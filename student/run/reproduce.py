@@ -80,7 +80,7 @@ def reproduce(
         raise RunFolderError(f"{run} was resumed with another recipe, so one recipe cannot reproduce it.")
     before = read_steps(run, [])
     if not before:
-        raise RunFolderError(f"{run} holds no whole step, so there is nothing to compare a new run with.")
+        raise RunFolderError(f"{run} has not finished a step, so there is nothing to compare a new run with.")
     # Another folder, and no metrics port, which the first run may still hold; neither affects the result.
     again = out or run.with_name(f"{run.name}-again")
     if again.exists():
@@ -96,7 +96,7 @@ def reproduce(
     difference = first_difference(before, now)
     if difference is None:
         rest = f"; {run} ended there, {again} went on to {len(now)}" if len(now) > len(before) else ""
-        typer.echo(f"reproduced: {len(before)} steps, every metric equal to the bit{rest}")
+        typer.echo(f"reproduced: in {len(before)} steps every metric is equal to the bit{rest}")
         return
     step, name, old, new = difference
     typer.echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")

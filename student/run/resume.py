@@ -12,18 +12,18 @@ from typing import Any
 from opd.errors import CheckpointError, ConfigError
 
 FIXED = {
-    "seed": "every random stream is keyed by it",
-    "model.path": "the saved weights are of that model; where it has moved, put a link at its old place",
-    "model.revision": "the saved weights are of that revision",
-    "model.dtype": "the saved weights have it",
-    "train.max_staleness": "the checkpoint holds the steps that were being sampled with it",
-    "model.lora": "the saved weights are such adapters, or whole models where it is null",
-    "model.lora.rank": "the saved adapters have it",
-    "model.lora.alpha": "the saved adapters have it",
-    "model.lora.targets": "the saved adapters have them",
+    "seed": "every random stream is derived from it",
+    "model.path": "the saved weights belong to that model; if it has moved, put a link at its old place",
+    "model.revision": "the saved weights belong to that revision",
+    "model.dtype": "the saved weights are of that type",
+    "train.max_staleness": "the checkpoint holds the steps that were being sampled under it",
+    "model.lora": "the saved weights are such adapters, or a whole model if it is null",
+    "model.lora.rank": "the saved adapters have that rank",
+    "model.lora.alpha": "the saved adapters were trained with it",
+    "model.lora.targets": "the saved adapters are those of these layers",
     "model.lora.dora": "the saved adapters are of that kind",
     "model.lora.quantize": "the saved adapters were trained over such a base",
-    "model.lora.start": "the reference initial is what the run began with",
+    "model.lora.start": "model initial is the model that the run began with",
 }
 """Keys that may not change, each with the reason, a clause."""
 
@@ -69,7 +69,7 @@ def check_steps(checkpoint: Path | None, steps: int) -> None:
     if done > steps:
         raise ConfigError(
             f"train.steps is {steps}, but the newest checkpoint is of step {done}: {checkpoint}; set train.steps to "
-            f"more than {done} to go on, or to {done} to end the run there with its last evaluation."
+            f"more than {done} to continue, or to {done} to end the run there with its last evaluation."
         )
 
 

@@ -115,7 +115,8 @@ class Saver:
         found = self._job.learner.ranks.gather(checkpoint and checkpoint.name)
         if len(set(found)) > 1:
             raise CheckpointError(
-                f"the ranks found different checkpoints ({', '.join(map(str, found))}); all must see one run folder."
+                f"the ranks found different checkpoints ({', '.join(map(str, found))}); all ranks must see the same "
+                "run folder."
             )
         begin_random(self._job.recipe.seed, self._job.learner.ranks.index)
         state = LoopState(steps=0, tokens=0, began=time.monotonic())
@@ -176,7 +177,10 @@ class Saver:
     def _start(self, beside: Beside, state: LoopState) -> None:
         """Copy what this rank holds, and write it in the background."""
         parts, root, steps = list(self._parts(state, copied=True)), self._folder.checkpoints, state.steps
-        keep, then = self._job.recipe.train.keep_checkpoints, "let the run go on: it tries the next one"
+        keep, then = (
+            self._job.recipe.train.keep_checkpoints,
+            "let the run continue: it will try again with the next one",
+        )
         beside.start(lambda: save_checkpoint(root, steps, parts, keep=keep, ranks=self._ranks, then=then))
         self._writing = steps
 
@@ -270,7 +274,7 @@ class Saver:
             if state["seed"] != job.recipe.seed:
                 raise CheckpointError(
                     f"checkpoint {checkpoint} is from a run with seed {state['seed']}, but the recipe has seed "
-                    f"{job.recipe.seed}; use the same recipe to resume."
+                    f"{job.recipe.seed}; resume with the recipe of that run."
                 )
             job.learner.load_state_dict(load_state(trainer, "learner", mesh))
             if (trainer / "local.json").exists():

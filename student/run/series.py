@@ -109,13 +109,13 @@ class Series:
             try:
                 float(value)
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"metric {name!r} is {value!r}, but a metric is a number.") from error
+                raise ConfigError(f"metric {name!r} is {value!r}, but a metric must be a number.") from error
             try:
                 self._record(name, value)
             except ValueError as error:  # the name of another series, or other labels
                 raise ConfigError(
-                    f"metric {name!r} cannot be a Prometheus series: the student has one of its own under that name or "
-                    "in that form; give it another name, for example my_plugin/value."
+                    f"metric {name!r} cannot be a Prometheus series, because the student has one under that name or "
+                    "of that form; give it another name, for example my_plugin/value."
                 ) from error
 
     def _record(self, name: str, value: float) -> None:

@@ -132,8 +132,8 @@ class ServedAverage(Controller):
         served = pb.Dtype.Name(self._fleet.describe(self.teacher).compute_dtype)
         if gap > tolerance("float32" if served == "DTYPE_F32" else "bfloat16"):
             raise IncompatibleTeacherError(
-                f"teacher {self.teacher!r} took the student's average and answers a row up to {gap:.3g} nats from it, "
-                "more than rounding explains; serve the student's own model, and of a LoRA student its base with an "
-                "adapter (BASE+ADAPTER)."
+                f"after loading the student's average, teacher {self.teacher!r} returns log-probs up to {gap:.3g} "
+                "nats from it, more than rounding explains; serve the student's own model, or for a LoRA student its "
+                "base with an adapter (BASE+ADAPTER)."
             )
         return gap

@@ -60,14 +60,14 @@ class Space:
                     # Its last part advises on how to go on after the end, which this is not.
                     said = str(error).partition(";")[0]
                     self._log(
-                        f"warning: {said}; the run waits for space, up to {self._patience:.0f} s "
-                        "(train.disk_patience): free some there."
+                        f"warning: {said}; the run waits up to {self._patience:.0f} s (train.disk_patience) for "
+                        "space: free some there."
                     )
                 self._sleep(min(pause, self._patience - waited))
                 pause = min(2 * pause, _LONGEST_SECONDS)
             else:
                 if pause > _FIRST_SECONDS:
-                    self._log(f"there is space again after {time.monotonic() - begin:.0f} s: the run goes on")
+                    self._log(f"there is space again after {time.monotonic() - begin:.0f} s, so the run continues")
                 return result
 
     def _sleep(self, seconds: float) -> None:

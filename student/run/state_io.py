@@ -107,8 +107,8 @@ def check_state(where: str, state: Any) -> None:
 
     def refuse(found: Any, place: str, wanted: str) -> None:
         raise PluginError(
-            f"the state_dict of {where} cannot be saved: {place} is {short(found)} ({type(found).__name__}); give "
-            f"{wanted}."
+            f"the state_dict of {where} cannot be saved: {place} is {short(found)} ({type(found).__name__}), but it "
+            f"must be {wanted}."
         )
 
     if not isinstance(state, dict):

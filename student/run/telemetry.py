@@ -69,7 +69,8 @@ def _open_port(registry: CollectorRegistry, port: int, host: str) -> tuple[Any, 
         return serve_metrics(registry, port, host)
     except OSError as error:
         raise PortInUseError(
-            f"metrics port {port} cannot be opened on {host} ({error.strerror}); set metrics_port to a free one or 0."
+            f"metrics port {port} cannot be opened on {host} ({error.strerror}); set metrics_port to a free port, or "
+            "to 0 for none."
         ) from error
 
 
@@ -80,10 +81,10 @@ _STILL_STEPS = (5, 50, 500)
 def _stillness(steps: int, metrics: Mapping[str, float]) -> str:
     text = f"the gradient has been exactly 0 for {steps} steps, so the student learns nothing"
     if "reward" not in metrics:
-        return f"{text}; look at the weights of the rows and terms."
+        return f"{text}; check the weights of the rows and terms."
     return (
-        f"{text}: the rewards within each group are all equal (mean {metrics['reward']:.3f}); check the verifier on "
-        "samples.jsonl, or give prompts that the student gets right sometimes."
+        f"{text}: the rewards within each group are all equal (mean {metrics['reward']:.3f}); check the verdicts in "
+        "samples.jsonl, or use prompts that the student solves sometimes."
     )
 
 

@@ -21,11 +21,11 @@ _COLUMNS = ("step", "label", "prompt", "answer", "verdict", "reward", "kl", "tok
 class TrackerSettings(Settings):
     """A tracker; its package comes with the extra `trackers`."""
 
-    name: Literal["tensorboard", "trackio", "wandb", "mlflow"] = Field(description="Which tracker.")
-    project: str = Field("opd", description="Project or experiment that the run belongs to.")
+    name: Literal["tensorboard", "trackio", "wandb", "mlflow"] = Field(description="Name of the tracker.")
+    project: str = Field("opd", description="Name of the project or experiment that the run belongs to.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further arguments for starting the tracker, for example mode: offline (wandb).",
+        description="Further arguments with which the tracker is started, for example mode: offline (wandb).",
     )
 
 
@@ -38,7 +38,8 @@ def check_trackers(settings: Sequence[TrackerSettings]) -> None:
     for tracker in settings:
         if find_spec(tracker.name) is None:
             raise ConfigError(
-                f"tracker {tracker.name} is not installed; pip install 'opd[trackers]', or leave it out of trackers."
+                f"tracker {tracker.name} is not installed; install it with pip install 'opd[trackers]', or remove it "
+                "from trackers."
             )
 
 
@@ -131,7 +132,7 @@ class Trackers:
             self._live.pop(name, None)
             _logger.debug("tracker %s failed", name, exc_info=True)
             why = one_line(error, 160)
-            self._log(f"tracker {name} failed and is left out from now on: {type(error).__name__}: {why}")
+            self._log(f"tracker {name} failed and is not used from now on: {type(error).__name__}: {why}")
 
 
 def _cell(value: Any) -> Any:

@@ -117,7 +117,7 @@ class View:
     def _teachers(self) -> RenderableType:
         port, host = self._recipe.get("metrics_port"), self._recipe.get("metrics_host", "127.0.0.1")
         if self.ended or not port:
-            why = "see the report" if self.ended else "unseen, since the recipe has no metrics_port"
+            why = "see the report" if self.ended else "not visible, since the recipe sets no metrics_port"
             return Text(f"fleet: {why}", "dim")
         place = f"http://{host}:{port}/metrics"
         try:
@@ -171,7 +171,7 @@ def _curves(metrics: Sequence[dict[str, Any]]) -> Table:
 def _stages(metrics: Sequence[dict[str, Any]]) -> RenderableType:
     recent = [r["seconds"] for r in metrics[-_RECENT:] if r.get("seconds")]
     if not recent:
-        return Text("no times are written", "dim")
+        return Text("no times are recorded", "dim")
     names = dict.fromkeys(name for seconds in recent for name in seconds)
     means = {name: sum(s.get(name, 0.0) for s in recent) / len(recent) for name in names}
     whole = sum(means.values()) or 1.0

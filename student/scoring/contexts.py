@@ -49,32 +49,34 @@ class ContextSettings(Settings):
     row and of the other answers to its prompt (docs/methods.md).
     """
 
-    system: str | None = Field(None, description="System message for chat prompts; replaces an existing one.")
-    prompt: str | None = Field(None, description="Text of the prompt, or of the last user message of a chat.")
+    system: str | None = Field(
+        None, description="System message for chat prompts, as a template; it replaces an existing one."
+    )
+    prompt: str | None = Field(None, description="Template of the text prompt, or of the last user message of a chat.")
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Longest context in tokens. A longer one is an error; one made from outcomes is ignored instead "
-        "(see skip_without). null means rollout.max_prompt_tokens.",
+        description="Maximum length of a context in tokens. A longer one is an error, except that one made from "
+        "outcomes is ignored (see skip_without). null means rollout.max_prompt_tokens.",
     )
-    success: float = Field(1.0, description="Minimum reward of an answer that may be group.best.")
+    success: float = Field(1.0, description="Minimum reward of an answer that may be used as group.best.")
     skip_without: list[Literal["row.feedback", "group.best", "group.worst"]] = Field(
         default_factory=list,
-        description="Skip rows for which all of these are empty: the terms that learn from this model ignore them "
-        "(SDPO: [group.best, row.feedback]). The metric context_missing_share counts them.",
+        description="Skip rows for which all of these are empty: the terms that learn from this model then ignore "
+        "them (SDPO: [group.best, row.feedback]). The metric context_missing_share is their share.",
     )
     template_options: dict[str, Any] | None = Field(
-        None, description="Options passed to the chat template; null means those of the prompt."
+        None, description="Options passed to the chat template; null means the options of the prompt."
     )
 
     @model_validator(mode="after")
     def _check(self) -> "ContextSettings":
         if self.system is None and self.prompt is None:
-            raise ValueError("a context needs a text for system, for prompt, or for both")
+            raise ValueError("a context needs a text; set system, prompt or both")
         said = f"{self.system or ''}{self.prompt or ''}"
         unread = [name for name in self.skip_without if name not in said]
         if unread:
-            raise ValueError(f"skip_without names {unread[0]}, which no text of the context reads; leave it out")
+            raise ValueError(f"skip_without names {unread[0]}, which no text of the context reads; remove it")
         return self
 
 
@@ -113,8 +115,8 @@ class Context:
         if prompt.messages is None:
             if system is not None:
                 raise DataError(
-                    f"contexts.{self._role}.system is a system message, but {prompt.name} is plain text; write "
-                    f"it into contexts.{self._role}.prompt."
+                    f"contexts.{self._role}.system is a system message, but {prompt.name} is plain text; put the text "
+                    f"into contexts.{self._role}.prompt."
                 )
             return Prompt.make(text or "", place=prompt.place)
         messages = [dict(message) for message in prompt.messages]
@@ -134,8 +136,8 @@ class Context:
             return template.render(columns)
         except TemplateError as error:
             raise DataError(
-                f"contexts.{self._role} cannot be filled for {prompt.name}: {error}; its columns are "
-                f"{', '.join(sorted(columns))} (tables keep more by keep_columns)."
+                f"contexts.{self._role} cannot be filled in for {prompt.name}: {error}; its columns are "
+                f"{', '.join(sorted(columns))} (prompts.keep_columns keeps more of a file's or dataset's)."
             ) from error
 
 

@@ -76,8 +76,8 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
     for name in roles:
         if name not in served and name not in LOCAL_MODELS:
             raise TeacherNotFoundError(
-                f"the recipe names teacher {name!r}, but the fleet serves {', '.join(served) or 'nothing'} "
-                f"(in process: {', '.join(LOCAL_MODELS)})."
+                f"the recipe names teacher {name!r}, but the fleet serves {', '.join(served) or 'nothing'} (in "
+                f"process: {', '.join(LOCAL_MODELS)}); correct the name, or serve that teacher."
             )
     return roles
 
@@ -142,8 +142,8 @@ def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
     for name in recipe.contexts:
         if name not in readers:
             raise ConfigError(
-                f"contexts.{name} is read by no model of this run, which asks {', '.join(sorted(readers)) or 'none'}; "
-                "remove it or correct the name."
+                f"contexts.{name} has no effect, because this run reads from "
+                f"{', '.join(sorted(readers)) or 'no model'}; remove it or correct the name."
             )
 
 
@@ -158,13 +158,15 @@ def _check_served_average(recipe: Recipe, asked: set[str]) -> None:
         return
     if ema.served not in asked:
         raise ConfigError(
-            f"teachers.ema.served is {ema.served!r}, but the run asks {', '.join(sorted(asked)) or 'no served model'}; "
-            "name it in teachers.default or teachers.routes, or remove teachers.ema.served."
+            f"teachers.ema.served is {ema.served!r}, but the run uses "
+            f"{', '.join(sorted(asked)) or 'no served model'}; name it in teachers.default or teachers.routes, or "
+            "remove teachers.ema.served."
         )
     if recipe.train.max_staleness:
         raise ConfigError(
             f"teachers.ema.served changes teacher {ema.served!r} between two steps, but with train.max_staleness "
-            f"{recipe.train.max_staleness} rows of later steps are scored meanwhile; set it to 0."
+            f"{recipe.train.max_staleness} rows of later steps are scored at the same time; set train.max_staleness "
+            "to 0."
         )
 
 
@@ -194,12 +196,13 @@ def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, f
         raise IncompatibleTeacherError(
             f"student {student!r} (tokenizer of {len(tokenizer)} ids, fingerprint {fingerprint[:12]}) and teacher "
             f"{info.name!r} (tokenizer of {info.tokenizer.size} ids, fingerprint {info.tokenizer.fingerprint[:12]}) "
-            "have different tokenizers; token-level distillation needs the same one."
+            "have different tokenizers, but token-level distillation needs the same one; use a teacher of the "
+            "student's family."
         )
     if info.vocab_size < len(tokenizer):
         raise IncompatibleTeacherError(
             f"teacher {info.name!r} has {info.vocab_size} vocabulary rows, fewer than the {len(tokenizer)} ids of the "
-            f"tokenizer of student {student!r}."
+            f"tokenizer of student {student!r}; use another teacher."
         )
 
 
@@ -227,8 +230,8 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
     if longest > info.limits.max_sequence_tokens:
         within = ", within rollout.episodes.summary.context_tokens" if recipe.rollout.episodes.summarised else ""
         raise IncompatibleTeacherError(
-            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens{within}), but teacher "
-            f"{info.name!r} takes {info.limits.max_sequence_tokens}; lower them or serve with a longer limit."
+            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens{within}), but teacher {info.name!r} "
+            f"takes at most {info.limits.max_sequence_tokens}; lower them, or serve the teacher with a higher limit."
         )
     for need in needs.signals:
         if need.role not in roles:
@@ -237,22 +240,24 @@ def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[
         if _KINDS[kind] not in info.payloads:
             served = ", ".join(pb.PayloadKind.Name(p).removeprefix("PAYLOAD_KIND_").lower() for p in info.payloads)
             raise IncompatibleTeacherError(
-                f"the objective needs payload {kind}, but teacher {info.name!r} ({info.engine}) serves {served}."
+                f"the objective needs payload {kind}, but teacher {info.name!r} ({info.engine}) serves {served}; "
+                "change the payload, or serve the teacher with another engine."
             )
         if need.spec.k > info.limits.max_k:
             raise IncompatibleTeacherError(
-                f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most {info.limits.max_k}."
+                f"the objective needs k = {need.spec.k}, but teacher {info.name!r} allows at most "
+                f"{info.limits.max_k}; lower k, or raise the server's limit."
             )
         if not MIN_TEMPERATURE <= need.level <= MAX_TEMPERATURE:
             raise ConfigError(
-                f"the objective asks teacher {info.name!r} at temperature {need.level:g}, but servers take "
+                f"the objective needs teacher {info.name!r} at temperature {need.level:g}, but servers accept "
                 f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}; change rollout.temperature, or set teacher_temperature."
             )
         # Hidden states come before the temperature, which the student then divides by itself.
         if need.level != 1.0 and not info.supports_temperature and kind is not PayloadKind.HIDDEN:
             raise IncompatibleTeacherError(
-                f"the objective needs temperature {need.level:g}, but teacher {info.name!r} ({info.engine}) scores "
-                "at temperature 1 only; use payload hidden or another engine, or set teacher_temperature to 1."
+                f"the objective needs temperature {need.level:g}, but teacher {info.name!r} ({info.engine}) scores at "
+                "temperature 1 only; use payload hidden or another engine, or set teacher_temperature to 1."
             )
 
 
@@ -261,10 +266,10 @@ def _check_self_agreement(fleet: ScoreSource, info: pb.TeacherInfo, tolerance: f
     ids = np.arange(8, dtype=np.uint32) % max(1, info.tokenizer.size)
     first, second = (fleet.score(info.name, [ScoreItem(ids, 4)], PayloadSpec.sampled())[0].sampled for _ in range(2))
     if first is None or second is None:
-        raise IncompatibleTeacherError(f"teacher {info.name!r} answered the test row without log-probs.")
+        raise IncompatibleTeacherError(f"teacher {info.name!r} returned no log-probs for the test row.")
     gap = float(np.abs(first - second).max())
     if not gap <= tolerance:  # written so that NaN fails
         raise IncompatibleTeacherError(
-            f"teacher {info.name!r} scored one test row {gap:.3g} nats apart, over the tolerance of {tolerance:g}; "
-            "look for mixed weights or precision among its replicas."
+            f"teacher {info.name!r} returned log-probs for one test row that differ by {gap:.3g} nats between two "
+            f"calls, over the tolerance of {tolerance:g}; check whether its replicas differ in weights or precision."
         )

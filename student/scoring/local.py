@@ -95,7 +95,9 @@ class LocalModels:
         wanted = set(models)
         for model in sorted(wanted):
             if model not in LOCAL_MODELS:
-                raise ConfigError(f"model {model!r} is not answered in process; {', '.join(LOCAL_MODELS)} are.")
+                raise ConfigError(
+                    f"model {model!r} is not one of those computed in process, {', '.join(LOCAL_MODELS)}."
+                )
         self.models = tuple(model for model in LOCAL_MODELS if model in wanted)
         for model in self.models:
             if model == STUDENT or model in self._copies or self._is_base(model):
@@ -137,12 +139,12 @@ class LocalModels:
         """
         if model not in self.models:
             raise ConfigError(
-                f"model {model!r} was not made ready before the run; name it in teachers.routes, or in the needs of "
-                "the plug-in that reads it."
+                f"model {model!r} was not prepared before the run; name it in teachers.routes, or in the needs of the "
+                "plug-in that reads it."
             )
         spec = spec or PayloadSpec.sampled()
         if spec.kind is PayloadKind.FULL:
-            raise ConfigError("payload full is not answered in process; use hidden.")
+            raise ConfigError("payload full is not available in process; use hidden.")
         gather = spec.kind is PayloadKind.GATHER
         asked = [i.asked(gather=gather, role=model) if isinstance(i, Row) else [(i, 0)] for i in items]
         requests = [request for mine in asked for request, _ in mine]
@@ -345,7 +347,7 @@ class LocalModels:
         for model, tensors in state.items():
             here = dict(self._trained())
             if set(here) != set(tensors):
-                raise CheckpointError(f"the kept weights {model!r} of the checkpoint are those of another student.")
+                raise CheckpointError(f"the weights of model {model!r} in the checkpoint are those of another student.")
             self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
 
 
@@ -394,5 +396,5 @@ def _host(tensor: Tensor) -> np.ndarray:
 
 def _gathered(item: ScoreItem) -> np.ndarray:
     if item.gather_ids is None:
-        raise ConfigError("payload gather needs candidate ids, but a row has no candidates.")
+        raise ConfigError("payload gather needs candidate ids, but a row has none.")
     return item.gather_ids

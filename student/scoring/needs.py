@@ -104,7 +104,9 @@ def needs_of(part: Any) -> Needs:
     """
     found = part.needs()
     if not isinstance(found, Needs):
-        raise PluginError(f"{type(part).__name__}.needs gave {found!r}; it returns a student.scoring.needs.Needs.")
+        raise PluginError(
+            f"{type(part).__name__}.needs returned {found!r}; it must return a student.scoring.needs.Needs."
+        )
     return found
 
 
@@ -123,7 +125,9 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     every = list(needs)
     for role in (signal.role for need in every for signal in need.signals):
         if role not in ROLES:
-            raise ConfigError(f"a term asks for signals from role {role!r}; roles are {', '.join(ROLES)}.")
+            raise ConfigError(
+                f"a term needs signals of role {role!r}, which does not exist; the roles are {', '.join(ROLES)}."
+            )
     widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
     temperatures: dict[str, float | None] = {}
     for signal in (signal for need in every for signal in need.signals):
@@ -133,8 +137,8 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
             known = temperatures.setdefault(signal.role, wanted)
             if known != wanted:
                 raise ConfigError(
-                    f"two terms ask the {signal.role} for temperatures {known} and {wanted}; set "
-                    "teacher_temperature alike, or leave it out."
+                    f"two terms need the {signal.role} at temperatures {known} and {wanted}; set teacher_temperature "
+                    "to the same value in both, or remove it."
                 )
         key = (signal.role, signal.spec.kind)
         if key not in widest or signal.spec.k > widest[key].k:
@@ -147,8 +151,8 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     lists = sorted(role for role, kind in widest if kind is PayloadKind.TOPK)
     if len(lists) > 1:
         raise ConfigError(
-            f"payload topk is asked of {' and '.join(lists)}, but the student is compared at the ids of one model; use "
-            "payload gather or hidden for one of them."
+            f"payload topk is needed from {' and '.join(lists)}, but the student can be compared at the top ids of "
+            "one model only; use payload gather or hidden for one of them."
         )
     # A row has one set of candidates for all roles, as large as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]

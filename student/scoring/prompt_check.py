@@ -35,8 +35,8 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
     _check_groups(plugins, prompts)
     if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
-            f"the objective needs rewards, but none of the first {len(prompts)} prompts has an answer to judge by; "
-            "give prompts answers (prompts.answer_column), or use an objective that needs none."
+            f"the objective needs rewards, but none of the first {len(prompts)} prompts has a reference answer to "
+            "judge by; name their column in prompts.answer_column, or use an objective without rewards."
         )
 
 
@@ -83,6 +83,6 @@ def check_contexts(recipe: Recipe, contexts: Contexts, source: PromptSource, tok
         filled = [contexts.encode(role, prompt) for prompt in prompts]
         if all(np.array_equal(a, b) for a, b in zip(plain, filled, strict=True)):
             raise DataError(
-                f"contexts.{role} is the student's own prompt for each of the first {len(prompts)} prompts, so that it "
-                "would change nothing; correct its template."
+                f"contexts.{role} gives the student's own prompt for each of the first {len(prompts)} prompts, so it "
+                "changes nothing; correct its template."
             )

@@ -26,22 +26,30 @@ class RouteRule(Settings):
     """One rule: rows whose columns match go to a destination."""
 
     when: dict[str, str | list[str]] = Field(
-        description="Column to the value it must have, or to several of them; * and ? are wildcards. All must match.",
+        description="Mapping from a column to the value it must have, or to a list of values; * and ? are wildcards. "
+        "All columns must match.",
     )
-    teacher: str | dict[str, float] = Field(description="Teacher, or teachers with their weights.")
+    teacher: str | dict[str, float] = Field(
+        description="Teacher of the rows that match, or teachers with their weights."
+    )
 
 
 class RoutingSettings(Settings):
     """Which teacher scores which prompt."""
 
-    column: str = Field(default="teacher", description="Column of a prompt that names its teacher; it goes first.")
-    rules: list[RouteRule] = Field(default_factory=list, description="Tried in order; the first that matches decides.")
+    column: str = Field(
+        default="teacher", description="Column that names a prompt's teacher; it takes precedence over rules."
+    )
+    rules: list[RouteRule] = Field(
+        default_factory=list, description="Rules, tried in order; the first that matches decides."
+    )
     default: str | dict[str, float] | None = Field(
-        default=None, description="Where rows go that no column and no rule maps; without it they are an error."
+        default=None,
+        description="Teacher of rows that neither the column nor a rule maps; null makes such a row an error.",
     )
     combine: Combine = Field(
         default="probability",
-        description="How several teachers on one row become one signal: 'probability' mixes their distributions, "
+        description="How several teachers of one row become one signal: 'probability' mixes their distributions, "
         "'divergence' sums their divergences.",
     )
 
@@ -106,9 +114,10 @@ class Router:
         found = {key: value for key, value in row.items() if isinstance(value, (str, int, float)) and key != "prompt"}
         shown = ", ".join(f"{key} {value!r}" for key, value in found.items())
         raise ConfigError(
-            f"no teacher is mapped for a prompt {f'with {shown}' if shown else 'that names neither teacher nor domain'}"
-            f"; set teachers.default to one of {', '.join(self._served) or 'those served'}, give its domain a route "
-            f"(teachers.routes), or fill its column {self._settings.column!r}."
+            "no teacher is mapped for a prompt "
+            f"{f'with {shown}' if shown else 'that names neither teacher nor domain'}; set teachers.default to one of "
+            f"{', '.join(self._served) or 'those served'}, add a route for its domain (teachers.routes), or fill its "
+            f"column {self._settings.column!r}."
         )
 
     def _destination(self, value: Any, where: str) -> Destination:
@@ -117,7 +126,7 @@ class Router:
         elif isinstance(value, Mapping) and value:
             parts = {str(name): weight for name, weight in value.items() if weight is not None}
         else:
-            raise ConfigError(f"{where} is {value!r}; give a teacher's name or a mapping from names to weights.")
+            raise ConfigError(f"{where} is {value!r}; it must be a teacher's name or a mapping from names to weights.")
         for name, weight in parts.items():
             if name not in self._served:
                 near = difflib.get_close_matches(name, self._served, n=1)
@@ -125,7 +134,7 @@ class Router:
                 raise ConfigError(f"{where} names teacher {name!r}, which is not served; {hint}")
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
                 raise ConfigError(
-                    f"{where} gives teacher {name!r} the weight {weight!r}; weights are positive numbers."
+                    f"{where} gives teacher {name!r} the weight {weight!r}; weights must be positive numbers."
                 )
         total = sum(parts.values())
         return Destination(tuple((name, parts[name] / total) for name in sorted(parts)), self._settings.combine)

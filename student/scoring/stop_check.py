@@ -71,8 +71,8 @@ class StopCheck:
         rows = [row for row in self._sampler.sample(plan.rows, purpose=("stops",)) if not row.truncated]
         if not rows:
             yield (
-                f"stop tokens: none of {_PROMPTS} answers ended within {longest} tokens, so what teachers think of "
-                "their ends is not known yet; see the metric stop_log_ratio"
+                f"stop tokens: none of {_PROMPTS} answers ended within {longest} tokens, so it is not known yet "
+                "whether the teachers would stop where the student does; see the metric stop_log_ratio"
             )
             return
         plain = self._ratios(self._plain, rows, poll)
@@ -98,5 +98,7 @@ class StopCheck:
             return text
         text += f", but {event:.2f} if the teacher's own stop tokens count too"
         return (
-            f"{text}, as they do here" if self._mapped else f"{text}: the two end with different tokens; {STOP_ADVICE}"
+            f"{text}, as they do with teachers.map_stops"
+            if self._mapped
+            else f"{text}: the two end with different tokens; {STOP_ADVICE}"
         )

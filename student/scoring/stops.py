@@ -154,7 +154,7 @@ def foreign_stops(
         if foreign:
             pieces = ", ".join(repr(tokenizer.convert_ids_to_tokens(token)) for token in foreign)
             what = "its probability of them is mapped onto the student's stop tokens" if mapped else STOP_ADVICE
-            yield f"teacher {name} also ends with {pieces}, which the student goes on after: {what}"
+            yield f"teacher {name} also ends with {pieces}, after which the student continues: {what}"
 
 
 def _check(needs: Needs, infos: Mapping[str, pb.TeacherInfo], stops: StopMap) -> None:
@@ -172,8 +172,9 @@ def _check(needs: Needs, infos: Mapping[str, pb.TeacherInfo], stops: StopMap) ->
         for info in infos.values():
             if need.spec.kind is PayloadKind.SAMPLED and pb.PAYLOAD_KIND_GATHER not in info.payloads:
                 raise IncompatibleTeacherError(
-                    f"teachers.map_stops asks for log-probs of stop tokens, but teacher {info.name!r} ({info.engine}) "
-                    "does not serve payload gather; use payload topk, or rollout.stop_tokens."
+                    f"teachers.map_stops needs log-probs of stop tokens, but teacher {info.name!r} ({info.engine}) "
+                    "does not serve payload gather; use payload topk, or name the teacher's stop tokens in "
+                    "rollout.stop_tokens."
                 )
 
 

@@ -87,7 +87,7 @@ class Targets:
             if name not in self._known and name in self._served:
                 raise ConfigError(
                     f"prompt {row.prompt.uid} goes to teacher {name!r}, which was not checked before the run, because "
-                    "its task does not declare its labels; name that teacher in teachers.routes."
+                    "its task does not declare its domains and teachers; name that teacher in teachers.routes."
                 )
         row.teachers = parts if found.combine == "divergence" and len(parts) > 1 else ()
         row.teacher = _named(parts)
@@ -113,7 +113,7 @@ class Targets:
         if role in LOCAL_MODELS:
             return [Target(role, role, 1.0, local=True)]
         if role != TEACHER:
-            raise ConfigError(f"a term asks for signals from role {role!r}, which does not exist.")
+            raise ConfigError(f"a term needs signals of role {role!r}, which does not exist.")
         if row.teachers:
             return [self._target(teacher_role(name), name, 1.0) for name, _ in parts]
         return [self._target(role, name, weight) for name, weight in parts]

@@ -69,7 +69,7 @@ class Verification:
         if reason and reason not in self._told and len(self._told) < _MOST_REASONS:
             self._told.add(reason)
             _log.warning(
-                "the verdict on an answer to %s is unknown: %s; metric unknown_share counts further ones",
+                "the verdict on an answer to %s is unknown: %s; further ones are counted in the metric unknown_share",
                 row.prompt.name,
                 reason.rstrip("."),
             )
@@ -89,6 +89,6 @@ def _verdict(future: Future[Verdict]) -> Verdict:
     try:
         return future.result()
     except Withdrawn:
-        return Verdict.unknown("the run ended first")
+        return Verdict.unknown("the run ended before the verifier answered")
     except Exception as error:  # a verifier must not raise; if it does, that says nothing about the answer
         return Verdict.unknown(f"the verifier failed with {type(error).__name__}: {error}")

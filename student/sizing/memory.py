@@ -252,7 +252,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
     # micro-batch.
     always, learning, rollout = (sum(part.values()) for part in (memory.always, memory.learning, memory.rollout))
     said = (
-        f"a rank takes {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
+        f"a rank needs {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
     )
     over = memory.peak - room
     cache, fitting = memory.always.get(VLLM_CACHE, 0.0), _fitting_cache(memory, over, recipe)
@@ -269,7 +269,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
         else:
             lora = f"start more ranks, {lora}"
         raise ConfigError(
-            f"{said}: weights, gradients and moments alone take {fixed / GIB:.1f}; {lora}a smaller model."
+            f"{said}: weights, gradients and moments alone need {fixed / GIB:.1f}; {lora}use a smaller model."
         )
     if rollout > learning:
         raise ConfigError(f"{said} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
@@ -295,8 +295,11 @@ def _smaller_rollouts(memory: Memory, fitting: int | None, recipe: Recipe) -> st
     if fitting is not None:
         return f"set rollout.cache_tokens to {fitting} or less, now {recipe.rollout.cache_tokens}"
     if memory.rollout.get(CASTS, 0.0) and recipe.model.lora is not None and recipe.model.dtype == "float32":
-        return f"set model.dtype to bfloat16: {CASTS}, kept while rows are decoded, are then none"
+        return f"set model.dtype to bfloat16, which makes the {CASTS} kept during decoding unnecessary"
     largest = max(memory.rollout, key=lambda part: memory.rollout[part])
     if largest in (VLLM_CACHE, *_SLOT_PARTS):
         return f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})"
-    return f"most of it is {largest}, which no smaller cache changes: set train.mixed_precision to bf16, if it is not"
+    return (
+        f"most of it is {largest}, which a smaller cache does not change: set train.mixed_precision to bf16, if it is "
+        "not"
+    )

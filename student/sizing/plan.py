@@ -11,10 +11,11 @@ from student.arguments import Overrides
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The student job.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="Recipe of the student job.")],
     overrides: Overrides = None,
     on: Annotated[
-        str, typer.Option("--hardware", help="Of a rank: here, b200, h200, h100, a100, a100-40, l40s or rtx4090.")
+        str,
+        typer.Option("--hardware", help="Device of a rank: here, b200, h200, h100, a100, a100-40, l40s or rtx4090."),
     ] = "here",
     ranks: Annotated[int, typer.Option(min=1, help="Number of data-parallel processes, one device each.")] = 1,
     mean_tokens: Annotated[
@@ -22,9 +23,11 @@ def plan(
     ] = 0.0,
     teacher: Annotated[
         list[str] | None,
-        typer.Option(help="Model of the teachers, or NAME=MODEL if the recipe names several; repeatable."),
+        typer.Option(
+            help="Model of the teachers, as NAME=MODEL if the recipe names several; may be given several times."
+        ),
     ] = None,
-    teacher_gpus: Annotated[int, typer.Option(min=1, help="Number of devices of all teacher servers together.")] = 1,
+    teacher_gpus: Annotated[int, typer.Option(min=1, help="Total number of devices of all teacher servers.")] = 1,
     teacher_hardware: Annotated[str, typer.Option(help="Device of a teacher server. Default: that of a rank.")] = "",
 ) -> None:
     """Estimate a run's memory per rank, step time by stage (teachers included) and network traffic.
@@ -68,7 +71,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
 
     longest = recipe.rollout.max_new_tokens
     if not 0 <= mean <= longest:
-        raise ConfigError(f"--mean-tokens is {mean:g}; give 0 to rollout.max_new_tokens, {longest}.")
+        raise ConfigError(f"--mean-tokens is {mean:g}; set it to a number from 0 to rollout.max_new_tokens, {longest}.")
     plugins, fleet = build_plugins(recipe), fleet or Fleet({}, device)
     needs = plugins.needs
     early = any(ask.served for ask in asks_of(recipe, needs)) and learns_early(recipe, plugins)
@@ -119,7 +122,7 @@ def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
         which = ", ".join(name for name in unknown if name)
         which = f"of {which} " if which else ""
         option = f"--teacher {'NAME=' if which else ''}MODEL"
-        yield f"  time {which}as teachers is not known: name the model to opd plan, {option}"
+        yield f"  time {which}as teachers is not known: name the model with {option} to opd plan"
     without = "" if not unknown else ", without waiting for these"
     yield f"  {times.tokens / times.step:.0f} response tokens per second, a step of {times.step:.2f} s{without}"
     slowest, teachers = times.slowest, times.stages.get("teachers", 0.0)

@@ -104,7 +104,7 @@ class Fleet:
         idle = sorted(self.models.keys() - {*asked, ""})
         if idle:
             known = ", ".join(map(repr, filter(None, asked))) or "none by name: give the model without one"
-            raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not ask; it asks {known}.")
+            raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not use; it uses {known}.")
         room, weights = self.device.memory * USABLE - self.device.reserve, self.weights(asks)
         if weights > self.devices * room:
             raise ConfigError(

@@ -151,6 +151,6 @@ def test_a_write_that_fails_beside_training_is_said_and_the_run_goes_on(
     train(recipe)
     (warning,) = [line for line in said if line.startswith("warning")]
     assert "step-000001 cannot be written: model: " in warning and "File too large" in warning
-    assert warning.endswith("let the run go on: it tries the next one.")
+    assert warning.endswith("let the run continue: it will try again with the next one.")
     assert [path.name for path in list_checkpoints(recipe.run / "checkpoints")] == ["step-000002"]
     assert metrics_of(recipe.run)[1]["checkpoint/failed"] == 1.0

@@ -193,7 +193,7 @@ def test_a_run_waits_for_space_on_a_full_disk_and_goes_on(
     code, err = opd("train", str(recipe_file), "train.steps=2", "eval.prompts=0")
     said = " ".join(err.split())
     assert code == 0 and "step-000001" in said, err
-    assert "No space left on device" in said and "the run waits for space, up to 3600 s (train.disk_patience)" in said
+    assert "No space left on device" in said and "the run waits up to 3600 s (train.disk_patience) for space" in said
     assert "there is space again after" in said and said.count("the run waits") == 1
     folder = Path(recipe_data["run"])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000001", "step-000002"]

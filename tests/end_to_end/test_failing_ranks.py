@@ -72,7 +72,7 @@ def test_an_error_between_collectives_of_torch_ends_the_other_rank_with_its_name
     first, second = start_ranks(recipe)
     assert (second.wait(240), first.wait(240)) == (16, LOST)
     assert "error: a row of this rank is broken; drop it." in second.output()[1]
-    assert "error: rank 1 ended: a row of this rank is broken; drop it; the run goes on from" in first.output()[1]
+    assert "error: rank 1 ended: a row of this rank is broken; drop it; the run continues from" in first.output()[1]
     assert [path.name for path in (recipe.run / "checkpoints").glob("step-*")] == ["step-000001"]
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_is_killed_among_rollouts_ahead_ends_the_other_and_the_run_g
     wait_until(lambda: third.exists() or first.poll() is not None or second.poll() is not None, 600)
     second.kill()
     assert (second.wait(240), first.wait(240)) == (-9, LOST)  # a collective would wait for 600 s
-    assert "error: rank 1 ended: it said nothing, so it was killed" in first.output()[1]
+    assert "error: rank 1 ended: it reported no error, so it was killed" in first.output()[1]
     last = latest_checkpoint(endless.run / "checkpoints")
     assert last is not None
     steps = int(last.name[5:]) + 2

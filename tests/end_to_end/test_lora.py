@@ -112,7 +112,7 @@ def test_what_a_lora_run_cannot_be_resumed_with_is_told_by_name(
     quick = {"train": {"steps": 1}, "eval": {"prompts": 0}}
     train(make_recipe(**{**changes(world), **quick}))
     for lora, said in (
-        ({"rank": 8}, r"model.lora.rank was 4 in this run and is 8 now, but the saved adapters have it"),
+        ({"rank": 8}, r"model.lora.rank was 4 in this run and is 8 now, but the saved adapters have that rank"),
         ({"targets": ["q_proj"]}, "model.lora.targets was 'all-linear'"),
     ):
         with pytest.raises(CheckpointError, match=said):
@@ -122,7 +122,7 @@ def test_what_a_lora_run_cannot_be_resumed_with_is_told_by_name(
 
 
 def test_jumps_of_weights_are_refused_under_lora(make_recipe: Callable[..., Recipe], world: Path) -> None:
-    with pytest.raises(ConfigError, match="effopd extrapolates the line"):
+    with pytest.raises(ConfigError, match="effopd extrapolates along the line"):
         train(make_recipe(**changes(world), methods=[{"name": "effopd"}]))
 
 

@@ -236,7 +236,11 @@ def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
         ({"contexts": {"teacher": {"system": "hint"}}}, DataError, ["plain text", "contexts.teacher.prompt"]),
         ({"contexts": {"ema": {"prompt": "{{ row.reason }}"}}, **NAMED}, DataError, ["contexts.ema", "reason"]),
         ({"contexts": {"ema": {"prompt": "{{ prompt }}!", "skip_without": ["group.best"]}}}, ConfigError, ["reads"]),
-        ({"objective": [{"name": "opd", "role": "student"}]}, ConfigError, ["says nothing new", "contexts.student"]),
+        (
+            {"objective": [{"name": "opd", "role": "student"}]},
+            ConfigError,
+            ["teaches nothing under the same prompt", "contexts.student"],
+        ),
         (
             {
                 "contexts": {"student": {"prompt": "{{ solution }}{{ prompt }}"}},
@@ -250,7 +254,7 @@ def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
             ConfigError,
             ["topk", "ema and initial"],
         ),
-        ({"contexts": {"reference": {"prompt": "x"}}}, ConfigError, ["contexts.reference", "read by no model"]),
+        ({"contexts": {"reference": {"prompt": "x"}}}, ConfigError, ["contexts.reference", "has no effect"]),
         (
             {"contexts": {"teacher": {"prompt": "{{ solution * 99 }}"}}},
             DataError,

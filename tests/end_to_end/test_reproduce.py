@@ -19,7 +19,7 @@ def test_a_run_is_reproduced_to_the_bit_and_another_seed_is_found_out(
     recipe = make_recipe(train={"steps": 2}, eval={"prompts": 0})
     train(recipe)
     reproduce(recipe.run)
-    assert "reproduced: 2 steps, every metric equal to the bit" in capsys.readouterr().out
+    assert "reproduced: in 2 steps every metric is equal to the bit" in capsys.readouterr().out
     with pytest.raises(RunFolderError, match=r"-again exists already; name another folder .* with --out"):
         reproduce(recipe.run)
     with pytest.raises(typer.Exit):
@@ -49,7 +49,7 @@ def test_what_has_changed_since_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_a_step_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("run: x\n")
-    with pytest.raises(RunFolderError, match="holds no whole step"):
+    with pytest.raises(RunFolderError, match="has not finished a step"):
         reproduce(tmp_path)
 
 

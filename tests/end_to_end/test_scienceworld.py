@@ -226,7 +226,7 @@ def test_known_paths_are_recorded_and_played_from_their_file(game: ScienceWorld,
     settings = {"file": file, "keep_columns": ["task", "variation"], "heldout": 0}
     found = build_prompts(parse_settings(FileSettings, settings), seed=0).prompts("train", 2)
     assert all(play(game, prompt)[-1].success for prompt in found)
-    with pytest.raises(ConfigError, match="'scienceworld' have no known path with these options"):
+    with pytest.raises(ConfigError, match="'scienceworld' do not come with a solution path"):
         list(gold("scienceworld", options[:2], 1, 0))
 
 

@@ -111,7 +111,7 @@ def test_an_adapter_is_served_over_its_base_and_refused_over_another(
     recipe = following("adapted", served=f"{world / 'student'}+{adapter}", **short)
     train(recipe)
     assert metrics_of(recipe.run)[-1]["follow/gap"] < 1e-5
-    with pytest.raises(IncompatibleTeacherError, match=r"answers a row up to .* nats from it"):
+    with pytest.raises(IncompatibleTeacherError, match=r"returns log-probs up to .* nats from it"):
         train(following("whole", **short))  # whose servers would add the adapter to what they have
 
 
@@ -130,7 +130,7 @@ def test_two_ranks_have_one_average_served(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"ema": {"served": "other"}}, "teachers.ema.served is 'other', but the run asks self"),
+        ({"ema": {"served": "other"}}, "teachers.ema.served is 'other', but the run uses self"),
         ({"train": {"max_staleness": 1}, "objective": [{"name": "opd", "payload": "hidden"}]}, "set it to 0"),
     ],
 )

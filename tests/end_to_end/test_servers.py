@@ -149,7 +149,7 @@ def test_a_rank_that_is_killed_while_ranks_sample_with_a_server_ends_the_other_a
         ranks[lost].kill()  # rows of a step are under way, and no rank has the next one
         other = ranks[1 - lost]
         assert other.wait(60) == 21  # a gate, or a collective beside it, would wait without limit
-        assert f"error: rank {lost} ended: it said nothing, so it was killed" in other.output()[1]
+        assert f"error: rank {lost} ended: it reported no error, so it was killed" in other.output()[1]
         server.gate.set()
         last = latest_checkpoint(cut.run / "checkpoints")
         assert last is not None

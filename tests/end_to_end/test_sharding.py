@@ -86,7 +86,7 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_when_it_is_started_again_i
     second.kill()
     _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
-    assert "rank 1 ended: it said nothing, so it was killed" in errors
+    assert "rank 1 ended: it reported no error, so it was killed" in errors
     assert json.loads((recipe.run / "ending.json").read_text())["error"].startswith("rank 1 ended")
     checkpoint = latest_checkpoint(recipe.run / "checkpoints")
     assert checkpoint is not None

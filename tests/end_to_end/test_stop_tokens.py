@@ -82,7 +82,7 @@ def test_a_mapped_teacher_teaches_as_if_it_ended_with_the_students_token(
 ) -> None:
     original, _ = run(teacher, payload)
     mapped, said = run(renamed, payload, map_stops=True)
-    assert "as they do here" in said
+    assert "as they do with teachers.map_stops" in said
     for name in ("reverse_kl", "grad_norm", "stop_log_ratio"):
         # What the original gives the other token, a hundredth where it ends, counts too.
         assert mapped[name] == pytest.approx(original[name], rel=0.02, abs=0.03), name

@@ -151,12 +151,12 @@ def test_the_verb_answers_the_prompts_that_a_run_without_the_long_ones_takes(
     assert CliRunner().invoke(verb, words, catch_exceptions=False).exit_code == 0
     asked = [line["prompt"] for line in lines(out)]
     assert asked == [prompt.text for prompt in taken.prompts("train", 8)] and max(map(len, asked)) <= 16
-    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be lost"):
+    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be overwritten"):
         CliRunner().invoke(verb, [*words[:-1], str(table)], catch_exceptions=False)
     folder = tmp_path / "dataset"
     folder.mkdir()
     path.write_text(json.dumps(data | {"prompts": {"dataset": str(folder)}}))
-    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be lost"):
+    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be overwritten"):
         CliRunner().invoke(verb, [*words[:-1], str(folder / "train.jsonl")], catch_exceptions=False)
 
 

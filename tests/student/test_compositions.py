@@ -32,7 +32,7 @@ from student.recipe import Recipe
 RECIPES = int(os.environ.get("OPD_FUZZ_RECIPES", "16"))
 TRIES = 25
 DATA = [
-    "asks for what has done nothing in",  # tt_opd, of a mechanism that the answers never needed
+    "had no effect in",  # tt_opd, of a mechanism that the answers never needed
     "fits a density to rewards from",  # bnpo, of rewards whose range no setting tells
 ]
 """What may end a run after its start: facts of the answers, which no look at the recipe tells."""

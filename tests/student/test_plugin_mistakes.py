@@ -52,15 +52,15 @@ def loss_of(term: Term, made: Any) -> None:
 
 def test_a_loss_that_is_not_one_number_per_position_is_refused(toy: Any) -> None:
     with pytest.raises(
-        PluginError, match=r"Wrong gave a loss of shape \[\] for \d+ positions; it is a tensor, one number"
+        PluginError, match=r"Wrong returned a loss of shape \[\] for \d+ positions; it must be a tensor with one number"
     ):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)).mean())), toy())
-    with pytest.raises(PluginError, match="Wrong gave a Tensor; token_losses returns a TermOutput"):
+    with pytest.raises(PluginError, match="Wrong returned a Tensor; token_losses must return a TermOutput"):
         loss_of(Wrong(lambda batch: torch.zeros(len(batch.mask))), toy())
 
-    with pytest.raises(PluginError, match=r"Wrong gave a loss of shape .* it is a tensor"):
+    with pytest.raises(PluginError, match=r"Wrong returned a loss of shape .* it must be a tensor"):
         loss_of(Wrong(lambda batch: TermOutput(np.zeros(len(batch.mask)))), toy())  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"Wrong gave metric 'share' as 0\.5; give it as \(numerator, denominator\)"):
+    with pytest.raises(PluginError, match=r"Wrong has metric 'share' as 0\.5, not as \(numerator, denominator\)"):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)), metrics={"share": 0.5})), toy())  # type: ignore[dict-item]
 
 
@@ -70,7 +70,7 @@ def test_a_surrogate_that_gives_a_bare_tensor_is_named(toy: Any) -> None:
             return advantage
 
     term = Bare(PolicyGradientSettings(name="bare", advantage={"name": "signed"}))
-    with pytest.raises(PluginError, match="Bare gave a Tensor; surrogate returns a TermOutput"):
+    with pytest.raises(PluginError, match="Bare returned a Tensor; surrogate must return a TermOutput"):
         toy().gradient([term])
 
 
@@ -83,12 +83,12 @@ def test_an_advantage_that_is_short_of_its_group_is_named(toy: Any) -> None:
     for row in rows:
         row.reward = 1.0
     outcomes = [outcome_of(row) for row in rows]
-    with pytest.raises(PluginError, match=rf"Short gave 1 advantages for a group of {len(rows)} rewards"):
+    with pytest.raises(PluginError, match=rf"Short returned 1 advantages for a group of {len(rows)} rewards"):
         Short(AdvantageSettings(name="short", group=["step"])).estimate(outcomes, None)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [(None, "gave None; (it returns|give) a list"), (["a", "b"], "the credit 'a'")]
+    ("given", "words"), [(None, "returned None; it must return a list"), (["a", "b"], "the credit 'a'")]
 )
 def test_an_advantage_that_gives_no_numbers_is_named(given: Any, words: str) -> None:
     class Odd(GroupEstimator):
@@ -114,7 +114,7 @@ def test_an_advantage_whose_shape_forgets_its_return_is_named() -> None:
 
     chain = AdvantageChain({"name": "group_mean"}, "term 'mine'")
     chain.parts.append(Forgetful(AdvantageSettings(name="forgetful")))
-    with pytest.raises(PluginError, match="advantage 'forgetful': shape gave None for 3 positions"):
+    with pytest.raises(PluginError, match="advantage 'forgetful': shape returned None for 3 positions"):
         chain.shape(torch.ones(3), cast(TokenBatch, None))
 
 
@@ -135,7 +135,7 @@ def test_a_sampler_that_gives_no_scores_is_named(given: Any) -> None:
             return given
 
     pool = [Prompt.make(f"{number}+1=") for number in range(4)]
-    with pytest.raises(PluginError, match=r"Odd(\.scores)? gave .*; (it returns a list of numbers|give a number)"):
+    with pytest.raises(PluginError, match=r"Odd(\.scores)? returned .*; it must (return a list of|be a) number"):
         Odd(SamplerSettings(name="odd")).choose(pool, 2, np.random.default_rng(0), StepPlan(0, ()))
 
 
@@ -146,7 +146,7 @@ def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
 
     pool = [Prompt.make(f"{number}+1=") for number in range(4)]
     sampler: Controller = Few(SamplerSettings(name="few"))
-    with pytest.raises(PluginError, match="Few gave 3 scores for a pool of 4 prompts"):
+    with pytest.raises(PluginError, match="Few returned 3 scores for a pool of 4 prompts"):
         sampler.choose(  # type: ignore[attr-defined]
             pool, 2, np.random.default_rng(0), plan_step(0, pool, samples=1, max_new_tokens=4, temperature=1.0)
         )
@@ -157,13 +157,13 @@ def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:
         def run(self, plan: Any, rollouts: Rollouts) -> Any:
             return rollouts.sample(plan.rows)
 
-    with pytest.raises(PluginError, match=r"Hasty returned rows that it sampled and did not score"):
+    with pytest.raises(PluginError, match=r"Hasty\.run returned rows that it sampled but did not score"):
         together(1, lambda: Hasty(StrategySettings(name="hasty")))
 
 
 @pytest.mark.parametrize("value", ["one", None])
 def test_a_metric_that_is_no_number_is_named_with_its_value(value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"metric 'mine/divisor' is {value!r}, but a metric is a number"):
+    with pytest.raises(ConfigError, match=rf"metric 'mine/divisor' is {value!r}, but a metric must be a number"):
         Series(CollectorRegistry()).show({"mine/divisor": value})
 
 
@@ -225,7 +225,7 @@ def test_every_registered_plug_in_is_of_its_kind(registry: Registry, base: type)
 
 
 def test_needs_that_are_not_needs_are_named() -> None:
-    with pytest.raises(PluginError, match=r"Needy\.needs gave None; it returns a student\.scoring\.needs\.Needs"):
+    with pytest.raises(PluginError, match=r"Needy\.needs returned None; it must return a student"):
         needs_of(Needy(ControllerSettings(name="needy")))
 
 
@@ -252,14 +252,18 @@ class Hook(Controller):
 @pytest.mark.parametrize(
     ("hook", "given", "words"),
     [
-        ("plan", None, "plan gave None; it returns a StepPlan"),
-        ("compose", None, "compose gave None; it returns a list of rows"),
-        ("compose", [1], r"compose gave \[1\]; it returns a list of rows"),
-        ("updates", None, "updates gave None; it returns updates"),
-        ("updates", [1], "updates gave 1; it returns updates, each a student.learning.updates.Update"),
-        ("after_update", None, "after_update gave None; it returns metrics by name, {} for none"),
-        ("after_update", {1: 1.0}, "after_update gave 1; it returns metrics by name, each a text"),
-        ("after_update", {"x": "one"}, "after_update gave 'one'; it returns numbers, and metric 'x' is not one"),
+        ("plan", None, "plan returned None; it must return a StepPlan"),
+        ("compose", None, "compose returned None; it must return a list of rows"),
+        ("compose", [1], r"compose returned \[1\]; it must return a list of rows"),
+        ("updates", None, "updates returned None; it must return updates"),
+        ("updates", [1], "updates returned 1; it must return updates, each a student.learning.updates.Update"),
+        ("after_update", None, "after_update returned None; it must return metrics by name, {} for none"),
+        ("after_update", {1: 1.0}, "after_update returned 1; it must return metrics by name, each a text"),
+        (
+            "after_update",
+            {"x": "one"},
+            "after_update returned 'one'; it must return numbers, and metric 'x' is not one",
+        ),
         ("after_update", {"x": torch.zeros(2)}, "metric 'x' is not one"),
     ],
 )
@@ -286,7 +290,7 @@ def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
             rollouts.score(rollouts.sample(plan.rows))
             return given
 
-    with pytest.raises(PluginError, match=r"Forgetful\.run gave .*; it returns a list of rows"):
+    with pytest.raises(PluginError, match=r"Forgetful\.run returned .*; it must return a list of rows"):
         together(1, lambda: Forgetful(StrategySettings(name="forgetful")))
 
 
@@ -294,9 +298,9 @@ def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
     ("state", "words"),
     [
         (None, "it is None"),
-        ({"seen": {1}}, r"seen is \{1\} \(set\); give a JSON value"),
+        ({"seen": {1}}, r"seen is \{1\} \(set\), but it must be a JSON value"),
         ({"a": [{"b": np.float32(1)}]}, r"a\.0\.b is .*float32"),
-        ({"counts": {3: 1.0}}, r"key 3 of counts is 3 \(int\); give a text"),
+        ({"counts": {3: 1.0}}, r"key 3 of counts is 3 \(int\), but it must be a text"),
         ({"names": np.array(["x"])}, "the array names"),
     ],
 )
@@ -309,7 +313,7 @@ def test_a_state_of_what_a_checkpoint_holds_is_taken() -> None:
     check_state("methods.0", {"a": [1, (2.0, None)], "b": {"c": torch.ones(1), "d": np.ones(2)}, "e": np.float64(1)})
 
 
-@pytest.mark.parametrize(("given", "words"), [(None, "gave None for 1"), ([], "gave 0 rows for 1")])
+@pytest.mark.parametrize(("given", "words"), [(None, "returned None for 1"), ([], "returned 0 rows for 1")])
 def test_an_engine_that_gives_another_number_of_rows_is_named(given: Any, words: str) -> None:
     class Few(RolloutEngine):
         def sample(self, planned: Any, **named: Any) -> Any:

@@ -335,7 +335,7 @@ def test_when_a_rank_cannot_write_every_rank_says_which_and_the_last_checkpoint_
             assert left == ["step-000001"]
             assert re.fullmatch(
                 rf"checkpoint \S+/step-000002 cannot be written by rank {culprit}: {part}: .*[Ff]ile too large.*; "
-                r"free space or give access there, and continue with --resume\.",
+                r"free space or allow writing there, and continue with --resume\.",
                 said[0],
             ), said[0]
     assert [find_damage(path) for path in list_checkpoints(folder / "checkpoints")] == [None, None]

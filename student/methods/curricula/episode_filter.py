@@ -25,9 +25,12 @@ class EpisodeFilterSettings(ControllerSettings):
     """Which episodes to leave out."""
 
     ended: list[str] = Field(
-        default_factory=list, description="Ways to end after which an episode is not trained on: turns, tokens, ..."
+        default_factory=list,
+        description="Ends after which an episode is not trained on, for example turns or tokens (it ran out of them).",
     )
-    bad_calls: bool = Field(False, description="Whether a tool call that does not parse takes its episode out.")
+    bad_calls: bool = Field(
+        False, description="Do not train on episodes with a tool call that does not parse or was cut."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> EpisodeFilterSettings:

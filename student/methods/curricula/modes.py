@@ -38,9 +38,17 @@ if TYPE_CHECKING:
 class ModesMethodSettings(ControllerSettings):
     """Settings of the shares."""
 
-    by: Literal["divergence", "accuracy"] = Field("divergence", description="What a mode's lag is measured by.")
-    floor: float = Field(0.1, gt=0, description="Lag that every mode is given, so that none is ever left out.")
-    smoothing: float = Field(0.9, ge=0, lt=1, description="Weight of the past in the smoothed values.")
+    by: Literal["divergence", "accuracy"] = Field(
+        "divergence",
+        description="What measures how far a mode lags behind its teacher: the reverse KL in nats per token, or the "
+        "accuracy.",
+    )
+    floor: float = Field(
+        0.1, gt=0, description="Constant added to every mode's lag, so that no mode loses all its rows."
+    )
+    smoothing: float = Field(
+        0.9, ge=0, lt=1, description="Share of the smoothed divergence or accuracy that each step keeps."
+    )
 
 
 class Modes(Controller):
@@ -70,12 +78,15 @@ class Modes(Controller):
         """
         modes = {name: mode for name, mode in recipe.modes.items() if mode.weight}
         if len(modes) < 2:
-            raise ConfigError("method modes shares rows among modes, but the recipe has fewer than two; set modes.")
+            raise ConfigError(
+                "method modes shares rows among modes, but the recipe has fewer than two with a weight; add some to "
+                "modes."
+            )
         kinds = {need.spec.kind for term in terms for need in term.needs().signals if need.role == TEACHER}
         if self.settings.by == "divergence" and not kinds - {PayloadKind.HIDDEN}:
             raise ConfigError(
-                "method modes measures lags by the log-probs of sampled tokens, which no term asks of the teacher; use "
-                "payload gather, topk or sampled, or by: accuracy."
+                "method modes with by: divergence needs the teacher's log-probs of sampled tokens, which no term asks "
+                "for; use payload gather, topk or sampled, or by: accuracy."
             )
         unknown = [name for name, mode in modes.items() if mode.teacher_accuracy is None]
         if self.settings.by == "accuracy" and unknown:

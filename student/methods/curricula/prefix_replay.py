@@ -36,9 +36,15 @@ if TYPE_CHECKING:
 class PrefixReplaySettings(ControllerSettings):
     """Settings of the draw."""
 
-    decay: float = Field(0.6, gt=0, le=1, description="kappa; 1 draws all points of the path with equal probability.")
-    turns: int = Field(1, ge=1, description="Turns that the student writes.")
-    seed: int = Field(0, ge=0, description="Of the draw.")
+    decay: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="kappa: point t of a path is drawn with probability proportional to kappa^t; 1 draws all points "
+        "alike.",
+    )
+    turns: int = Field(1, ge=1, description="Number of turns that the student plays after the replayed part.")
+    seed: int = Field(0, ge=0, description="Seed of the draw.")
 
 
 class PrefixReplay(Controller):
@@ -50,7 +56,7 @@ class PrefixReplay(Controller):
 
     def against_summaries(self) -> str:
         """Refused, because replayed beginnings are not summarised."""
-        return "it replays actions, which are read whole"
+        return "it replays actions, for which no summaries are made"
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse episodes without a path.
@@ -78,8 +84,7 @@ class PrefixReplay(Controller):
         path = prompt.extra.get(PATH)
         if not path:
             raise DataError(
-                f"{prompt.name} has no path to replay, which method prefix_replay needs; record paths into its column "
-                "'path'."
+                f"{prompt.name} has no recorded path, which method prefix_replay needs; put one into its column 'path'."
             )
         return list(path)
 

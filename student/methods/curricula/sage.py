@@ -50,10 +50,14 @@ turn was fine or nothing can be learnt from it, Weak where it could have been be
 class SageSettings(ControllerSettings):
     """Settings of the judgements."""
 
-    judge: ChatSettings = Field(description="Who judges: endpoint and model.")
-    weak: float = Field(0.5, ge=0, le=1, description="Weight of a turn that is judged Weak.")
-    question: str = Field(_QUESTION, description="What the judge is asked; {history} is the episode up to there.")
-    workers: int = Field(16, ge=1, le=256, description="Turns judged at the same time.")
+    judge: ChatSettings = Field(description="Chat model that judges turns: its endpoint and model.")
+    weak: float = Field(
+        0.5, ge=0, le=1, description="Factor of the weight of a turn that is judged Weak; Skip has 0 and Strong 1."
+    )
+    question: str = Field(
+        _QUESTION, description="What the judge is asked; {history} is replaced by the episode up to the judged turn."
+    )
+    workers: int = Field(16, ge=1, le=256, description="Maximum number of turns judged at the same time.")
 
 
 class Sage(Controller):
@@ -128,5 +132,8 @@ def confidence(row: Row, start: int, end: int) -> float:
     """
     scores = row.signals.get((TEACHER, PayloadKind.TOPK))
     if scores is None or scores.values is None:
-        raise ConfigError("method sage reads the teacher's largest probability; use objective sage_opd (payload topk).")
+        raise ConfigError(
+            "method sage needs the probability of the teacher's most likely token; use objective sage_opd, whose "
+            "payload topk has it."
+        )
     return float(np.exp(np.asarray(scores.values[start:end], np.float64).max(-1)).mean())

@@ -41,10 +41,17 @@ if TYPE_CHECKING:
 class SopdSettings(ControllerSettings):
     """Settings of the teacher's turns."""
 
-    teacher: ChatSettings = Field(description="Who writes: endpoint, model, and max_tokens of a turn.")
-    workers: int = Field(16, ge=1, le=256, description="Turns asked for at the same time.")
+    teacher: ChatSettings = Field(
+        description="Server that writes the teacher's turns: its endpoint and model, and the max_tokens of a turn."
+    )
+    workers: int = Field(
+        16, ge=1, le=256, description="Maximum number of the teacher's turns requested at the same time."
+    )
     trained_under: int = Field(
-        0, ge=0, description="Longest history in tokens whose turn is learnt; 0: all that fit the student."
+        0,
+        ge=0,
+        description="Learn a turn only if the history before it has at most this many tokens; 0 learns all turns "
+        "that fit the student's length limit.",
     )
 
 
@@ -71,7 +78,7 @@ class Sopd(Controller):
         scored = next((term.settings.name for term in terms if term.needs().signals), None)
         if scored is not None:
             raise ConfigError(
-                f"term {scored!r} wants scores, which the turns that method sopd adds have not got; use term sft."
+                f"term {scored!r} needs scores, which the turns that method sopd adds do not have; use term sft."
             )
 
     def compose(self, rows: list[Row]) -> list[Row]:

@@ -43,21 +43,41 @@ if TYPE_CHECKING:
 class TcodSettings(ControllerSettings):
     """Settings of the curriculum."""
 
-    order: Literal["f2b", "b2f", "mixed", "fixed"] = Field("f2b", description="Which turns come first.")
-    start: int = Field(1, ge=0, description="k_0, turns at the first step; with order fixed, 0 for all of them.")
-    every: int = Field(2, ge=1, description="eta, steps until one more turn.")
-    turns: int = Field(30, ge=1, description="K, most turns.")
-    adaptive: bool = Field(False, description="Advance by the divergence of the deepest turn instead of by the step.")
-    multiple: float = Field(2.0, gt=0, description="Of the first turn's divergence, under which the depth advances.")
-    smoothing: float = Field(0.7, ge=0, lt=1, description="Weight of the past in the smoothed divergences.")
-    seed: int = Field(0, ge=0, description="Decides which way a prompt goes with order mixed.")
+    order: Literal["f2b", "b2f", "mixed", "fixed"] = Field(
+        "f2b",
+        description="Order in which turns are learnt: f2b (front to back), b2f (back to front), mixed (half of the "
+        "prompts each), or fixed (always `start` turns).",
+    )
+    start: int = Field(
+        1, ge=0, description="k_0, the number of turns in the first step; with order fixed, 0 means all turns."
+    )
+    every: int = Field(2, ge=1, description="eta, the number of steps after which one more turn is added.")
+    turns: int = Field(30, ge=1, description="K, the maximum number of turns.")
+    adaptive: bool = Field(
+        False,
+        description="Add a turn once the deepest turn's divergence is low enough (see multiple), instead of every "
+        "`every` steps.",
+    )
+    multiple: float = Field(
+        2.0,
+        gt=0,
+        description="With adaptive: a turn is added when the deepest turn's divergence falls below this many times "
+        "the first turn's.",
+    )
+    smoothing: float = Field(
+        0.7, ge=0, lt=1, description="With adaptive: share of the smoothed divergences that each step keeps."
+    )
+    seed: int = Field(0, ge=0, description="Seed that decides which prompts go which way with order mixed.")
 
     @model_validator(mode="after")
     def _check(self) -> TcodSettings:
         if self.adaptive and self.order != "f2b":
-            raise ValueError(f"adaptive depth is measured from the first turn on; use order f2b, not {self.order}")
+            raise ValueError(
+                "adaptive compares turns with the first one, which only order f2b always plays; use order f2b, not "
+                f"{self.order}"
+            )
         if self.order != "fixed" and self.start < 1:
-            raise ValueError("start is 0, so that the student would never act; set it to 1 or more")
+            raise ValueError("start is 0, so the student would never act; set it to 1 or more")
         return self
 
 
@@ -83,7 +103,11 @@ class Tcod(Controller):
     def against_summaries(self) -> str:
         """Refused, because replayed beginnings are not summarised."""
         replays = self.settings.order in ("b2f", "mixed")
-        return f"order {self.settings.order} replays actions, which are read whole; use order f2b" if replays else ""
+        return (
+            f"order {self.settings.order} replays actions, for which no summaries are made; use order f2b"
+            if replays
+            else ""
+        )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse episodes without a path, where the order replays.
@@ -118,8 +142,8 @@ class Tcod(Controller):
         path = prompt.extra.get(PATH)
         if not path:
             raise DataError(
-                f"{prompt.name} has no path to replay, which order {self.settings.order} needs; record paths into its "
-                "column 'path', or use order f2b."
+                f"{prompt.name} has no recorded path, which order {self.settings.order} of method tcod needs; put one "
+                "into its column 'path', or use order f2b."
             )
         return list(path)
 

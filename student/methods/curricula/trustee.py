@@ -46,14 +46,16 @@ _TAG = "difficulty"
 class TrusteeSettings(ControllerSettings):
     """Settings of the curriculum."""
 
-    first: float = Field(EASIEST, ge=EASIEST, le=HARDEST, description="D of the first step.")
-    rise: float = Field(3.0, gt=0, description="Change of D.")
+    first: float = Field(EASIEST, ge=EASIEST, le=HARDEST, description="Difficulty D of the first step.")
+    rise: float = Field(3.0, gt=0, description="Amount by which D rises or falls.")
     upper: float = Field(0.5, ge=-1, le=1, description="Mean reward above which D rises.")
     lower: float = Field(0.0, ge=-1, le=1, description="Mean reward below which D falls.")
-    softness: float = Field(0.5, ge=0, le=1, description="Chance that an aspect is drawn below its bound.")
-    batches: int = Field(1, ge=1, description="Steps whose mean reward decides.")
-    workers: int = Field(16, ge=1, le=256, description="Tasks written at the same time.")
-    seed: int = Field(0, ge=0, description="Of the levels.")
+    softness: float = Field(
+        0.5, ge=0, le=1, description="Probability that an aspect of a task is drawn below the level that D allows."
+    )
+    batches: int = Field(1, ge=1, description="Number of steps over whose episodes the mean reward is taken.")
+    workers: int = Field(16, ge=1, le=256, description="Maximum number of tasks written at the same time.")
+    seed: int = Field(0, ge=0, description="Seed of the levels of tasks.")
 
     @model_validator(mode="after")
     def _order(self) -> TrusteeSettings:
@@ -83,7 +85,7 @@ class Trustee(Controller):
         """
         names = [str(entry.get("name", "")).rpartition(":")[2] for entry in recipe.rewards]
         if "trustee" not in names:
-            raise ConfigError("method trustee reads rewards in [-1, 1]; add reward trustee.")
+            raise ConfigError("method trustee needs rewards in [-1, 1]; add reward trustee.")
 
     def tags(self, prompt: Prompt) -> frozenset[str]:
         """The difficulty, on rows of simulated prompts."""

@@ -44,12 +44,16 @@ if TYPE_CHECKING:
 class TurnOpdSettings(ControllerSettings):
     """Settings of the depth."""
 
-    quantile: float = Field(0.8, gt=0, le=1, description="Of the turns at which successful episodes end.")
-    smoothing: float = Field(0.7, ge=0, lt=1, description="Weight of the past in H.")
-    probe_every: int = Field(8, ge=2, description="Steps from one full step to the next.")
-    probes: int = Field(8, ge=1, description="Least episodes of a full step that move H.")
-    shortest: int = Field(2, ge=1, description="Least depth, turns.")
-    longest: int = Field(30, ge=1, description="Greatest depth, turns.")
+    quantile: float = Field(
+        0.8, gt=0, le=1, description="Quantile, over successful episodes, of the number of turns; H is at least that."
+    )
+    smoothing: float = Field(0.7, ge=0, lt=1, description="Share of the smoothed cap H that each full step keeps.")
+    probe_every: int = Field(
+        8, ge=2, description="Number of steps from one full step, whose episodes are not capped, to the next."
+    )
+    probes: int = Field(8, ge=1, description="Minimum number of episodes that a full step needs to change H.")
+    shortest: int = Field(2, ge=1, description="Lower bound on the cap, in turns.")
+    longest: int = Field(30, ge=1, description="Upper bound on the cap, in turns.")
 
     @model_validator(mode="after")
     def _check(self) -> TurnOpdSettings:

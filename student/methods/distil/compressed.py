@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 class CompressedSettings(TokenRewardSettings):
     """Settings of the compressed reward."""
 
-    form: Literal["clip", "log"] = Field("clip", description="How the log-ratio is compressed.")
-    limit: float = Field(10.0, gt=0, description="Bound of form clip, nats.")
+    form: Literal["clip", "log"] = Field(
+        "clip", description="How the log-ratio is compressed: clip clamps it, log takes the logarithm of its size."
+    )
+    limit: float = Field(10.0, gt=0, description="With form clip: largest |log-ratio| in nats.")
 
 
 class Compressed(TokenReward):

@@ -40,27 +40,35 @@ if TYPE_CHECKING:
 class ExpertRowsSettings(ControllerSettings):
     """Settings of given rows."""
 
-    share: float = Field(0.0, ge=0, le=1, description="Share of a step's rows that is given.")
-    cold_steps: int = Field(0, ge=0, description="First steps in which every row is given.")
+    share: float = Field(
+        0.0, ge=0, le=1, description="Share of a step's rows whose answers are given instead of sampled."
+    )
+    cold_steps: int = Field(0, ge=0, description="Number of first steps in which all answers are given.")
     source: Literal["solution", "answer", "file", "path"] = Field(
         "solution",
-        description="Where answers come from: the prompt's worked solution, its answer, `file`, or, for episodes, the "
-        "actions of its path, which are played in the environment and learnt from.",
+        description="Where given answers come from: solution (the prompt's worked solution), answer (its reference "
+        "answer), file (see `file`), or, for episodes, path (the actions of the prompt's path, which are played in "
+        "the environment).",
     )
-    file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
+    file: Path | None = Field(
+        None, description='With source file: a .jsonl file, each line with "prompt" and "answer".'
+    )
     missing: Literal["error", "drop"] = Field(
         "error",
-        description="What to do when too few rows have an answer to give: error stops the run, drop leaves rows "
-        "without one out of the step (for files of verified answers, which not every prompt has).",
+        description="What happens if too few prompts have an answer to give: error stops the run; drop gives fewer, "
+        "and leaves the other rows out of the step (for files of verified answers, which do not cover every prompt).",
     )
-    seed: int = Field(0, ge=0, description="Decides which rows are given.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of rows that are given.")
 
     @model_validator(mode="after")
     def _check(self) -> ExpertRowsSettings:
         if (self.source == "file") != (self.file is not None):
-            raise ValueError(f"source is {self.source} and file is {self.file}; give a file with source: file only")
+            raise ValueError(
+                f"source is {self.source} and file is {self.file}; source: file needs a file, and the other sources "
+                "must leave it out"
+            )
         if not (self.share or self.cold_steps):
-            raise ValueError("share and cold_steps are both 0, so no answers would be given; set one")
+            raise ValueError("share and cold_steps are both 0, so no answers would be given; set one of them")
         return self
 
 
@@ -85,21 +93,21 @@ class ExpertRows(Controller):
         scored = next((t.settings.name for t in terms if t.settings.rows != "sampled" and t.needs().signals), None)
         if self.settings.source == "path" and scored is not None:
             raise ConfigError(
-                f"term {scored!r} wants scores, but given paths are learnt from as text; set its rows to sampled, and "
-                "add term sft."
+                f"term {scored!r} needs scores, which given paths do not have; set its rows to sampled, and add term "
+                "sft."
             )
         rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
         if self.settings.share and not round(self.settings.share * rows):
             raise ConfigError(
-                f"method expert_rows' share {self.settings.share} of the {rows} rows of a step is none; raise it or "
-                "rollout.prompts_per_step."
+                f"share {self.settings.share} of method expert_rows gives none of the {rows} rows of a step; raise it "
+                "or rollout.prompts_per_step."
             )
         if all(term.settings.rows == "sampled" for term in terms):
             raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
 
     def against_summaries(self) -> str:
         """Refused with source path, because recorded paths have no summaries."""
-        return "a recorded path holds no summaries, and is read whole" if self.settings.source == "path" else ""
+        return "its recorded paths contain no summaries" if self.settings.source == "path" else ""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Read the recorded answers, and refuse prompts of which none has an answer, where `missing` is an error.
@@ -110,8 +118,8 @@ class ExpertRows(Controller):
         self._read()
         if self.settings.missing == "error" and not any(map(self._answers, prompts)):
             raise DataError(
-                f"method expert_rows gives answers by source {self.settings.source}, but none of the first "
-                f"{len(prompts)} prompts has one; correct its source, or give the prompts answers."
+                f"method expert_rows gives answers from source {self.settings.source}, but none of the first "
+                f"{len(prompts)} prompts has one; correct its source, or add answers to the prompts."
             )
 
     def start(self, services: Services) -> None:
@@ -136,8 +144,9 @@ class ExpertRows(Controller):
         if len(able) < wanted:
             missing = next(row.prompt.uid for i, row in enumerate(plan.rows) if i not in able)
             raise DataError(
-                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} are to be given, but only {len(able)} have "
-                f"an answer (source {s.source}); prompt {missing} has none. Lower share or give more answers."
+                f"{wanted} of the {len(plan.rows)} rows of step {plan.step} should be given, but only {len(able)} "
+                f"have an answer (source {s.source}), and prompt {missing} has none; lower share or cold_steps, add "
+                "answers, or set missing: drop."
             )
         # A function of seed and step alone, so that a step that is taken again chooses the same rows.
         order = stream(s.seed, "expert_rows", plan.step).permutation(len(able))

@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 class GatedExOpdSettings(TokenRewardSettings):
     """Settings of gated extrapolation."""
 
-    gamma: float = Field(0.25, ge=0, le=10, description="Extrapolation where student and teacher agree: lambda - 1.")
-    tau: float = Field(0.007, gt=0, description="How near they must be, nats.")
+    gamma: float = Field(
+        0.25, ge=0, le=10, description="lambda - 1, the extrapolation at tokens where student and teacher agree."
+    )
+    tau: float = Field(
+        0.007,
+        gt=0,
+        description="Width of the agreement gate in nats: the smaller, the closer student and teacher must be.",
+    )
 
 
 class GatedExOpd(TokenReward):

@@ -24,8 +24,8 @@ def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
     """
     if any(not row.on_policy and term.selects(row) for row in rows):
         raise ConfigError(
-            f"term {term.settings.name!r} estimates from the sampled token, which needs rows that the student sampled; "
-            "set its rows to sampled, or use payload gather or hidden."
+            f"term {term.settings.name!r} estimates from the sampled token, so it needs rows that the student "
+            "sampled; set its rows to sampled, or use payload gather or hidden."
         )
 
 

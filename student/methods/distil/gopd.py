@@ -45,35 +45,50 @@ if TYPE_CHECKING:
 class GeneralisedOpdSettings(TermSettings):
     """Settings of G-OPD."""
 
-    payload: Literal["sampled", "gather", "hidden"] = Field("gather", description="What teacher and reference send.")
-    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather.")
-    reward_scale: float = Field(1.0, ge=0, le=10, description="Lambda; 1 is plain distillation, 1.25 is ExOPD.")
+    payload: Literal["sampled", "gather", "hidden"] = Field(
+        "gather",
+        description="What teacher and reference send: the sampled token's log-prob, log-probs at the student's top k "
+        "(gather), or hidden states.",
+    )
+    k: int = Field(64, ge=1, le=4096, description="Number k of ids per position with payload gather.")
+    reward_scale: float = Field(
+        1.0, ge=0, le=10, description="lambda, the scale of the reward; 1 is plain distillation, 1.25 is ExOPD."
+    )
     final_reward_scale: float | None = Field(
-        None, ge=0, le=10, description="Where lambda goes, linearly over scale_steps; it stays if null."
+        None, ge=0, le=10, description="Value that lambda reaches linearly over scale_steps; null keeps reward_scale."
     )
-    scale_steps: int = Field(100, ge=1, description="Steps until final_reward_scale is reached.")
+    scale_steps: int = Field(100, ge=1, description="Number of steps until final_reward_scale is reached.")
     domain_reward_scale: dict[str, float] = Field(
-        default_factory=dict, description="Lambda of the prompts of a domain, in place of the others."
+        default_factory=dict,
+        description="Mapping from a prompt's domain to its own lambda, which replaces reward_scale and "
+        "final_reward_scale.",
     )
-    guards: Guards = Field(default_factory=Guards, description="What holds lambda above 1 in bounds.")
+    guards: Guards = Field(default_factory=Guards, description="Bounds on the extrapolation when lambda is above 1.")
     teacher_temperature: float | None = Field(
-        None, ge=0.01, le=100, description="Divides the logits of teacher and reference; rollout.temperature if null."
+        None, ge=0.01, le=100, description="Temperature of teacher and reference; null means rollout.temperature."
     )
     importance_cap: float | None = Field(
-        None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); the paper's code has 5."
+        None,
+        gt=0,
+        description="Weight what is estimated from the sampled token with min(p / behaviour, cap), as rows of "
+        "older weights need. null does not weight; the paper's code has 5.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> GeneralisedOpdSettings:
         negative = [domain for domain, scale in self.domain_reward_scale.items() if not scale >= 0]
         if negative:
-            raise ValueError(f"domain_reward_scale of {negative[0]!r} is below 0; give 0 or more")
+            raise ValueError(f"domain_reward_scale of {negative[0]!r} is below 0; set it to 0 or more")
         if self.payload == "hidden" and self.importance_cap is not None:
-            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not read; leave it out")
+            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not use; remove it")
         if self.payload == "hidden" and self.guards.active:
-            raise ValueError("guards need log-probs of single tokens, which payload hidden never forms; use gather")
+            raise ValueError(
+                "guards need log-probs of single tokens, which payload hidden does not compute; use payload gather"
+            )
         if self.payload == "sampled" and self.guards.flip_cap is not None:
-            raise ValueError("guards.flip_cap compares candidates, of which payload sampled has none; use gather")
+            raise ValueError(
+                "guards.flip_cap compares candidates, which payload sampled does not have; use payload gather"
+            )
         return self
 
     @property
@@ -87,7 +102,7 @@ class GeneralisedOpdSettings(TermSettings):
 class ExOpdSettings(GeneralisedOpdSettings):
     """Settings of ExOPD: G-OPD with the paper's lambda."""
 
-    reward_scale: float = Field(1.25, ge=0, le=10, description="Lambda; the paper fixes 1.25.")
+    reward_scale: float = Field(1.25, ge=0, le=10, description="lambda, the scale of the reward; the paper fixes 1.25.")
 
 
 class GeneralisedOpd(Term):

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 class IwOpdSettings(TokenRewardSettings):
     """Settings of IW-OPD."""
 
-    gamma: float = Field(0.5, ge=0, le=10, description="Additional weight of the first token.")
-    normalise: bool = Field(False, description="Divide by the mean weight of the response, for an equal learning rate.")
+    gamma: float = Field(
+        0.5, ge=0, le=10, description="Additional weight of the first token; later tokens get a part of it."
+    )
+    normalise: bool = Field(
+        False,
+        description="Divide the weights by their mean over the response, so that the effective learning rate does not "
+        "rise.",
+    )
 
 
 class IwOpd(TokenReward):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MaskTokensSettings(ControllerSettings):
     """Settings of the mask."""
 
-    tokens: TokenSetSettings = Field(description="The tokens that do not count.")
+    tokens: TokenSetSettings = Field(description="Tokens that are left out of every loss.")
 
 
 class MaskTokens(Controller):

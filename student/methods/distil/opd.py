@@ -62,54 +62,67 @@ class OpdSettings(TermSettings):
 
     role: Literal["teacher", "student", "initial", "ema"] = Field(
         "teacher",
-        description="Who teaches: teacher is the model that the prompt's route names; the others are answered in this "
-        "process and need no route.",
+        description="The model that teaches. teacher: the one that the prompt is routed to; student, initial, ema: "
+        "the student's current weights, its first ones or their moving average, which are in this process and need no "
+        "route.",
     )
     payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
-        "gather", description="What the teacher sends; see the table in docs/estimators.md."
+        "gather", description="What the teacher sends; the table in docs/estimators.md compares them."
     )
-    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather and topk.")
+    k: int = Field(64, ge=1, le=4096, description="Number k of ids per position with payload gather or topk.")
     divergence: DivergenceName = Field(
-        "reverse_kl", description="reverse_kl is KL(student || teacher), forward_kl is KL(teacher || student)."
+        "reverse_kl",
+        description="Divergence to minimise. reverse_kl is KL(student || teacher), forward_kl is KL(teacher || "
+        "student).",
     )
     mixture: float | None = Field(
-        None, gt=0, lt=1, description="Weight beta of jsd or alpha of the skewed divergences; refused for the KLs."
+        None,
+        gt=0,
+        lt=1,
+        description="Weight beta of jsd, or alpha of the skewed divergences, which need it; the KLs do not take it.",
     )
     teacher_temperature: float | None = Field(
-        None, ge=0.01, le=100, description="Divides the teacher's logits; that of the student's logits if null."
+        None,
+        ge=0.01,
+        le=100,
+        description="Temperature of the teacher's distribution; null means that of the student's.",
     )
     student_temperature: float | None = Field(
         None,
         ge=0.01,
         le=100,
-        description="Divides the student's logits in the divergence; rollout.temperature if null. Payload hidden only: "
-        "the other payloads estimate at the temperature that sampled.",
+        description="Temperature of the student's distribution in the divergence; null means rollout.temperature. "
+        "Only payload hidden can use another one, because the others estimate from tokens sampled at "
+        "rollout.temperature.",
     )
     discount: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Also hold a token responsible for the log-ratios of later tokens, discounted per position "
-        "(MiniLLM has 1); 0 is on-policy distillation as its papers run it. Needs divergence reverse_kl.",
+        description="Also credit a token with the log-ratios of later tokens, discounted by this factor per position "
+        "(MiniLLM has 1). 0 is on-policy distillation as its papers run it; other values need divergence reverse_kl.",
     )
     length_normalised: bool = Field(
-        False, description="Divide the return-to-go by the number of later tokens, as MiniLLM does."
+        False, description="With discount: divide the return-to-go by the number of later tokens, as MiniLLM does."
     )
     importance_cap: float | None = Field(
-        None, gt=0, description="Weight sampled parts with min(p / behaviour, cap); needed only for stale rows."
+        None,
+        gt=0,
+        description="Weight what is estimated from the sampled token with min(p / behaviour, cap), as rows of "
+        "older weights need; null does not weight.",
     )
 
     watch_topk: int | None = Field(
         None,
         ge=1,
-        description="Also show overlap and masses of both models' so many most likely ids. Payload hidden only (topk "
-        "and gather show what they hold anyway), for more time in the divergence.",
+        description="Report overlap and probability mass of the k most likely ids of both models as metrics. Only for "
+        "payload hidden (topk and gather always report them), where it slows the divergence down.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> OpdSettings:
         if self.watch_topk is not None and self.payload != "hidden":
-            raise ValueError(f"watch_topk needs payload hidden, but payload is {self.payload}; leave it out")
+            raise ValueError(f"watch_topk needs payload hidden, but payload is {self.payload}; remove it")
         if self.payload == "sampled" and self.divergence != "reverse_kl":
             raise ValueError(
                 f"payload sampled estimates reverse_kl only, not {self.divergence}; use payload topk, gather or hidden"
@@ -120,18 +133,20 @@ class OpdSettings(TermSettings):
             raise ValueError(f"divergence {self.divergence} {rule}, but mixture is {self.mixture}")
         if self.student_temperature is not None and self.payload != "hidden":
             raise ValueError(
-                f"student_temperature needs payload hidden, but payload is {self.payload}; change rollout.temperature"
+                f"student_temperature needs payload hidden, but payload is {self.payload}; change rollout.temperature "
+                "instead"
             )
         if self.discount and self.divergence != "reverse_kl":
             raise ValueError(f"discount needs divergence reverse_kl, not {self.divergence}; set it to 0")
         if self.importance_cap is not None and (self.payload == "hidden" or self.divergence != "reverse_kl"):
             raise ValueError(
                 f"importance_cap weights what is estimated from the sampled token, but payload {self.payload} with "
-                f"divergence {self.divergence} reads no sampled token; leave importance_cap out"
+                f"divergence {self.divergence} does not use it; remove importance_cap"
             )
         if self.discount and self.importance_cap is not None:
             raise ValueError(
-                f"importance_cap weights single tokens, not the returns of discount {self.discount:g}; use one of them"
+                f"importance_cap weights single tokens, not the returns of discount {self.discount:g}; set only one "
+                "of them"
             )
         return self
 
@@ -178,8 +193,8 @@ class OnPolicyDistillation(Term):
         """
         if self.settings.role == STUDENT and STUDENT not in recipe.contexts:
             raise ConfigError(
-                f"term {self.settings.name!r} has the student as its teacher, which says nothing new under the "
-                "student's own prompt; give it another in contexts.student, or set role to ema or initial."
+                f"term {self.settings.name!r} has the student as its own teacher, which teaches nothing under the "
+                "same prompt; give it another prompt in contexts.student, or set role to ema or initial."
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
@@ -188,8 +203,8 @@ class OnPolicyDistillation(Term):
         alike = s.teacher_temperature is None and s.student_temperature is None
         if s.role in (EMA, INITIAL) and s.role not in recipe.contexts and alike and len(recipe.objective) == 1:
             found.append(
-                f"the teacher of term {s.name!r} is the student as it starts (role {s.role}), and no other term moves "
-                f"it; give the teacher another prompt in contexts.{s.role}, or add a term"
+                f"the teacher of term {s.name!r} equals the student at the start (role {s.role}), and no other term "
+                f"changes the student; give the teacher another prompt in contexts.{s.role}, or add a term"
             )
         return found
 

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 class PowerOpdSettings(TokenRewardSettings):
     """Settings of PowerOPD."""
 
-    alpha: float = Field(1.0, gt=0, le=20, description="Power of the probabilities.")
+    alpha: float = Field(
+        1.0,
+        gt=0,
+        le=20,
+        description="Power alpha of the probabilities in the Box-Cox transform; small values approach the log-ratio.",
+    )
 
 
 class PowerOpd(TokenReward):

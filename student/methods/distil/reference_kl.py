@@ -33,27 +33,33 @@ class ReferenceKlSettings(TermSettings):
     """Settings of the penalty; its strength is `weight`."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    payload: Literal["sampled", "gather", "hidden"] = Field("sampled", description="What the reference sends.")
-    k: int = Field(64, ge=1, le=4096, description="Ids per position for gather.")
+    payload: Literal["sampled", "gather", "hidden"] = Field(
+        "sampled",
+        description="What the reference sends: the sampled token's log-prob, log-probs at the student's top k "
+        "(gather), or hidden states.",
+    )
+    k: int = Field(64, ge=1, le=4096, description="Number k of ids per position with payload gather.")
     form: Literal["policy_gradient", "k2", "k3_loss"] = Field(
         "policy_gradient",
-        description="Estimator of payload sampled; k3_loss reproduces GRPO, though its gradient is the forward KL's.",
+        description="Estimator with payload sampled. policy_gradient and k2 have the gradient of KL(student || "
+        "reference); k3_loss reproduces GRPO's code, whose gradient is that of KL(reference || student).",
     )
     importance_cap: float | None = Field(
         None,
         gt=0,
-        description="Weight what the sampled token tells with min(p / behaviour, cap): for rows of older weights, in "
-        "later updates of a step or under train.max_staleness. Payload hidden needs none.",
+        description="Weight what is estimated from the sampled token with min(p / behaviour, cap), as rows of older "
+        "weights need: in later updates of a step, or under train.max_staleness. null does not weight. Payload hidden "
+        "does not need it.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> ReferenceKlSettings:
         if self.payload != "sampled" and self.form != "policy_gradient":
-            raise ValueError(f"form {self.form} needs payload sampled, not {self.payload}; leave it out")
+            raise ValueError(f"form {self.form} needs payload sampled, not {self.payload}; remove it")
         if self.payload == "sampled" and self.rows != "sampled":
             raise ValueError(f"payload sampled needs rows: sampled, but rows is {self.rows}; use payload gather")
         if self.payload == "hidden" and self.importance_cap is not None:
-            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not read; leave it out")
+            raise ValueError("importance_cap weights sampled tokens, which payload hidden does not use; remove it")
         return self
 
 

@@ -30,9 +30,22 @@ if TYPE_CHECKING:
 class ReopoldSettings(TokenRewardSettings):
     """Settings of REOPOLD."""
 
-    mixture: float = Field(0.2, gt=0, lt=1, description="Lambda of the floor; 0.2 puts it at -2.01 nats.")
-    exploration_steps: int = Field(0, ge=0, description="Steps of the first phase; 0: refinement from the start.")
-    retention: float = Field(0.2, gt=0, le=1, description="Share of tokens that refinement keeps; 1 keeps all.")
+    mixture: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="lambda, which sets the floor of the token reward, log(lambda) / (1 - lambda); 0.2 puts it at "
+        "-2.01 nats.",
+    )
+    exploration_steps: int = Field(
+        0, ge=0, description="Number of steps of the exploration phase; 0 begins with refinement."
+    )
+    retention: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Share of each response's tokens, those of highest entropy, that the refinement phase learns from.",
+    )
 
 
 class Reopold(TokenReward):

@@ -39,8 +39,15 @@ if TYPE_CHECKING:
 class RltfSettings(ControllerSettings):
     """Settings of what is learnt from feedback."""
 
-    form: Literal["sd", "fm"] = Field("sd", description="Second attempts without the feedback, or the feedback.")
-    floor: float = Field(-5.0, lt=0, description="Least log-prob of a token of a second attempt that is learnt, nats.")
+    form: Literal["sd", "fm"] = Field(
+        "sd", description="What is learnt: sd, second attempts without the feedback; fm, the feedback itself."
+    )
+    floor: float = Field(
+        -5.0,
+        lt=0,
+        description="Minimum log-prob in nats of a second attempt's token, given the prompt alone, for it to be "
+        "learnt.",
+    )
 
 
 class Rltf(Controller):
@@ -48,7 +55,7 @@ class Rltf(Controller):
 
     settings_type = RltfSettings
     settings: RltfSettings
-    why_not_stale = "second attempts are read again by the student that learns, not by the one that sampled"
+    why_not_stale = "the student that learns rereads second attempts, instead of the student that sampled them"
     gives_answers = gives_log_probs = True
 
     def needs(self) -> Needs:
@@ -67,11 +74,13 @@ class Rltf(Controller):
             raise ConfigError(f"no term learns from the rows that method rltf adds; add {use}.")
         scored = next((term.settings.name for term in terms if term.needs().signals), None)
         if scored is not None:
-            raise ConfigError(f"term {scored!r} wants scores, which the rows that method rltf adds have not got.")
+            raise ConfigError(
+                f"term {scored!r} needs scores, which the rows that method rltf adds do not have; remove the term."
+            )
 
     def against_summaries(self) -> str:
         """Refused, because turns are attempts here."""
-        return "it takes every turn for an attempt, which a summary is not"
+        return "it treats every turn as an attempt, which a summary is not"
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Add the rows; a group is whole on one rank, so its first attempts can be compared."""

@@ -35,7 +35,7 @@ class SageOpdSettings(OpdSettings):
     """Settings of the weighted divergence."""
 
     payload: Literal["sampled", "gather", "topk", "hidden"] = Field(
-        "topk", description="What the teacher sends: topk; sampled, gather and hidden are refused."
+        "topk", description="What the teacher sends; only topk is supported."
     )
 
 
@@ -58,7 +58,7 @@ class SageOpd(OnPolicyDistillation):
     def remarks(self, recipe: Recipe) -> list[str]:
         """Warn if the method that weights the turns is missing, so that all turns weigh the same."""
         weighed = any(str(entry.get("name")) == "sage" for entry in recipe.methods)
-        return [] if weighed else [f"all turns weigh 1 in term {self.settings.name!r} without method sage"]
+        return [] if weighed else [f"without method sage, all turns in term {self.settings.name!r} have weight 1"]
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the mean weight of a token."""

@@ -33,10 +33,25 @@ class TailNullSettings(TermSettings):
     """Settings of the null arms."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    form: Literal["fixed", "entropy"] = Field("fixed", description="The same advantage, or by entropy.")
-    share: float = Field(0.2, gt=0, le=1, description="Part of each response's tokens that is selected, at least one.")
-    low: float = Field(-0.5, lt=0, description="Advantage of form fixed, and of the most uncertain token; OPSA has -1.")
-    high: float = Field(-0.5, lt=0, description="Advantage of the most certain selected token, in form entropy.")
+    form: Literal["fixed", "entropy"] = Field(
+        "fixed",
+        description="fixed: all selected tokens have advantage `low`; entropy: it depends on the student's entropy.",
+    )
+    share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Share of each response's tokens, the least likely ones, that is selected; at least one token.",
+    )
+    low: float = Field(
+        -0.5,
+        lt=0,
+        description="Advantage in form fixed; in form entropy, that of the selected token with the highest entropy. "
+        "OPSA has -1.",
+    )
+    high: float = Field(
+        -0.5, lt=0, description="In form entropy: advantage of the selected token with the lowest entropy."
+    )
 
 
 class TailNull(Term):

@@ -31,12 +31,16 @@ if TYPE_CHECKING:
 class TideSettings(TokenRewardSettings):
     """Settings of TIDE."""
 
-    k: int = Field(16, ge=1, le=4096, description="The teacher's most likely ids per position.")
-    excess_share: float = Field(0.2, ge=0, le=1, description="Part of each response's tokens that may be penalised.")
-    deficit_share: float = Field(
-        0.2, ge=0, le=1, description="Part of each response's tokens where the teacher's top k may be injected."
+    k: int = Field(16, ge=1, le=4096, description="Number k of the teacher's most likely ids per position.")
+    excess_share: float = Field(
+        0.2, ge=0, le=1, description="Maximum share of each response's tokens that are penalised."
     )
-    injection: float = Field(1.0, ge=0, description="Weight of the injected tokens; it decides about length.")
+    deficit_share: float = Field(
+        0.2, ge=0, le=1, description="Maximum share of each response's tokens at which the teacher's top k is learnt."
+    )
+    injection: float = Field(
+        1.0, ge=0, description="Weight of the loss on the teacher's top k; it affects the length of answers."
+    )
 
 
 class Tide(TokenReward):

@@ -36,15 +36,24 @@ if TYPE_CHECKING:
 class TipSettings(OpdSettings):
     """Settings of token selection, on top of on-policy distillation's."""
 
-    score: Literal["entropy", "divergence", "soft_or", "overlap"] = Field("soft_or", description="What ranks tokens.")
-    retention: float = Field(0.5, gt=0, le=1, description="Share of each response's tokens that is learnt from.")
+    score: Literal["entropy", "divergence", "soft_or", "overlap"] = Field(
+        "soft_or",
+        description="Score by which tokens are ranked: entropy (the student's), divergence, soft_or (both), or "
+        "overlap (of the candidates with the teacher's).",
+    )
+    retention: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of each response's tokens, those with the highest scores, that is learnt from.",
+    )
 
     @model_validator(mode="after")
     def _check_score(self) -> TipSettings:
         if self.score in ("divergence", "soft_or") and self.payload not in ("gather", "topk"):
             raise ValueError(f"score {self.score} needs payload gather or topk, not {self.payload}; use score entropy")
         if self.score == "overlap" and self.payload != "topk":
-            raise ValueError(f"score overlap needs payload topk, for the teacher's ids, not {self.payload}")
+            raise ValueError(f"score overlap needs payload topk, which has the teacher's ids, not {self.payload}")
         return self
 
 

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class TokenBudgetSettings(ControllerSettings):
     """Settings of the budget."""
 
-    tokens: int | None = Field(None, ge=1, description="Response tokens after which the run ends.")
-    run: Path | None = Field(None, description="Folder of a finished run whose response tokens are the budget.")
+    tokens: int | None = Field(None, ge=1, description="Number of response tokens after which the run ends.")
+    run: Path | None = Field(
+        None, description="Folder of a finished run, whose number of response tokens is the budget."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> TokenBudgetSettings:
         if (self.tokens is None) == (self.run is None):
-            raise ValueError("a budget is either tokens or the folder of a run; give one of them")
+            raise ValueError("the budget is either tokens or run, the folder of another run; set exactly one of them")
         return self
 
 
@@ -54,8 +56,8 @@ class TokenBudget(Controller):
         if recipe.train.schedule == "constant":
             return []
         return [
-            f"train.schedule {recipe.train.schedule} falls over all {recipe.train.steps} steps, of which method "
-            "token_budget leaves out the last"
+            f"train.schedule {recipe.train.schedule} decays over all {recipe.train.steps} steps, but method "
+            "token_budget ends the run before the last"
         ]
 
     def start(self, services: Services) -> None:
@@ -70,7 +72,8 @@ class TokenBudget(Controller):
                 self._budget = int(json.loads(path.read_text(encoding="utf-8"))["response_tokens"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{path} gives no response_tokens for method token_budget; let that run end first, or set tokens."
+                    f"{path} has no response_tokens, from which method token_budget takes its budget; wait until that "
+                    "run ends, or set tokens."
                 ) from error
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:

@@ -32,7 +32,7 @@ class TokenRewardSettings(TermSettings):
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
     teacher_temperature: float | None = Field(
-        None, ge=0.01, le=100, description="Divides the teacher's logits; rollout.temperature if null."
+        None, ge=0.01, le=100, description="Temperature of the teacher; null means rollout.temperature."
     )
 
 

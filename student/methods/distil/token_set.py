@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 class TokenSetSettings(Settings):
     """Which tokens: the union of everything that is given."""
 
-    special: bool = Field(False, description="The tokenizer's special tokens, the end of sequence among them.")
+    special: bool = Field(False, description="Include the tokenizer's special tokens, among them the end of sequence.")
     texts: list[str] = Field(
-        default_factory=list, description='Texts that are one token each, for example "<think>" or "\\n\\n".'
+        default_factory=list, description='Texts that are one token each, for example "<think>" or "\n\n".'
     )
     ids: list[int] = Field(default_factory=list, description="Token ids.")
 
     @model_validator(mode="after")
     def _check(self) -> TokenSetSettings:
         if not (self.special or self.texts or self.ids):
-            raise ValueError("the set of tokens is empty; give special, texts or ids")
+            raise ValueError("the set of tokens is empty; set special, texts or ids")
         return self
 
 
@@ -40,11 +40,11 @@ def token_ids(settings: TokenSetSettings, tokenizer: Any) -> frozenset[int]:
     for text in settings.texts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise ConfigError(f"text {text!r} is {len(ids)} tokens for this tokenizer, not one; give its ids instead.")
+            raise ConfigError(f"text {text!r} is {len(ids)} tokens in this tokenizer, not one; use its ids instead.")
         found.add(int(ids[0]))
     outside = sorted(i for i in found if not 0 <= i < len(tokenizer))
     if outside:
-        raise ConfigError(f"token id {outside[0]} is outside the {len(tokenizer)} ids of the tokenizer.")
+        raise ConfigError(f"token id {outside[0]} is not among the {len(tokenizer)} ids of the tokenizer.")
     return frozenset(int(i) for i in found)
 
 

@@ -35,10 +35,14 @@ class TropdSettings(TokenRewardSettings):
     """Settings of TrOPD."""
 
     outlier: Literal["mask", "clip", "forward_kl"] = Field(
-        "forward_kl", description="What tokens outside the trust region learn from."
+        "forward_kl",
+        description="What tokens outside the trust region learn from: mask, nothing; clip, the clipped log-ratio; "
+        "forward_kl, the forward KL.",
     )
-    clip: float = Field(5.0, gt=0, description="Bound of outlier clip, nats.")
-    k: int = Field(64, ge=1, le=4096, description="The teacher's ids per position for outlier forward_kl.")
+    clip: float = Field(5.0, gt=0, description="With outlier clip: largest negative log-ratio in nats.")
+    k: int = Field(
+        64, ge=1, le=4096, description="With outlier forward_kl: number of the teacher's most likely ids per position."
+    )
 
 
 class Tropd(TokenReward):

@@ -40,9 +40,12 @@ if TYPE_CHECKING:
     from student.recipe import Recipe
 
 _HOW = {
-    "hint": "no row's teacher read anything but the student's prompt; see contexts.{role} and context_missing_share",
-    "average": "the average did not move; see teachers.ema.every, and whether the student learns at all",
-    "cut": "no episode had a trained token beyond its first {turns} turns; lower first_turns or leave it out",
+    "hint": (
+        "no row's teacher read anything but the student's prompt; check contexts.{role} and the metric "
+        "context_missing_share"
+    ),
+    "average": "the average did not move; check teachers.ema.every, and whether the student learns at all",
+    "cut": "no episode had a trained token beyond its first {turns} turns; lower first_turns or remove it",
 }
 
 
@@ -50,17 +53,33 @@ class TtOpdSettings(TipSettings):
     """Settings of TT-OPD, on top of token selection's."""
 
     weight: float | WeightSchedule = 4.0
-    role: Literal["teacher", "student", "initial", "ema"] = Field("ema", description="Who teaches; executed: initial.")
-    score: Literal["entropy", "divergence", "soft_or", "overlap"] = Field("entropy", description="What ranks tokens.")
-    retention: float = Field(1.0, gt=0, le=1, description="Share of each response's tokens that is learnt from.")
-    flip_failed: bool = Field(False, description="Raise the divergence of failed episodes, as was executed.")
-    success: float = Field(1.0, description="Least reward of an episode that has not failed.")
-    within: int = Field(10, ge=1, description="Steps in which each mechanism must have changed a tensor.")
+    role: Literal["teacher", "student", "initial", "ema"] = Field(
+        "ema", description="The model that teaches; the runs of the paper used initial."
+    )
+    score: Literal["entropy", "divergence", "soft_or", "overlap"] = Field(
+        "entropy", description="Score by which tokens are ranked, as in objective tip."
+    )
+    retention: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of each response's tokens, those with the highest scores, that is learnt from.",
+    )
+    flip_failed: bool = Field(
+        False,
+        description="Raise the divergence of failed episodes instead of lowering it, as in the runs of the paper.",
+    )
+    success: float = Field(1.0, description="Minimum reward of an episode that counts as successful.")
+    within: int = Field(
+        10, ge=1, description="Number of steps within which hint, average and cut must each have had an effect."
+    )
 
     @model_validator(mode="after")
     def _flip(self) -> TtOpdSettings:
         if self.flip_failed and self.payload == "hidden":
-            raise ValueError("flip_failed needs a loss per token, which payload hidden has not; use payload gather")
+            raise ValueError(
+                "flip_failed needs a loss per token, which payload hidden does not have; use payload gather"
+            )
         return self
 
 
@@ -130,7 +149,7 @@ class TtOpd(TokenSelection):
         if missing and report.step + 1 >= self._limit:
             s = self.settings
             why = "; ".join(f"{name}: {_HOW[name].format(role=s.role, turns=s.first_turns)}" for name in missing)
-            raise ConfigError(f"term {s.name!r} asks for what has done nothing in {self._limit} steps. {why}.")
+            raise ConfigError(f"parts of term {s.name!r} had no effect in {self._limit} steps. {why}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Which mechanisms have acted, and the last distance of the average from the student."""

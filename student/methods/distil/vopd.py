@@ -34,9 +34,14 @@ class VopdSettings(TermSettings):
     """Settings of vOPD."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    k: int = Field(64, ge=1, le=4096, description="Ids per position that the baseline is taken over.")
+    k: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="Number k of the student's most likely ids over which the baseline, the KL, is computed.",
+    )
     teacher_temperature: float | None = Field(
-        None, ge=0.01, le=100, description="Divides the teacher's logits; rollout.temperature if null."
+        None, ge=0.01, le=100, description="Temperature of the teacher; null means rollout.temperature."
     )
 
 

@@ -46,18 +46,22 @@ _NORM = re.compile(r"norm", re.IGNORECASE)
 class EffOpdSettings(ControllerSettings):
     """Settings of EffOPD."""
 
-    tries: int = Field(5, ge=1, le=20, description="Largest k.")
-    tensors: Literal["attention_mlp", "all"] = Field("attention_mlp", description="Which tensors move.")
+    tries: int = Field(5, ge=1, le=20, description="Maximum number of candidates k per search.")
+    tensors: Literal["attention_mlp", "all"] = Field(
+        "attention_mlp", description="Which tensors jump: attention and MLP matrices, or all trained tensors."
+    )
     anchor: Literal["kept", "raw"] = Field(
-        "kept", description="Where displacements start: the weights the last search kept, or those it started from."
+        "kept",
+        description="Where displacements start: kept, the weights that the last search kept; raw, those that it "
+        "started from.",
     )
     moments: Literal["keep", "reset", "rescale"] = Field(
         "keep",
-        description="AdamW's moments of moved tensors after a jump: keep; reset all to zero; rescale the first moment "
-        "by the inverse of the displacement's growth.",
+        description="What happens to AdamW's moments of moved tensors after a jump: keep leaves them; reset sets them "
+        "to zero; rescale divides the first moment by the growth of the displacement.",
     )
-    until: int | None = Field(None, ge=1, description="Last update after which a search is made; null: no limit.")
-    gate: GateSettings = Field(default_factory=GateSettings, description="What decides about a jump.")
+    until: int | None = Field(None, ge=1, description="Last update after which a search is made; null sets no limit.")
+    gate: GateSettings = Field(default_factory=GateSettings, description="Test that a candidate must pass.")
 
 
 def moves(name: str, tensors: str) -> bool:
@@ -82,17 +86,17 @@ class EffOpd(Controller):
         """Refuse a gate on reverse KL without a teacher, and adapters."""
         if recipe.model.lora is not None:
             raise ConfigError(
-                "method effopd extrapolates the line that the weights have taken, but under model.lora the weights "
-                "change by a product B A: a jump along the line of A and B leaves the line of the weights; take out "
-                "model.lora or effopd."
+                "method effopd extrapolates along the line of the weights, but under model.lora the weights change by "
+                "a product B A, and a jump along A and B leaves that line; remove model.lora or method effopd."
             )
         if self.settings.moments != "keep" and recipe.train.optimizer != "adamw":
             raise ConfigError(
-                f"method effopd's moments {self.settings.moments} changes AdamW's moments in float32, but "
-                f"train.optimizer {recipe.train.optimizer} holds codes of them; set moments: keep, or optimizer: adamw."
+                f"method effopd with moments: {self.settings.moments} changes AdamW's moments in float32, but "
+                f"train.optimizer {recipe.train.optimizer} stores them in 8 bits; set moments: keep, or optimizer: "
+                "adamw."
             )
         if self.settings.gate.kind == "reverse_kl" and recipe.teachers is None:
-            raise ConfigError("method effopd's gate reverse_kl needs a teacher; set teachers or use another gate.")
+            raise ConfigError("method effopd's gate reverse_kl needs a teacher; set teachers, or use another gate.")
 
     def start(self, services: Services) -> None:
         """Take the first anchor, unless one was restored.
@@ -166,8 +170,8 @@ class EffOpd(Controller):
             )
         if gate.kind != "reverse_kl" and math.isnan(report.accuracy):
             raise ConfigError(
-                f"method effopd's gate {gate.kind} cannot be measured: no answer to its {gate.prompts} prompts can be "
-                "judged; use gate reverse_kl or prompts with answers."
+                f"method effopd's gate {gate.kind} cannot be measured, because no answer to its {gate.prompts} "
+                "prompts can be judged; use gate reverse_kl, or prompts with reference answers."
             )
         return report
 

@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 class Guards(Settings):
     """Bounds on what lambda may do."""
 
-    gap_clip: float | None = Field(None, gt=0, description="Largest |log T - log R| that is extrapolated, nats.")
+    gap_clip: float | None = Field(
+        None, gt=0, description="Largest |log T - log R| in nats that is extrapolated; null does not clip it."
+    )
     flip_cap: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Bounds the lambda of a position by this share of the value where the target's most likely token "
-        "would no longer be the teacher's.",
+        description="Limit a position's lambda to this share of the value at which the target's most likely token "
+        "would no longer be the teacher's; null sets no limit.",
     )
-    plain_tokens: TokenSetSettings | None = Field(None, description="Tokens that keep lambda = 1.")
+    plain_tokens: TokenSetSettings | None = Field(None, description="Tokens whose lambda stays 1.")
 
     @property
     def active(self) -> bool:

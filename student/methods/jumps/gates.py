@@ -28,17 +28,32 @@ if TYPE_CHECKING:
 class GateSettings(Settings):
     """Settings of a gate."""
 
-    kind: Literal["accuracy", "paired", "reverse_kl"] = Field("accuracy", description="See the module's docstring.")
-    prompts: int = Field(
-        50, ge=2, description="Prompts of an evaluation, from the training set, the same throughout a run."
+    kind: Literal["accuracy", "paired", "reverse_kl"] = Field(
+        "accuracy",
+        description="What must improve: accuracy, the mean verdict; paired, the verdict by some standard errors on "
+        "the same prompts; reverse_kl, the divergence to the teacher.",
     )
-    samples: int = Field(1, ge=1, description="Answers per prompt.")
-    strict: bool = Field(True, description="Gate accuracy: accept only more (authors' code), not as much (paper).")
-    sigmas: float = Field(1.0, ge=0, description="Gate paired: standard errors that the gain must reach.")
-    gain: float = Field(0.02, ge=0, lt=1, description="Gate reverse_kl: relative decrease that is asked for.")
-    length_tolerance: float = Field(0.2, gt=0, description="Gate reverse_kl: relative change of the mean length.")
+    prompts: int = Field(
+        50, ge=2, description="Number of training prompts in an evaluation, the same ones throughout a run."
+    )
+    samples: int = Field(1, ge=1, description="Number of answers per prompt.")
+    strict: bool = Field(
+        True,
+        description="With kind accuracy: require a higher accuracy (the authors' code) instead of an equal one (the "
+        "paper).",
+    )
+    sigmas: float = Field(
+        1.0, ge=0, description="With kind paired: number of standard errors that the gain must reach."
+    )
+    gain: float = Field(0.02, ge=0, lt=1, description="With kind reverse_kl: required relative decrease.")
+    length_tolerance: float = Field(
+        0.2, gt=0, description="With kind reverse_kl: largest accepted relative change of the mean length."
+    )
     truncation_tolerance: float = Field(
-        0.02, ge=0, le=1, description="Gate reverse_kl: increase of the truncated share."
+        0.02,
+        ge=0,
+        le=1,
+        description="With kind reverse_kl: largest accepted increase of the share of truncated answers.",
     )
 
 

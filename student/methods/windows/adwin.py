@@ -47,33 +47,44 @@ class AdwinSettings(ControllerSettings):
     windows: list[int] = Field(
         default=[64, 128, 256, 512, 1024, 2048],
         min_length=1,
-        description="Candidate windows, tokens, besides rollout.max_new_tokens itself; longer ones are dropped.",
+        description="Candidate windows in tokens, in addition to rollout.max_new_tokens; those above it are ignored.",
     )
-    rho: float = Field(0.5**0.5, gt=0, lt=1, description="Cosine from which a window is admissible.")
+    rho: float = Field(
+        0.5**0.5, gt=0, lt=1, description="Minimum cosine between the gradients of a window and of the full length."
+    )
     criterion: Literal["published", "cross_fitted"] = Field(
         "published",
-        description="Which cosine decides; both are reported. See windows/admissibility.py.",
+        description="Cosine that decides: published, the plain one; cross_fitted, the one without the bias of noise. "
+        "Both are reported.",
     )
-    rows: int = Field(64, ge=4, description="Responses of a probe.")
-    folds: int = Field(4, ge=2, description="Parts of a probe for the cross-fitted cosine.")
-    delay: int = Field(5, ge=1, description="Steps from a probe's snapshot to the step that acts on it.")
-    every: int = Field(1, ge=1, description="Steps from one probe's snapshot to the next, at least `delay`.")
+    rows: int = Field(64, ge=4, description="Number of responses in a probe.")
+    folds: int = Field(4, ge=2, description="Number of parts into which a probe is split for the cross-fitted cosine.")
+    delay: int = Field(5, ge=1, description="Number of steps from a probe's snapshot to the step that acts on it.")
+    every: int = Field(
+        1, ge=1, description="Minimum number of steps between the snapshots of two probes, if above `delay`."
+    )
     background: bool = Field(
-        True, description="Probe during training, on a copy of the student; false: training waits, no copy is needed."
+        True,
+        description="Probe during training, on a copy of the student. false needs no copy, but training waits for "
+        "the probe.",
     )
-    per_domain: bool = Field(False, description="A window for each domain of the prompts.")
+    per_domain: bool = Field(False, description="Choose a window for each domain of the prompts separately.")
     metric: Literal["full", "sketch", "last_layers"] = Field(
-        "full", description="Gradient vectors: all parameters, a count sketch of them, or the last decoder layers."
+        "full",
+        description="Gradients whose cosine is taken: full, over all parameters; sketch, a count sketch of those; "
+        "last_layers, only the last decoder layers.",
     )
-    buckets: int = Field(1 << 16, ge=256, description="Buckets of the sketch.")
-    layers: int = Field(1, ge=1, description="Decoder layers of metric last_layers.")
+    buckets: int = Field(1 << 16, ge=256, description="With metric sketch: number of buckets.")
+    layers: int = Field(1, ge=1, description="With metric last_layers: number of decoder layers.")
     fallback: Literal["full", "largest"] = Field(
         "full",
-        description="The window before the first probe acts, and where no candidate is admissible: the full length, or "
-        "the largest candidate.",
+        description="Window before the first probe acts, and when no candidate is admissible: the full length, or the "
+        "largest candidate.",
     )
     null_every: int = Field(
-        8, ge=0, description="Every n-th probe also measures random tokens instead of prefixes, as a null; 0 never."
+        8,
+        ge=0,
+        description="Every n-th probe also measures random tokens instead of prefixes, as a null; 0 never does.",
     )
 
 
@@ -107,7 +118,7 @@ class Adwin(WindowController):
         if not shorter:
             raise ConfigError(
                 f"none of method adwin's windows {self.settings.windows} is shorter than rollout.max_new_tokens "
-                f"({limit}); give shorter ones."
+                f"({limit}); set shorter ones."
             )
         self._edges = (*shorter, limit)
         self._temperature = recipe.rollout.temperature

@@ -38,16 +38,24 @@ if TYPE_CHECKING:
 class EffectiveLengthSettings(ControllerSettings):
     """Settings of windows by effective length."""
 
-    first: int | None = Field(None, ge=1, description="Window of the first step, tokens; null: the length limit.")
-    period: int = Field(32, ge=1, description="Longest period of a loop, tokens.")
-    repeated: int = Field(16, ge=1, description="Tokens behind the first round from which a suffix counts as a loop.")
-    rounds: float = Field(2.0, ge=1, description="Rounds behind the first from which a suffix counts as a loop.")
-    confirmed: float = Field(
-        0.5, ge=0, lt=1, description="Teacher's mean probability from which it confirms a loop; 0 asks no teacher."
+    first: int | None = Field(
+        None, ge=1, description="Window of the first step in tokens; null means rollout.max_new_tokens."
     )
-    quantile: float = Field(0.9, gt=0, le=1, description="Which of the effective lengths sets the window.")
-    growth: float = Field(1.25, ge=1, description="The window over that quantile.")
-    shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
+    period: int = Field(32, ge=1, description="Longest period of a loop in tokens.")
+    repeated: int = Field(16, ge=1, description="Minimum number of repeated tokens for a suffix to count as a loop.")
+    rounds: float = Field(2.0, ge=1, description="Minimum number of repetitions for a suffix to count as a loop.")
+    confirmed: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="Minimum geometric mean probability that the teacher gives the loop for it to be cut; 0 cuts "
+        "it without asking a teacher.",
+    )
+    quantile: float = Field(
+        0.9, gt=0, le=1, description="Quantile of the effective lengths from which the next window is set."
+    )
+    growth: float = Field(1.25, ge=1, description="Ratio of the next window to that quantile.")
+    shortest: int = Field(8, ge=1, description="Minimum window in tokens.")
 
 
 class EffectiveLength(FollowingController):

@@ -76,7 +76,10 @@ def _last(parameters: list[tuple[str, Tensor]], count: int) -> Iterator[tuple[st
     """
     layers = {name: layer for name, _ in parameters if (layer := layer_of(name)) is not None}
     if not layers:
-        raise ValueError("parameters have no names like layers.3.; use metric full or sketch")
+        raise ValueError(
+            "the parameters have no names like layers.3., from which metric last_layers knows its layers; use metric "
+            "full or sketch"
+        )
     first = max(layers.values()) - count + 1
     return (pair for pair in parameters if layers.get(pair[0], -1) >= first)
 

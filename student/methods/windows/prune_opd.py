@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 class PruneOpdSettings(ControllerSettings):
     """Settings of pruning by overlap."""
 
-    k: int = Field(16, ge=1, le=1024, description="Size of both top-k sets.")
-    threshold: float = Field(0.6, gt=0, lt=1, description="Overlap below which a row has drifted.")
-    smoothing: int = Field(8, ge=1, description="Tokens of the running mean.")
-    quantile: float = Field(0.9, gt=0, le=1, description="Which of the rows' drift points sets the window.")
-    growth: float = Field(1.25, ge=1, description="The window over that quantile.")
-    shortest: int = Field(8, ge=1, description="Shortest window, tokens.")
+    k: int = Field(16, ge=1, le=1024, description="Number k of ids in both top-k sets.")
+    threshold: float = Field(
+        0.6, gt=0, lt=1, description="Overlap below which a row counts as drifted from the teacher."
+    )
+    smoothing: int = Field(8, ge=1, description="Number of tokens in the running mean of the overlap.")
+    quantile: float = Field(
+        0.9, gt=0, le=1, description="Quantile of the rows' drift points from which the next window is set."
+    )
+    growth: float = Field(1.25, ge=1, description="Ratio of the next window to that quantile.")
+    shortest: int = Field(8, ge=1, description="Minimum window in tokens.")
 
 
 class PruneOpd(FollowingController):

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class RandomTokensSettings(ControllerSettings):
     """Settings of the random part."""
 
-    share: float = Field(0.25, gt=0, le=1, description="Part of the trained tokens of each response, at least one.")
-    seed: int = Field(0, ge=0, description="Decides which tokens.")
+    share: float = Field(
+        0.25, gt=0, le=1, description="Share of each response's trained tokens that is kept; at least one token."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the choice of tokens.")
 
 
 class RandomTokens(Controller):

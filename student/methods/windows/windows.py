@@ -39,17 +39,18 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
         label, settings = term.settings.name, term.settings
         if settings.aggregation != "constant":
             raise ConfigError(
-                f"method {name} needs aggregation constant, but term {label!r} has {settings.aggregation}: only then "
-                "is the gradient of a window a part of the whole; set the term's aggregation to constant."
+                f"method {name} needs aggregation constant, but term {label!r} has {settings.aggregation}, with which "
+                "the gradient of a window is not a part of the whole; set the term's aggregation to constant."
             )
         if term.needs().reward:
             raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} needs the reward of whole ones; use one of them."
+                f"method {name} cuts responses, but term {label!r} needs the reward of whole responses; remove one of "
+                "them."
             )
         if term.ranks_tokens:
             raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} chooses tokens by their rank in the whole response; "
-                "use one of them."
+                f"method {name} cuts responses, but term {label!r} ranks the tokens of the whole response; remove one "
+                "of them."
             )
         if getattr(settings, "discount", 0.0):
             raise ConfigError(
@@ -132,13 +133,13 @@ class ScheduleController(WindowController):
 class FixedWindowSettings(ControllerSettings):
     """Settings of a fixed window; exactly one of the two is given."""
 
-    tokens: int | None = Field(None, ge=1, description="H in tokens.")
-    fraction: float | None = Field(None, gt=0, le=1, description="H as a fraction of rollout.max_new_tokens.")
+    tokens: int | None = Field(None, ge=1, description="Window H in tokens.")
+    fraction: float | None = Field(None, gt=0, le=1, description="Window H as a fraction of rollout.max_new_tokens.")
 
     @model_validator(mode="after")
     def _check(self) -> FixedWindowSettings:
         if (self.tokens is None) == (self.fraction is None):
-            raise ValueError(f"tokens is {self.tokens} and fraction is {self.fraction}; give exactly one")
+            raise ValueError(f"tokens is {self.tokens} and fraction is {self.fraction}; set exactly one of them")
         return self
 
 
@@ -157,7 +158,7 @@ class FixedWindow(ScheduleController):
 class FirstNSettings(ControllerSettings):
     """Settings of first-N training."""
 
-    tokens: int = Field(100, ge=1, description="N, tokens.")
+    tokens: int = Field(100, ge=1, description="Window N in tokens.")
 
 
 class FirstN(ScheduleController):
@@ -174,9 +175,9 @@ class FirstN(ScheduleController):
 class StaircaseSettings(ControllerSettings):
     """Settings of the staircase."""
 
-    first: int = Field(ge=1, description="H0, tokens.")
-    rise: int = Field(ge=1, description="dH, tokens added at each stair.")
-    every: int = Field(ge=1, description="dk, steps of a stair.")
+    first: int = Field(ge=1, description="Window H0 of the first stair in tokens.")
+    rise: int = Field(ge=1, description="Number of tokens dH that each stair adds.")
+    every: int = Field(ge=1, description="Number of steps dk in a stair.")
 
 
 class Staircase(ScheduleController):
@@ -193,8 +194,10 @@ class Staircase(ScheduleController):
 class LinearWindowSettings(ControllerSettings):
     """Settings of the linear window."""
 
-    first: int = Field(ge=1, description="H0, tokens.")
-    until: float = Field(1.0, gt=0, le=1, description="Fraction of the run after which the window is the length limit.")
+    first: int = Field(ge=1, description="Window H0 of the first step in tokens.")
+    until: float = Field(
+        1.0, gt=0, le=1, description="Fraction of the run after which the window has grown to rollout.max_new_tokens."
+    )
 
 
 class LinearWindow(ScheduleController):

@@ -44,8 +44,8 @@ class AdvantageSettings(Settings):
     """Registered name, or a dotted path "package.module:Class"."""
     group: list[str] = Field(
         default_factory=lambda: list(GROUP),
-        description=f"Rows with equal values of these form a group: of {', '.join(KEYS)} and names of tags; [] puts "
-        "all rows of the step into one.",
+        description=f"What rows must have in common to form a group: any of {', '.join(KEYS)} and names of tags. [] "
+        "puts all rows of the step into one group.",
     )
 
 
@@ -150,10 +150,12 @@ class GroupEstimator(Advantage):
         for places in self.groups(outcomes):
             values = self.of_group([known(outcomes[place]) for place in places])
             if not hasattr(values, "__len__"):
-                raise PluginError(f"{type(self).__name__}.of_group gave {short(values)}; it returns a list of numbers.")
+                raise PluginError(
+                    f"{type(self).__name__}.of_group returned {short(values)}; it must return a list of numbers."
+                )
             if len(values) != len(places):
                 raise PluginError(
-                    f"{type(self).__name__} gave {len(values)} advantages for a group of {len(places)} rewards."
+                    f"{type(self).__name__} returned {len(values)} advantages for a group of {len(places)} rewards."
                 )
             for place, value in zip(places, values, strict=True):
                 found[place] = value
@@ -174,7 +176,9 @@ class Modifier(Advantage):
             ConfigError: if nothing comes before it in the chain.
         """
         if credit is None:
-            raise ConfigError(f"advantage {self.settings.name!r} changes the credit of another one; name that first.")
+            raise ConfigError(
+                f"advantage {self.settings.name!r} changes the credit of another one; name that one first."
+            )
         return self.modify(outcomes, credit)
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:

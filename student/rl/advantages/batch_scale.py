@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 class BatchScaleSettings(AdvantageSettings):
     """Settings of the batch's deviation."""
 
-    of: Literal["raw", "centred"] = Field("raw", description="The deviation of the rewards, or after centring.")
-    ddof: Literal[0, 1] = Field(1, description="Degrees of freedom taken off in the deviation.")
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    of: Literal["raw", "centred"] = Field(
+        "raw",
+        description="Deviation to divide by: that of the raw rewards, or that of the rewards minus their group's mean "
+        "(centred).",
+    )
+    ddof: Literal[0, 1] = Field(1, description="Degrees of freedom subtracted in the deviation.")
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
 class LitePpo(Advantage):

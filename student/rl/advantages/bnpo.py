@@ -34,8 +34,8 @@ _LARGEST = 1e6
 class BnpoSettings(AdvantageSettings):
     """Settings of BNPO."""
 
-    lowest: float = Field(0.0, description="Least reward that there is; it counts as 0.")
-    highest: float = Field(1.0, description="Largest reward that there is; it counts as 1.")
+    lowest: float = Field(0.0, description="Smallest possible reward, which is mapped to 0.")
+    highest: float = Field(1.0, description="Largest possible reward, which is mapped to 1.")
 
     @model_validator(mode="after")
     def _rise(self) -> BnpoSettings:
@@ -60,7 +60,7 @@ class Bnpo(Advantage):
         if recipe.rollout.prompts_per_step > 1:
             return []
         return [
-            "advantage 'bnpo' is the reward less the group's mean where a step has one prompt; raise "
+            "advantage 'bnpo' equals the reward minus the group's mean when a step has one prompt; raise "
             "rollout.prompts_per_step"
         ]
 
@@ -87,8 +87,8 @@ class Bnpo(Advantage):
         low, high, reward = self.settings.lowest, self.settings.highest, known(outcome)
         if not low <= reward <= high:
             raise DataError(
-                f"advantage 'bnpo' fits a density to rewards from {low:g} to {high:g}, and sample {outcome.sample} of "
-                f"prompt {outcome.uid} has {reward:g}; set lowest and highest to the ends of what the rewards give."
+                f"advantage 'bnpo' fits a density to rewards from {low:g} to {high:g}, but sample {outcome.sample} of "
+                f"prompt {outcome.uid} has {reward:g}; set lowest and highest to the range of the rewards."
             )
         return (reward - low) / (high - low)
 

@@ -54,9 +54,13 @@ class AdvantageChain:
             traits_of(part, part.traits())
             modifies = isinstance(part, Modifier)
             if modifies != (index > 0):
-                role = "changes the credit of another one and cannot come first" if modifies else "begins a chain"
+                role = (
+                    "changes the credit of another one and cannot come first"
+                    if modifies
+                    else "is an estimator, which must come first"
+                )
                 raise ConfigError(
-                    f"advantage {part.settings.name!r} of {where} {role}; give one estimator, then its modifiers."
+                    f"advantage {part.settings.name!r} of {where} {role}; name one estimator, then its modifiers."
                 )
         self._refuse_pairs(where)
 
@@ -74,8 +78,8 @@ class AdvantageChain:
         for part in self.parts[1:]:
             if by_token and type(part).shape is Advantage.shape:
                 raise ConfigError(
-                    f"advantage {part.settings.name!r} changes the credit of rows, and {names[0]!r} gives credit by "
-                    "token; leave one of them out."
+                    f"advantage {part.settings.name!r} changes the credit of rows, but {names[0]!r} gives credit by "
+                    "token; remove one of the two."
                 )
         for part in self.parts:
             part.check_chain(self.parts)
@@ -173,8 +177,8 @@ class AdvantageChain:
             shaped = part.shape(advantage, batch)
             if getattr(shaped, "shape", None) != advantage.shape:
                 raise PluginError(
-                    f"advantage {part.settings.name!r}: shape gave {short(shaped)} for {len(advantage)} positions; it "
-                    "returns one number per position."
+                    f"advantage {part.settings.name!r}: shape returned {short(shaped)} for {len(advantage)} "
+                    "positions; it must return one number per position."
                 )
             advantage = shaped
         return advantage
@@ -202,21 +206,26 @@ class AdvantageChain:
 def _check(part: Advantage, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> None:
     name = part.settings.name
     if not hasattr(credit, "__len__"):
-        raise PluginError(f"advantage {name!r} gave {short(credit)}; give a list of one credit for each row.")
+        raise PluginError(
+            f"advantage {name!r} returned {short(credit)}; it must return a list with one credit for each row."
+        )
     if len(credit) != len(outcomes):
-        raise PluginError(f"advantage {name!r} gave {len(credit)} credits for {len(outcomes)} rows; give one for each.")
+        raise PluginError(
+            f"advantage {name!r} returned {len(credit)} credits for {len(outcomes)} rows; it must return one for each."
+        )
     for outcome, value in zip(outcomes, credit, strict=True):
         if isinstance(value, np.ndarray) and value.shape != (outcome.length,):
             raise PluginError(
-                f"advantage {name!r} gave credit of shape {value.shape} to a response of {outcome.length} tokens; give "
-                "one number, or one for each token."
+                f"advantage {name!r} returned credit of shape {value.shape} for a response of {outcome.length} "
+                "tokens; it must be one number, or one for each token."
             )
         if not isinstance(value, np.ndarray) and not hasattr(value, "__float__"):
             raise PluginError(
-                f"advantage {name!r} gave sample {outcome.sample} of prompt {outcome.uid} the credit {short(value)}; "
-                "give one number, or an array of one for each token."
+                f"advantage {name!r} returned the credit {short(value)} for sample {outcome.sample} of prompt "
+                f"{outcome.uid}; it must be one number, or an array with one for each token."
             )
         if not np.isfinite(value).all():
             raise PluginError(
-                f"advantage {name!r} gave sample {outcome.sample} of prompt {outcome.uid} a credit that is not finite."
+                f"advantage {name!r} returned a credit that is not finite for sample {outcome.sample} of prompt "
+                f"{outcome.uid}."
             )

@@ -31,10 +31,16 @@ if TYPE_CHECKING:
 class DrpoSettings(AdvantageSettings):
     """Settings of DRPO."""
 
-    lam: float = Field(0.1, gt=0, description="lambda: how little length matters among right answers.")
-    tau: float = Field(10.0, gt=0, description="How evenly wrong answers share the push down.")
-    longest: int | None = Field(None, ge=1, description="Length that counts as 1; null: rollout.max_new_tokens.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    lam: float = Field(
+        0.1, gt=0, description="lambda: the smaller, the more the credit of right answers favours short ones."
+    )
+    tau: float = Field(
+        10.0, gt=0, description="tau: the larger, the more evenly negative credit is spread over the wrong answers."
+    )
+    longest: int | None = Field(
+        None, ge=1, description="Length in tokens by which lengths are divided; null means rollout.max_new_tokens."
+    )
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class Drpo(Advantage):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class WeightedGrpoSettings(AdvantageSettings):
     """Settings of weighted GRPO."""
 
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
-    most: float = Field(10.0, gt=1, description="Largest weight of a rare outcome.")
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
+    most: float = Field(10.0, gt=1, description="Maximum weight of a rare outcome.")
 
 
 class WeightedGrpo(Modifier):
@@ -71,9 +71,13 @@ class WeightedGrpo(Modifier):
 class EntropyShapingSettings(AdvantageSettings):
     """Settings of entropy shaping."""
 
-    alpha: float = Field(0.4, gt=0, description="Weight of the entropy.")
-    kappa: float = Field(2.0, gt=1, description="The shaping is at most |A| / kappa.")
-    until: str = Field("", description="Text at which the shaping ends, for example </think>; empty for never.")
+    alpha: float = Field(0.4, gt=0, description="Weight of the entropy that is added to the credit.")
+    kappa: float = Field(2.0, gt=1, description="Limits what is added to |A| / kappa.")
+    until: str = Field(
+        "",
+        description="Text in the response at which the shaping ends, for example </think>; empty means that it never "
+        "ends.",
+    )
 
 
 class EntropyShaping(Modifier):

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 class GaeSettings(AdvantageSettings):
     """Settings of GAE."""
 
-    discount: float = Field(1.0, gt=0, le=1, description="gamma, of a later reward, by token.")
-    lam_gae: float = Field(0.95, ge=0, le=1, description="lambda: 1 is the return less V, 0 a single step.")
+    discount: float = Field(1.0, gt=0, le=1, description="gamma, by which a reward is discounted per token.")
+    lam_gae: float = Field(
+        0.95, ge=0, le=1, description="lambda; 1 uses the full return minus V, 0 the one-step error."
+    )
 
 
 class Gae(GroupEstimator):

@@ -40,8 +40,13 @@ _LEAST = 1e-6
 class GcOpdSettings(AdvantageSettings):
     """Settings of GC-OPD."""
 
-    beta: float = Field(0.1, ge=0, description="Weight of the group's disagreement; 0 is distillation alone.")
-    bound: float = Field(10.0, gt=0, description="Largest credit of a token, either way.")
+    beta: float = Field(
+        0.1,
+        ge=0,
+        description="Weight of the correction where teacher and verifier rank answers differently; 0 is distillation "
+        "alone.",
+    )
+    bound: float = Field(10.0, gt=0, description="Largest absolute credit of a token.")
 
 
 class GcOpd(Advantage):

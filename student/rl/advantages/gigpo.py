@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 class GigpoSettings(TurnSettings):
     """Settings of GiGPO."""
 
-    discount: float = Field(0.95, ge=0, le=1, description="gamma, of later turns.")
-    step_weight: float = Field(1.0, ge=0, description="w, weight of the credit among equal states.")
-    scale: Literal["std", "none"] = Field("none", description="Divide by the deviation of the group or not.")
+    discount: float = Field(0.95, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
+    step_weight: float = Field(
+        1.0, ge=0, description="w, the weight of the credit among turns that began at the same state."
+    )
+    scale: Literal["std", "none"] = Field(
+        "none", description="Divide by the deviation of the group (std) or not (none)."
+    )
 
 
 class Gigpo(Advantage):

@@ -25,12 +25,13 @@ class GroupMeanSettings(AdvantageSettings):
     """Settings of the group mean."""
 
     scale: Literal["std", "none"] = Field(
-        "std", description="Divide by the group's standard deviation (GRPO) or not (Dr. GRPO)."
+        "std", description="Divide by the group's standard deviation (std, as in GRPO) or not (none, as in Dr. GRPO)."
     )
     ddof: Literal[0, 1] = Field(
-        1, description="Degrees of freedom taken off in the deviation: 1 as public code has it, 0 for a population."
+        1,
+        description="Degrees of freedom subtracted in the deviation: 1 as in public code, 0 for that of a population.",
     )
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
 class GroupMean(GroupEstimator):

@@ -42,7 +42,9 @@ class GroupLossSettings(AdvantageSettings):
     """Settings that LPO and PACS share."""
 
     recompute: bool = Field(
-        True, description="Read the log-ratios again before every further update on the rows of a step."
+        True,
+        description="Compute the log-ratios again before every further update on the rows of a step, at the cost "
+        "of a forward pass over them.",
     )
 
 
@@ -100,9 +102,13 @@ class LpoSettings(GroupLossSettings):
     """Settings of LPO."""
 
     tau: Annotated[float, Field(gt=0)] | Literal["std", "mean"] = Field(
-        1.0, description="Temperature of the target, or a group statistic."
+        1.0,
+        description="Temperature of the target distribution: a number, or the group's standard deviation (std) or "
+        "mean (mean).",
     )
-    divergence: Literal["forward_kl", "reverse_kl"] = Field("forward_kl", description="The projection.")
+    divergence: Literal["forward_kl", "reverse_kl"] = Field(
+        "forward_kl", description="Divergence by which the policy is fitted to the target."
+    )
 
 
 class Lpo(GroupLoss):
@@ -146,7 +152,7 @@ class PacsSettings(GroupLossSettings):
     """Settings of PACS."""
 
     beta: float = Field(1.0, gt=0, description="Scale of the log-ratio.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class Pacs(GroupLoss):

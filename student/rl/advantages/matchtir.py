@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class MatchTirSettings(TurnSettings):
     """Settings of MatchTIR's credit."""
 
-    discount: float = Field(0.9, ge=0, le=1, description="gamma, of later turns.")
+    discount: float = Field(0.9, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
 
 
 class MatchTir(TurnAdvantage):

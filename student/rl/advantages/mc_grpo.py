@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 class McGrpoSettings(AdvantageSettings):
     """Settings of MC-GRPO."""
 
-    epsilon: float = Field(1e-3, gt=0, description="Added to the median absolute deviation.")
-    rescale: bool = Field(True, description="Make up for the rows that have no credit.")
-    clamp: float | None = Field(3.0, gt=0, description="Bound of the credit; null: none, as in the released code.")
-    graded: bool = Field(False, description="Rewards take many values, so that no bound is needed.")
+    epsilon: float = Field(1e-3, gt=0, description="Constant added to the median absolute deviation.")
+    rescale: bool = Field(
+        True, description="Multiply the credit by the number of rows over the number with nonzero credit."
+    )
+    clamp: float | None = Field(
+        3.0, gt=0, description="Largest absolute credit; null sets no bound, as in the released code."
+    )
+    graded: bool = Field(False, description="Declare that rewards take many values, so that no clamp is needed.")
 
 
 class McGrpo(GroupEstimator):
@@ -54,8 +58,8 @@ class McGrpo(GroupEstimator):
         """
         if self.settings.clamp is None and not self.settings.graded:
             raise ConfigError(
-                "advantage 'mc_grpo' without clamp gives minority answers a credit of about 1000 where rewards are "
-                "binary; set clamp, or graded: true where rewards take many values."
+                "advantage 'mc_grpo' without clamp gives minority answers a credit of about 1000 if rewards are "
+                "binary; set clamp, or graded: true if rewards take many values."
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
@@ -64,7 +68,7 @@ class McGrpo(GroupEstimator):
         if samples % 2:
             return []
         return [
-            f"advantage 'mc_grpo' is made for an odd number of answers, of which one is the median; "
+            "advantage 'mc_grpo' is made for an odd number of answers, one of which is the median, but "
             f"rollout.samples_per_prompt is {samples}"
         ]
 

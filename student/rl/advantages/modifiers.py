@@ -43,17 +43,17 @@ class OfErrors(Modifier):
         """
         if not getattr(parts[0].settings, "negative", 1.0):
             raise ConfigError(
-                f"advantage {self.settings.name!r} changes negative credit alone, and {parts[0].settings.name!r} with "
-                "negative 0 gives none, so that it would do nothing; leave one of them out."
+                f"advantage {self.settings.name!r} changes only negative credit, but {parts[0].settings.name!r} with "
+                "negative 0 gives none; remove one of the two."
             )
 
 
 class AceSettings(AdvantageSettings):
     """Settings of ACE."""
 
-    alpha: float = Field(1.0, ge=0, description="Strength; 0 changes nothing.")
-    shape: Literal["softplus", "relu"] = Field("softplus", description="How confidence counts.")
-    per_token: bool = Field(False, description="Confidence is the mean over the tokens instead of the sum.")
+    alpha: float = Field(1.0, ge=0, description="Strength of the penalty on confident errors; 0 changes nothing.")
+    shape: Literal["softplus", "relu"] = Field("softplus", description="Function by which the confidence enters.")
+    per_token: bool = Field(False, description="Take the mean of the confidence over the tokens instead of the sum.")
 
 
 class Ace(OfErrors):
@@ -74,7 +74,7 @@ class Ace(OfErrors):
             ConfigError: with the setting to raise.
         """
         if not self.settings.alpha:
-            raise ConfigError("advantage 'ace' with alpha 0 changes nothing; raise alpha or leave it out.")
+            raise ConfigError("advantage 'ace' with alpha 0 changes nothing; raise alpha or remove it.")
 
     def needs(self) -> Needs:
         """The reference's log-probs of the response tokens."""
@@ -98,9 +98,11 @@ class Ace(OfErrors):
 class SngsSettings(AdvantageSettings):
     """Settings of SNGS."""
 
-    lambda0: float = Field(0.5, ge=0, le=1, description="Factor of groups without any success.")
-    kappa: float = Field(0.5, ge=0, description="How the factor grows with the success rate.")
-    threshold: float = Field(0.5, description="Least reward of a success.")
+    lambda0: float = Field(0.5, ge=0, le=1, description="Factor of negative credit in groups without any success.")
+    kappa: float = Field(
+        0.5, ge=0, description="Slope by which the factor rises with the group's success rate, up to 1."
+    )
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as a success.")
 
 
 class Sngs(OfErrors):
@@ -117,7 +119,7 @@ class Sngs(OfErrors):
             ConfigError: with the settings to lower.
         """
         if self.settings.lambda0 >= 1.0:
-            raise ConfigError("advantage 'sngs' with lambda0 1 changes nothing; lower lambda0 or leave it out.")
+            raise ConfigError("advantage 'sngs' with lambda0 1 changes nothing; lower lambda0 or remove it.")
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
         """New credit per row; metric factor, its mean over the rows with negative credit."""
@@ -143,8 +145,8 @@ def _errors_times(value: Credit, factor: float) -> Credit:
 class OutliersSettings(AdvantageSettings):
     """Settings of the filter."""
 
-    sigma: float = Field(3.0, gt=0, description="Credit beyond so many deviations is left out.")
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    sigma: float = Field(3.0, gt=0, description="Number of standard deviations beyond which credit is set to 0.")
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
 class Outliers(Modifier):
@@ -166,8 +168,8 @@ class Outliers(Modifier):
         """
         if parts[0].traits().recomputes:
             raise ConfigError(
-                f"advantage {self.settings.name!r} looks at the whole batch, and {parts[0].settings.name!r} is "
-                "computed anew for each update, group by group; set recompute: false there, or leave one of them out."
+                f"advantage {self.settings.name!r} reads the whole batch, but {parts[0].settings.name!r} is computed "
+                "anew for each update, group by group; set recompute: false there, or remove one of the two."
             )
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class NgrpoSettings(AdvantageSettings):
     """Settings of NGRPO."""
 
-    best: float = Field(1.0, description="Reward of the virtual rows: the best there is.")
-    count: int = Field(1, ge=0, description="Virtual rows of a group; 0 is GRPO.")
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    best: float = Field(1.0, description="Reward of the virtual rows, the best one possible.")
+    count: int = Field(1, ge=0, description="Number of virtual rows in a group; 0 is GRPO.")
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
 class Ngrpo(GroupEstimator):

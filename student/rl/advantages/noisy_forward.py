@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 class NoisyForwardSettings(AdvantageSettings):
     """Settings of the correction."""
 
-    false_negative: float = Field(0.1, ge=0, lt=1, description="fn, at first where it is learnt.")
-    learns: bool = Field(False, description="Take fn from what reward appeals finds.")
-    memory: float = Field(0.9, ge=0, lt=1, description="Weight of the past in fn.")
+    false_negative: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="fn, the share of right answers that the verifier refuses; with learns, its initial value.",
+    )
+    learns: bool = Field(False, description="Estimate fn from reward appeals.")
+    memory: float = Field(0.9, ge=0, lt=1, description="Share of fn that each step keeps, if it is estimated.")
 
 
 class NoisyForward(GroupEstimator):
@@ -61,8 +66,8 @@ class NoisyForward(GroupEstimator):
         for part in parts[1:]:
             if part.traits().shift_free:
                 raise ConfigError(
-                    f"advantage {part.settings.name!r} takes a mean off, and {self.settings.name!r} is the reward less "
-                    "a constant, so that nothing of it would be left; leave one of them out."
+                    f"advantage {part.settings.name!r} subtracts a mean, but {self.settings.name!r} is the reward "
+                    "minus a constant, of which nothing would be left; remove one of the two."
                 )
 
     def check(self, recipe: Recipe) -> None:
@@ -73,7 +78,9 @@ class NoisyForward(GroupEstimator):
         """
         made = any(str(entry.get("name", "")).rpartition(":")[2].lower() == "appeals" for entry in recipe.rewards)
         if self.settings.learns and not made:
-            raise ConfigError("advantage noisy_forward learns from appeals; add reward appeals, or set learns: false.")
+            raise ConfigError(
+                "advantage noisy_forward with learns: true needs reward appeals; add that reward, or set learns: false."
+            )
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

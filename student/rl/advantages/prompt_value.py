@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class PromptValueSettings(AdvantageSettings):
     """Settings of the baseline."""
 
-    keep: Literal["all", "positive"] = Field("all", description="Which answers are learnt from, by the sign of A.")
+    keep: Literal["all", "positive"] = Field(
+        "all", description="Learn from all answers, or only from those with A > 0 (positive)."
+    )
 
 
 class PromptValue(GroupEstimator):

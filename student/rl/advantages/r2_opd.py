@@ -39,8 +39,12 @@ _LEAST = 1e-8
 class R2OpdSettings(AdvantageSettings):
     """Settings of R2-OPD."""
 
-    beta: float = Field(1e-3, ge=0, description="How sharply tokens are told apart.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    beta: float = Field(
+        1e-3,
+        ge=0,
+        description="How much weight moves to tokens on which teacher and verdict agree; 0 is distillation alone.",
+    )
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class R2Opd(Advantage):

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 class RecBalanceSettings(AdvantageSettings):
     """Settings of the balance."""
 
-    scale: Literal["std", "none"] = Field("none", description="Divide by the deviation of those that are left or not.")
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
-    seed: int = Field(0, ge=0, description="Decides which wrong answers are left out.")
+    scale: Literal["std", "none"] = Field(
+        "none", description="Divide by the standard deviation of the answers that are left (std) or not (none)."
+    )
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of wrong answers to drop.")
 
 
 class RecBalance(Advantage):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ReinforceSettings(AdvantageSettings):
     """Settings of the constant baseline."""
 
-    baseline: float = Field(0.0, description="Taken off every reward.")
+    baseline: float = Field(0.0, description="Constant subtracted from every reward.")
 
 
 class Reinforce(GroupEstimator):

@@ -26,7 +26,9 @@ class OpmdSettings(AdvantageSettings):
     """Settings of OPMD."""
 
     tau: float = Field(1.0, gt=0, description="Temperature of the mirror descent.")
-    soft: bool = Field(False, description="The baseline is the soft maximum's instead of the mean.")
+    soft: bool = Field(
+        False, description="Use the soft maximum of the group's rewards as baseline instead of their mean."
+    )
 
 
 class Opmd(GroupEstimator):
@@ -55,7 +57,7 @@ class Opmd(GroupEstimator):
 class AsymReSettings(AdvantageSettings):
     """Settings of AsymRE."""
 
-    delta: float = Field(-0.1, description="Added to the group's mean.")
+    delta: float = Field(-0.1, description="Constant added to the group's mean; below 0 it favours right answers.")
 
 
 class AsymRe(GroupEstimator):

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class SignedSettings(AdvantageSettings):
     """Settings of the two weights."""
 
-    positive: float = Field(0.1, ge=0, description="Credit of right answers; 0 for NSR.")
-    negative: float = Field(1.0, ge=0, description="Minus the credit of wrong answers; 0 for PSR.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    positive: float = Field(0.1, ge=0, description="Credit of a right answer; 0 for NSR.")
+    negative: float = Field(1.0, ge=0, description="Size of the negative credit of a wrong answer; 0 for PSR.")
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class Signed(GroupEstimator):

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 class ValueTrackerSettings(AdvantageSettings):
     """Settings of the tracker."""
 
-    memory: float = Field(0.8, ge=0, lt=1, description="What the value of a prompt keeps of the past.")
-    epsilon: float = Field(1e-6, ge=0, description="Added to the deviation.")
+    memory: float = Field(
+        0.8, ge=0, lt=1, description="Share of a prompt's value that each step with that prompt keeps."
+    )
+    epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
 class Tracker(Advantage):
@@ -55,8 +57,8 @@ class Tracker(Advantage):
         if not never_again(recipe):
             return []
         return [
-            "advantage 'tracker' goes by the past of each prompt, and a procedural task hardly ever gives one twice; "
-            "its baseline is then the batch's mean"
+            "advantage 'tracker' needs prompts that recur, but a procedural task hardly ever gives one twice; its "
+            "baseline is then the batch's mean"
         ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:

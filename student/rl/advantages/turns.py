@@ -31,13 +31,19 @@ _EPSILON = 1e-6
 class TurnSettings(AdvantageSettings):
     """Settings of credit by turn."""
 
-    discount: float = Field(1.0, ge=0, le=1, description="gamma, of later turns.")
+    discount: float = Field(1.0, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
 
 
 class MapoSettings(TurnSettings):
     """Settings of MAPO."""
 
-    mix: float = Field(0.5, ge=0, le=1, description="w, share of the turn's own group; the rest is of the whole step.")
+    mix: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="w, the weight of the credit within the turn's own group; 1 - w is the weight of that within the "
+        "whole step.",
+    )
 
 
 def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:

@@ -33,7 +33,9 @@ class A2tgpoSettings(ClippedSettings):
     """Settings of A2TGPO's clip."""
 
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="a2tgpo")
-    beta: float = Field(0.5, ge=0, le=1, description="How much the gain of a turn widens or narrows its clip range.")
+    beta: float = Field(
+        0.5, ge=0, le=1, description="How much the gain of a turn widens or narrows its clip range; 0 is PPO's clip."
+    )
 
 
 class A2tgpoLoss(PolicyGradient):
@@ -47,7 +49,7 @@ class A2tgpoLoss(PolicyGradient):
     def __init__(self, settings: A2tgpoSettings) -> None:
         super().__init__(settings)
         if settings.clip_low is None or settings.clip_high is None or settings.dual_clip is not None:
-            raise ConfigError("objective a2tgpo needs clip_low and clip_high, and knows no dual_clip.")
+            raise ConfigError("objective a2tgpo needs clip_low and clip_high, and does not support dual_clip.")
         self._gains = _ByRow()
         self._known = A2tgpo(TurnSettings(name="a2tgpo", group=self.chain.first.settings.group))
 

@@ -35,9 +35,13 @@ class ALolSettings(PolicyGradientSettings):
 
     rows: Literal["all", "sampled", "expert"] = "all"
     aggregation: str = "constant"
-    ratio: Ratio = Field("response", description="The grain of the ratio to the reference.")
-    clip_low: float | None = Field(0.9, gt=0, le=1, description="The weight is at least 1 - clip_low; null: any.")
-    clip_high: float | None = Field(0.9, gt=0, description="The weight is at most 1 + clip_high; null: any.")
+    ratio: Ratio = Field("response", description="Unit over which the ratio to the reference is taken.")
+    clip_low: float | None = Field(
+        0.9, gt=0, le=1, description="Limits the weight to at least 1 - clip_low; null sets no limit."
+    )
+    clip_high: float | None = Field(
+        0.9, gt=0, description="Limits the weight to at most 1 + clip_high; null sets no limit."
+    )
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="prompt_value", keep="positive")
 
 

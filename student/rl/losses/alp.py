@@ -43,11 +43,13 @@ if TYPE_CHECKING:
 class AlpSettings(ClippedSettings):
     """Settings of ALP."""
 
-    ratio: Ratio = Field("sequence", description="The grain of the importance ratio.")
-    clip_low: float | None = Field(0.5, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(3.0, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
-    noise: float = Field(1e-2, gt=0, description="Every layer's sigma to begin with, in units of the hidden states.")
-    noise_rate: float = Field(5e-4, ge=0, description="Learning rate of log sigma; 0 leaves the sizes as they are.")
+    ratio: Ratio = Field("sequence", description="Unit over which the importance ratio is taken.")
+    clip_low: float | None = Field(0.5, gt=0, le=1, description="Clips the ratio at 1 - clip_low; null does not clip.")
+    clip_high: float | None = Field(3.0, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
+    noise: float = Field(
+        1e-2, gt=0, description="Initial noise size sigma of every layer, in units of the hidden states."
+    )
+    noise_rate: float = Field(5e-4, ge=0, description="Learning rate of log sigma; 0 keeps the noise sizes fixed.")
 
 
 class Alp(PolicyGradient):
@@ -71,11 +73,14 @@ class Alp(PolicyGradient):
         super().check(recipe)
         if self.settings.ratio == "none" or self.settings.ratio_to == "old":
             raise ConfigError(
-                f"term {self.settings.name!r} has noise in the ratio to the policy that sampled; leave out ratio: none "
+                f"term {self.settings.name!r} has noise in the ratio to the policy that sampled; remove ratio: none "
                 "and ratio_to: old."
             )
         if sum(entry.get("name") == self.settings.name for entry in recipe.objective) > 1:
-            raise ConfigError(f"the objective has term {self.settings.name!r} twice, and a pass one noise; keep one.")
+            raise ConfigError(
+                f"the objective has term {self.settings.name!r} twice, but a pass can have one noise only; remove one "
+                "of them."
+            )
         self._seed = recipe.seed
 
     def remarks(self, recipe: Recipe) -> list[str]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Span(Settings):
     """A pattern, and the weight of the tokens that it matches."""
 
-    pattern: str = Field(description="A regular expression; every place where it matches counts.")
-    weight: float = Field(ge=0, description="Weight of the tokens there.")
+    pattern: str = Field(description="Regular expression; tokens that overlap a match get the weight.")
+    weight: float = Field(ge=0, description="Weight of those tokens.")
 
     @field_validator("pattern")
     @classmethod
@@ -50,7 +50,7 @@ class AsftSettings(TermSettings):
     spans: list[Span] = Field(
         default_factory=lambda: [Span(pattern="<action>.*?</action>", weight=2.0)],
         min_length=1,
-        description="The weighted spans; where two hold a token the later one counts.",
+        description="Weighted spans. Where several of them overlap a token, the last one counts.",
     )
 
 

@@ -35,8 +35,15 @@ class DirectAdvantageSettings(TermSettings):
 
     rows: Literal["all", "sampled", "expert"] = "all"
     aggregation: str = "sequence_mean"
-    beta: float = Field(0.1, gt=0, description="How far a step may leave the reference for its advantage.")
-    separator: str = Field("\n\n", description="Text after which a step of a single turn ends; empty: one step.")
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description="How far a step's log-ratio to the reference may go for a given advantage: the smaller, the "
+        "farther.",
+    )
+    separator: str = Field(
+        "\n\n", description="Text that ends a reasoning step within a turn; empty makes each turn one step."
+    )
 
 
 class DirectAdvantage(Term):

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 class EntropicSettings(ClippedSettings):
     """Settings of EntroPIC."""
 
-    target: float = Field(0.1, ge=0, description="Wanted mean entropy, nats per token.")
-    k_p: float = Field(1.0, ge=0, description="Weight of the last error.")
-    k_i: float = Field(0.01, ge=0, description="Weight of the sum of the errors before it.")
-    confident: float = Field(0.95, gt=0, lt=1, description="Probability above which a token is confident.")
+    target: float = Field(0.1, ge=0, description="Target of the mean entropy, in nats per token.")
+    k_p: float = Field(1.0, ge=0, description="Gain of the latest error (proportional part of the controller).")
+    k_i: float = Field(0.01, ge=0, description="Gain of the sum of earlier errors (integral part).")
+    confident: float = Field(0.95, gt=0, lt=1, description="Probability above which a token counts as confident.")
     unwind: bool = Field(False, description="Leave errors out of the sum while alpha is at a bound (ours).")
 
 
@@ -68,7 +68,9 @@ class Entropic(PolicyGradient):
         """
         super().check(recipe)
         if not self.settings.k_p and not self.settings.k_i:
-            raise ConfigError("objective 'entropic' with k_p 0 and k_i 0 holds no entropy; raise one of them.")
+            raise ConfigError(
+                "objective 'entropic' with k_p 0 and k_i 0 does not control the entropy; raise one of them."
+            )
 
     @property
     def alpha(self) -> float:

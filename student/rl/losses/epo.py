@@ -30,10 +30,16 @@ class EpoSettings(TermSettings):
     """Settings of EPO; its coefficient is `weight`."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    low: float = Field(0.8, ge=0, description="Lower end of the band, in multiples of the mean of earlier steps.")
-    high: float = Field(1.2, gt=0, description="Upper end of the band.")
-    penalty: float = Field(0.5, gt=0, lt=1, description="Slope of the penalty outside the band, over the bonus's.")
-    memory: float = Field(0.9, ge=0, lt=1, description="What the mean of a turn keeps of the past.")
+    low: float = Field(
+        0.8, ge=0, description="Lower end of the band, in multiples of the mean entropy of earlier steps."
+    )
+    high: float = Field(
+        1.2, gt=0, description="Upper end of the band, in multiples of the mean entropy of earlier steps."
+    )
+    penalty: float = Field(
+        0.5, gt=0, lt=1, description="Slope of the penalty outside the band, relative to that of the bonus."
+    )
+    memory: float = Field(0.9, ge=0, lt=1, description="Share of a turn's mean entropy that each step keeps.")
 
 
 class Epo(Term):

@@ -65,7 +65,7 @@ class GivenTokens(Term):
 class OtrSettings(GivenTokensSettings):
     """Settings of OTR."""
 
-    beta: float = Field(-0.1, le=0, description="Reward of a drawn token that is not the given one.")
+    beta: float = Field(-0.1, le=0, description="Reward of a drawn token that differs from the given one.")
 
 
 class Otr(GivenTokens):

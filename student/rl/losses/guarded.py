@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from student.recipe import Recipe
 
-_LOW, _HIGH = "The ratio is bounded at 1 - clip_low.", "The ratio is bounded at 1 + clip_high."
+_LOW, _HIGH = "Limits the ratio to at least 1 - clip_low.", "Limits the ratio to at most 1 + clip_high."
 _FARTHEST = math.log(1000.0)
 
 
@@ -57,14 +57,18 @@ class StableReinforce(PolicyGradient):
 class DhpoSettings(PolicyGradientSettings):
     """Settings of DHPO."""
 
-    mix: float = Field(0.5, ge=0, le=1, description="w: 1 is the ratio by token, 0 by sequence.")
-    mix_by: Literal["constant", "entropy", "certainty"] = Field(
-        "constant", description="w is `mix`, or the student's entropy at the token over log V, or 1 less that."
+    mix: float = Field(
+        0.5, ge=0, le=1, description="w, the weight of the ratio by token; 1 - w is that of the ratio by sequence."
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="The ratio of a token is at least 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="The ratio of a token is at most 1 + clip_high.")
-    sequence_low: float = Field(0.2, gt=0, le=1, description="The ratio of a sequence is at least 1 - this.")
-    sequence_high: float = Field(0.2, gt=0, description="The ratio of a sequence is at most 1 + this.")
+    mix_by: Literal["constant", "entropy", "certainty"] = Field(
+        "constant",
+        description="What w is: constant, `mix`; entropy, the student's entropy at the token over log V; "
+        "certainty, 1 minus that.",
+    )
+    clip_low: float = Field(0.2, gt=0, le=1, description="Limits the ratio of a token to at least 1 - clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="Limits the ratio of a token to at most 1 + clip_high.")
+    sequence_low: float = Field(0.2, gt=0, le=1, description="Limits the ratio of a sequence to at least 1 minus this.")
+    sequence_high: float = Field(0.2, gt=0, description="Limits the ratio of a sequence to at most 1 plus this.")
 
 
 class Dhpo(PolicyGradient):
@@ -106,17 +110,34 @@ class Dhpo(PolicyGradient):
 class RecSettings(PolicyGradientSettings):
     """Settings of the REC family."""
 
-    rule: Literal["one_sided", "two_sided", "ring"] = Field("one_sided", description="Which tokens are kept.")
+    rule: Literal["one_sided", "two_sided", "ring"] = Field(
+        "one_sided",
+        description="Which tokens are kept: those within the bound on the side of their advantage, within both "
+        "bounds, or also those far outside (ring).",
+    )
     clip_low: float = Field(0.2, gt=0, le=1, description=_LOW)
     clip_high: float = Field(0.2, gt=0, description=_HIGH)
-    far_low: float = Field(0.6, gt=0, le=1, description="Rule ring: tokens below 1 - far_low are pulled back.")
-    far_high: float = Field(2.0, gt=0, description="Rule ring: tokens above 1 + far_high are pulled back.")
-    weigh: Literal["none", "importance", "sequence", "credit"] = Field(
-        "none", description="What multiplies kept tokens: nothing, the ratio by token or by response, or exp(A)."
+    far_low: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="With rule ring: tokens with A >= 0 and a ratio of at most 1 - far_low are kept too.",
     )
-    temperature: float = Field(1.0, gt=0, description="Weigh credit: exp(A / temperature).")
+    far_high: float = Field(
+        2.0, gt=0, description="With rule ring: tokens with A <= 0 and a ratio of at least 1 + far_high are kept too."
+    )
+    weigh: Literal["none", "importance", "sequence", "credit"] = Field(
+        "none",
+        description="Weight of kept tokens: none, the ratio by token (importance), the ratio by response "
+        "(sequence), or exp(A / temperature) (credit).",
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="With weigh credit: temperature of the weight exp(A / temperature)."
+    )
     regulariser: Literal["none", "k2", "forward_kl"] = Field(
-        "none", description="k2 holds log rho near 0; forward_kl makes what was sampled likelier."
+        "none",
+        description="Regulariser that is added: k2 holds log rho near 0; forward_kl raises the probability of "
+        "what was sampled.",
     )
     strength: float = Field(0.0, ge=0, description="Weight of the regulariser.")
 
@@ -159,15 +180,15 @@ class Rec(PolicyGradient):
         if (self.settings.regulariser == "none") != (self.settings.strength == 0.0):
             raise ConfigError(
                 f"objective 'rec' has regulariser {self.settings.regulariser} with strength "
-                f"{self.settings.strength:g}, which does nothing; set both or neither."
+                f"{self.settings.strength:g}, which has no effect; set both, or neither."
             )
         if self.settings.ratio != "none":
             return
         for name, value in (("regulariser", self.settings.regulariser), ("weigh", self.settings.weigh)):
             if value in ("k2", "importance", "sequence"):
                 raise ConfigError(
-                    f"objective 'rec' has {name} {value}, which is made of the ratio, and with ratio none does "
-                    "nothing; set ratio: token, or leave it out."
+                    f"objective 'rec' has {name} {value}, which uses the ratio and has no effect with ratio none; set "
+                    f"ratio: token, or remove {name}."
                 )
 
     def _weight(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Tensor:
@@ -191,12 +212,20 @@ class Rec(PolicyGradient):
 class MinirlSettings(PolicyGradientSettings):
     """Settings of MiniRL."""
 
-    ratio_to: Literal["behaviour", "old"] = Field("old", description="What the rule of dropping compares with.")
+    ratio_to: Literal["behaviour", "old"] = Field(
+        "old",
+        description="Policy under the ratio that decides which tokens are kept: the policy that sampled (behaviour), "
+        "or the student when the rows were scored (old).",
+    )
     clip_low: float = Field(0.2, gt=0, le=1, description=_LOW)
     clip_high: float = Field(0.2, gt=0, description=_HIGH)
-    cap: float = Field(2.0, gt=0, description="Largest weight for the mismatch with the policy that sampled.")
+    cap: float = Field(
+        2.0, gt=0, description="Maximum weight of a token for the mismatch with the policy that sampled."
+    )
     beyond: Literal["cap", "drop"] = Field(
-        "cap", description="Weights above cap are cut to it, or such tokens, and those below 1 / cap, left out."
+        "cap",
+        description="What happens to weights above cap: cap limits them; drop leaves out these tokens, and those "
+        "with weights below 1 / cap.",
     )
 
 
@@ -229,13 +258,13 @@ class Minirl(PolicyGradient):
         for name in ("importance_cap", "importance_band"):
             if getattr(self.settings, name) is not None:
                 raise ConfigError(
-                    f"objective 'minirl' weighs tokens by the policy that sampled itself, up to cap "
-                    f"{self.settings.cap:g}, and {name} would do it again; leave {name} out."
+                    "objective 'minirl' already weights tokens by their ratio to the policy that sampled, up to cap "
+                    f"{self.settings.cap:g}, and {name} would do so again; remove {name}."
                 )
         if self.settings.beyond == "drop" and self.settings.cap <= 1.0:
             raise ConfigError(
-                f"objective 'minirl' with beyond: drop and cap {self.settings.cap:g} leaves out every token; raise cap "
-                "above 1."
+                f"objective 'minirl' with beyond: drop and cap {self.settings.cap:g} leaves out every token; raise "
+                "cap above 1."
             )
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:

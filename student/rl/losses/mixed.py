@@ -62,8 +62,8 @@ class OfTwoKinds(PolicyGradient):
             return super().remarks(recipe)
         return [
             *super().remarks(recipe),
-            f"term {self.settings.name!r} learns from no hinted or given row, because neither rollout.strategy nor "
-            "methods give any, and is the loss of sampled rows alone",
+            f"term {self.settings.name!r} finds no hinted or given rows to learn from, because neither "
+            "rollout.strategy nor methods give any, so it is the loss on sampled rows alone",
         ]
 
 
@@ -71,11 +71,19 @@ class MixedContextSettings(ClippedSettings):
     """Settings of the mixed loss; the clip applies to sampled rows."""
 
     rows: Literal["all", "sampled", "expert"] = "all"
-    gamma: float = Field(0.1, gt=0, description="Ratio at which a hinted token has half of the largest gain.")
-    quantile: float | None = Field(
-        None, gt=0, lt=1, description="gamma is this quantile of the step's hinted ratios (Guide: 0.9); null: constant."
+    gamma: float = Field(
+        0.1, gt=0, description="gamma, the ratio at which the gain of a hinted token is half of its maximum."
     )
-    denominator: Literal["hint", "one"] = Field("hint", description="What the ratio of hinted rows is over.")
+    quantile: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Set gamma to this quantile of the step's hinted ratios (0.9 in Guide); null uses the "
+        "constant gamma.",
+    )
+    denominator: Literal["hint", "one"] = Field(
+        "hint", description="Denominator of the ratio of hinted rows: the probability under the hint, or one."
+    )
 
 
 class MixedContext(OfTwoKinds):
@@ -150,7 +158,7 @@ class RlPlusSettings(PolicyGradientSettings):
 
     rows: Literal["all", "sampled", "expert"] = "all"
     aggregation: str = "constant"
-    power: float = Field(0.5, ge=0, description="gamma: how much likely tokens of given answers count less.")
+    power: float = Field(0.5, ge=0, description="gamma: the larger, the less the likely tokens of given answers count.")
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 

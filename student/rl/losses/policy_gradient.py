@@ -79,9 +79,12 @@ class PolicyGradient(Term):
     def why_not_stale(self) -> str:
         """Why the loss cannot learn from stale rows; empty with a ratio to the policy that sampled."""
         if self.settings.ratio == "none":
-            return "ratio none weights nothing; set ratio: token"
+            return "with ratio none it has no importance weight; set ratio: token"
         if self.settings.ratio_to == "old":
-            return "ratio_to old compares with the student when the rows were scored; set ratio_to: behaviour"
+            return (
+                "with ratio_to old its ratio is to the student when the rows were scored, not to the policy that "
+                "sampled; set ratio_to: behaviour"
+            )
         return ""
 
     @property
@@ -108,12 +111,12 @@ class PolicyGradient(Term):
         if samples < least and "uid" in self.chain.first.settings.group:
             raise ConfigError(
                 f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
-                f"{samples}, so that it would learn nothing; set it to {least} or more, for example 8."
+                f"{samples}, so it would learn nothing; set it to {least} or more, for example 8."
             )
         if self.settings.skip_degenerate and self.chain.traits.learns_from_equal:
             raise ConfigError(
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
-                f"{self.chain.first.settings.name!r} is there to learn from; leave one of them out."
+                f"{self.chain.first.settings.name!r} is meant to learn from; remove one of the two."
             )
         self.chain.check(recipe)
 
@@ -125,15 +128,15 @@ class PolicyGradient(Term):
         """
         passed = [name for name in self.unread if getattr(self.settings, name, None) not in (None, False)]
         if passed:
-            own = f"; what bounds it is {' and '.join(self.bounds)}" if self.bounds else ""
+            own = f"; its bounds are {' and '.join(self.bounds)}" if self.bounds else ""
             raise ConfigError(
-                f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not read{own}; leave out "
+                f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not use{own}; remove "
                 f"{' and '.join(passed)}, or use another loss."
             )
         if self.of_ratio and self.settings.ratio == "none":
             raise ConfigError(
-                f"term {self.settings.name!r} has its gradient by the ratio, so that with ratio none it would learn "
-                "nothing; leave that out, or use objective policy_gradient."
+                f"the gradient of term {self.settings.name!r} comes from the ratio, so with ratio none it would learn "
+                "nothing; remove ratio: none, or use objective policy_gradient."
             )
         weights = {name: getattr(self.settings, name) for name in ("importance_cap", "importance_band")}
         given = {name: value for name, value in weights.items() if value is not None}
@@ -141,12 +144,12 @@ class PolicyGradient(Term):
             if self.settings.ratio_to != "old":
                 raise ConfigError(
                     f"term {self.settings.name!r} has {name} {value:g}, but its ratio is to the behaviour policy, "
-                    f"which corrects for it already; set ratio_to: old, or {name}: null."
+                    f"which already makes that correction; set ratio_to: old, or {name}: null."
                 )
         if len(given) > 1:
             raise ConfigError(
-                f"term {self.settings.name!r} has importance_cap and importance_band, which are two ways of one "
-                "correction; set one of them to null."
+                f"term {self.settings.name!r} has importance_cap and importance_band, which make the same correction "
+                "in two ways; set one of them to null."
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:
@@ -164,8 +167,8 @@ class PolicyGradient(Term):
         if not self.chain.traits.of_response or (s.ratio == "none" and s.aggregation == "constant"):
             return []
         return [
-            f"advantage {first.settings.name!r} is the slope of a loss in the log-prob of whole responses, which term "
-            f"{s.name!r} with ratio {s.ratio} and aggregation {s.aggregation} changes; set ratio: none and "
+            f"advantage {first.settings.name!r} is the derivative of a loss in the log-prob of whole responses, which "
+            f"term {s.name!r} with ratio {s.ratio} and aggregation {s.aggregation} changes; set ratio: none and "
             "aggregation: constant"
         ]
 
@@ -175,8 +178,8 @@ class PolicyGradient(Term):
         if updates == 1 or self.settings.ratio != "none" or self.chain.traits.off_policy or self.recomputes:
             return []
         return [
-            f"term {self.settings.name!r} has ratio none, and of {updates} updates per batch all but the first learn "
-            "from rows of older weights as if they were their own; set ratio: token, or make one update"
+            f"term {self.settings.name!r} has ratio none, so of {updates} updates per batch all but the first treat "
+            "rows of older weights as on policy; set ratio: token, or make one update"
         ]
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:
@@ -185,12 +188,16 @@ class PolicyGradient(Term):
         if s.ratio == "none":
             # A loss whose bound is `ratio` has no bound to set, but its weight is made of the ratio.
             bounded = [name if name != "ratio" else "the weight by the ratio" for name in bounded]
-            return [f"{' and '.join(bounded)} of term {s.name!r} never act: ratio none has no ratio"] if bounded else []
+            return (
+                [f"{' and '.join(bounded)} of term {s.name!r} never act, because ratio none has no ratio"]
+                if bounded
+                else []
+            )
         if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
             return []
         return [
-            f"{' and '.join(bounded)} of term {s.name!r} never act: with one update per batch of rows every importance "
-            "ratio is 1; set train.minibatches or train.epochs to make several"
+            f"{' and '.join(bounded)} of term {s.name!r} never act, because with one update per batch every "
+            "importance ratio is 1; set train.minibatches or train.epochs to make several updates"
         ]
 
     @property
@@ -283,7 +290,9 @@ class PolicyGradient(Term):
         log_ratio = self._log_ratio(batch, live)
         output = self.surrogate(log_ratio, advantage, live, batch)
         if not isinstance(output, TermOutput):
-            raise PluginError(f"{type(self).__name__} gave a {type(output).__name__}; surrogate returns a TermOutput.")
+            raise PluginError(
+                f"{type(self).__name__} returned a {type(output).__name__}; surrogate must return a TermOutput."
+            )
         zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
         metrics: dict[str, Any] = {
             "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),

@@ -33,7 +33,7 @@ class RapoKlSettings(TermSettings):
     """Settings of RAPO's forward KL; its coefficient is `weight`."""
 
     rows: Literal["all", "sampled", "expert"] = "sampled"
-    low: float = Field(0.5, gt=0, le=1, description="phi of an answer of reward 0; 1 is the plain forward KL.")
+    low: float = Field(0.5, gt=0, le=1, description="phi of an answer with reward 0; 1 is the plain forward KL.")
 
 
 class RapoKl(Term):
@@ -95,5 +95,7 @@ def powered(head: OutputHead, power: float) -> OutputHead:
         ConfigError: for a head with a soft cap, which scaling the logits does not commute with.
     """
     if power != 1.0 and head.soft_cap:
-        raise ConfigError("rapo_kl needs a reference without a soft cap on its logits; set low to 1.")
+        raise ConfigError(
+            "rapo_kl needs a reference without a soft cap on its logits; use another reference, or set low to 1."
+        )
     return head.times(power)

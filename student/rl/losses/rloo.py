@@ -19,10 +19,10 @@ class RlooSettings(PolicyGradientSettings):
     """Settings of the policy gradient with RLOO's defaults."""
 
     aggregation: str = "constant"
-    ratio: Ratio = Field("none", description="The grain of the importance ratio.")
+    ratio: Ratio = Field("none", description="Unit over which the importance ratio is taken.")
     advantage: dict[str, Any] | list[dict[str, Any]] = Field(
         default_factory=lambda: {"name": "leave_one_out"},
-        description="The advantage estimator, or a list of an estimator and modifiers of its credit.",
+        description="Advantage estimator, or a list of an estimator and modifiers of its credit.",
     )
 
 

@@ -36,12 +36,13 @@ class RlsdSettings(ClippedSettings):
 
     role: Literal["teacher", "student", "initial", "ema"] = Field(
         "ema",
-        description="Who has read the solution: teacher is the model of the prompt's route, others are in process.",
+        description="The model that has read the solution. teacher: the one that the prompt is routed to; student, "
+        "initial, ema: models in this process.",
     )
-    band: float = Field(0.2, gt=0, lt=1, description="How far a token's weight may be from 1.")
+    band: float = Field(0.2, gt=0, lt=1, description="Largest distance of a token's weight from 1.")
     share: float | WeightSchedule = Field(
         default_factory=lambda: WeightSchedule(start=0.5, to=0.0, steps=50),
-        description="l, the part of the credit that the teacher weighs: a number, or {from, to, steps}.",
+        description="l, the share of the credit that the teacher weights: a number, or a schedule {from, to, steps}.",
     )
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class RoverSettings(PolicyGradientSettings):
     """Settings of ROVER."""
 
-    rho: float = Field(1.0, gt=0, description="Temperature of the values.")
-    scale: float = Field(1.0, ge=0, description="Weight of the value of the next state; 0: the reward alone.")
+    rho: float = Field(1.0, gt=0, description="rho, the temperature of the values.")
+    scale: float = Field(1.0, ge=0, description="Weight of the next state's value; 0 uses the reward alone.")
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 

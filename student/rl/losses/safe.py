@@ -38,10 +38,10 @@ _PHASES = {"warm_up": 1.5, "climbing": 1.2, "plateau": 0.8, "converged": 1.0}
 class SafeSettings(ClippedSettings):
     """Settings of SAFE."""
 
-    form: Literal["gated", "asymmetric"] = Field("gated", description="Which of the two controllers.")
-    base: float = Field(0.3, gt=0, description="Threshold of the KL before it moves, nats per token.")
-    strength: float = Field(0.1, gt=0, description="Factor of the square above the threshold.")
-    floor: float = Field(2.0, gt=0, description="Entropy below which the penalty grows, nats per token.")
+    form: Literal["gated", "asymmetric"] = Field("gated", description="Which of the authors' two controllers is used.")
+    base: float = Field(0.3, gt=0, description="Initial threshold of the KL, in nats per token.")
+    strength: float = Field(0.1, gt=0, description="Factor of the squared excess over the threshold.")
+    floor: float = Field(2.0, gt=0, description="Entropy in nats per token below which the penalty grows.")
 
 
 class Safe(PolicyGradient):

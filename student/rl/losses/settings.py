@@ -17,7 +17,7 @@ def advantage_field(**entry: Any) -> Any:
     """The setting `advantage` with `entry` as its default."""
     return Field(
         default_factory=lambda: dict(entry),
-        description="The advantage estimator, its name and settings, or a list of an estimator and modifiers of its "
+        description="Advantage estimator with its name and settings, or a list of an estimator and modifiers of its "
         "credit; see `opd plugins list advantage`.",
     )
 
@@ -28,37 +28,38 @@ class PolicyGradientSettings(TermSettings):
     rows: Literal["all", "sampled", "expert"] = "sampled"
     strata: str = "credit"
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean")
-    ratio: Ratio = Field("token", description="The grain of the importance ratio.")
+    ratio: Ratio = Field("token", description="Unit over which the importance ratio is taken.")
     ratio_to: Literal["behaviour", "old"] = Field(
         "behaviour",
-        description="The policy under the ratio: the one that sampled, or the student when the rows were scored.",
+        description="Policy under the ratio: the policy that sampled (behaviour), or the student when the rows were "
+        "scored (old).",
     )
     importance_cap: float | None = Field(
         None,
         gt=0,
-        description="With ratio_to old: weight each token with min(old / behaviour, cap), detached: for what the "
-        "engine's other numerics change (truncated importance sampling); null: no weight.",
+        description="With ratio_to old: weight each token with min(old / behaviour, cap), detached, to correct for an "
+        "engine with other numerics (truncated importance sampling). null does not weight.",
     )
     importance_band: float | None = Field(
         None,
         gt=1,
-        description="The same weight, and tokens for which it is below 1 / this or above this left out of the loss "
-        "(masked importance sampling); null: no weight.",
+        description="With ratio_to old: weight each token with old / behaviour, and leave out tokens for which it is "
+        "below 1 / importance_band or above importance_band (masked importance sampling). null does not weight.",
     )
-    clip_low: float | None = Field(None, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(None, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    clip_low: float | None = Field(None, gt=0, le=1, description="Clips the ratio at 1 - clip_low; null does not clip.")
+    clip_high: float | None = Field(None, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
     dual_clip: float | None = Field(
         None,
         gt=1,
-        description="Bound of the ratio where the advantage is negative, 3 as public code has it; null: none.",
+        description="Limits the ratio to this where the advantage is negative; 3 in public code. null sets no limit.",
     )
     skip_degenerate: bool = Field(
-        False, description="Leave groups whose rewards all agree out of the means too (DAPO, arXiv 2503.14476)."
+        False, description="Leave groups whose rewards are all equal out of the means as well (DAPO, arXiv 2503.14476)."
     )
     skip_truncated: bool = Field(
         False,
-        description="Leave out responses that hit the length limit, whose verdict is about the limit: of the loss, as "
-        "DAPO does, and of their group's statistics too.",
+        description="Leave responses that hit the length limit out of the loss, as DAPO does, and out of their "
+        "group's statistics, because their verdict is about the limit.",
     )
 
     def bounded(self, ratio: Tensor) -> Tensor:
@@ -70,5 +71,5 @@ class PolicyGradientSettings(TermSettings):
 class ClippedSettings(PolicyGradientSettings):
     """Settings of the policy gradient with PPO's clip of 0.2 as the default."""
 
-    clip_low: float | None = Field(0.2, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(0.2, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    clip_low: float | None = Field(0.2, gt=0, le=1, description="Clips the ratio at 1 - clip_low; null does not clip.")
+    clip_high: float | None = Field(0.2, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")

@@ -36,13 +36,13 @@ class MimoMixSettings(PolicyGradientSettings):
 
     aggregation: str = "sequence_mean"
     alpha: float = Field(0.5, ge=0, description="Weight of the outcome's credit; 0 is distillation alone.")
-    low: float = Field(0.5, ge=0, description="Least ratio of a token that counts.")
-    high: float = Field(2.0, gt=0, description="Largest ratio of a token that counts.")
+    low: float = Field(0.5, ge=0, description="Minimum ratio of a token that is learnt from.")
+    high: float = Field(2.0, gt=0, description="Maximum ratio of a token that is learnt from.")
 
     @model_validator(mode="after")
     def _holds_one(self) -> MimoMixSettings:
         if not self.low <= 1.0 <= self.high:
-            raise ValueError(f"ratios from {self.low:g} to {self.high:g} count, which leaves out 1; widen the bounds")
+            raise ValueError(f"the bounds {self.low:g} to {self.high:g} on the ratio leave out 1; widen them")
         return self
 
 
@@ -85,15 +85,17 @@ class GlmMixSettings(ClippedSettings):
     """Settings of GLM-5's distillation between stages."""
 
     aggregation: str = "sequence_mean"
-    clip_high: float | None = Field(0.28, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    clip_high: float | None = Field(0.28, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
     ratio_to: Literal["behaviour", "old"] = Field(
-        "old", description="The policy under the ratio: the one that sampled, or the student when the rows were scored."
+        "old",
+        description="Policy under the ratio: the policy that sampled (behaviour), or the student when the rows "
+        "were scored (old).",
     )
     importance_band: float | None = Field(
         2.0,
         gt=1,
-        description="Tokens with old / behaviour below 1 / this or above this are left out, the others weighted by it; "
-        "null: no weight.",
+        description="Weight tokens with old / behaviour, and leave out those for which it is below 1 / "
+        "importance_band or above importance_band. null does not weight.",
     )
 
 

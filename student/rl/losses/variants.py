@@ -24,9 +24,9 @@ class GspoSettings(ClippedSettings):
     """Settings of GSPO."""
 
     aggregation: str = "sequence_mean"
-    ratio: Ratio = Field("sequence", description="The grain of the importance ratio.")
-    clip_low: float | None = Field(3e-4, gt=0, le=1, description="The ratio is clipped at 1 - clip_low; null: not.")
-    clip_high: float | None = Field(4e-4, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
+    ratio: Ratio = Field("sequence", description="Unit over which the importance ratio is taken.")
+    clip_low: float | None = Field(3e-4, gt=0, le=1, description="Clips the ratio at 1 - clip_low; null does not clip.")
+    clip_high: float | None = Field(4e-4, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
 
 
 class Gspo(PolicyGradient):
@@ -38,8 +38,10 @@ class Gspo(PolicyGradient):
 class DapoSettings(ClippedSettings):
     """Settings of DAPO."""
 
-    clip_high: float | None = Field(0.28, gt=0, description="The ratio is clipped at 1 + clip_high; null: not.")
-    skip_degenerate: bool = Field(True, description="Leave groups whose rewards all agree out of the means too.")
+    clip_high: float | None = Field(0.28, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
+    skip_degenerate: bool = Field(
+        True, description="Leave groups whose rewards are all equal out of the means as well."
+    )
     skip_truncated: bool = Field(True, description="Leave out responses that hit the length limit.")
 
 

@@ -54,8 +54,8 @@ class WeightedGradient(PolicyGradient):
 class CispoSettings(PolicyGradientSettings):
     """Settings of CISPO."""
 
-    floor: float = Field(0.0, ge=0, description="Least weight, an absolute value of the ratio.")
-    cap: float = Field(5.0, gt=0, description="Largest weight, an absolute value of the ratio.")
+    floor: float = Field(0.0, ge=0, description="Minimum weight, as a value of the ratio.")
+    cap: float = Field(5.0, gt=0, description="Maximum weight, as a value of the ratio.")
 
 
 class Cispo(WeightedGradient):
@@ -74,10 +74,10 @@ class Cispo(WeightedGradient):
 class DispoSettings(PolicyGradientSettings):
     """Settings of DISPO."""
 
-    right_floor: float = Field(0.8, ge=0, description="Least weight of tokens with A > 0.")
-    right_cap: float = Field(11.0, gt=0, description="Largest weight of tokens with A > 0.")
-    wrong_floor: float = Field(0.0, ge=0, description="Least weight of other tokens.")
-    wrong_cap: float = Field(101.0, gt=0, description="Largest weight of other tokens.")
+    right_floor: float = Field(0.8, ge=0, description="Minimum weight of tokens with A > 0.")
+    right_cap: float = Field(11.0, gt=0, description="Maximum weight of tokens with A > 0.")
+    wrong_floor: float = Field(0.0, ge=0, description="Minimum weight of the other tokens.")
+    wrong_cap: float = Field(101.0, gt=0, description="Maximum weight of the other tokens.")
 
 
 class Dispo(WeightedGradient):
@@ -98,7 +98,7 @@ class Dispo(WeightedGradient):
 class ToprSettings(PolicyGradientSettings):
     """Settings of TOPR."""
 
-    ratio: Ratio = Field("response", description="The grain of the importance ratio.")
+    ratio: Ratio = Field("response", description="Unit over which the importance ratio is taken.")
 
 
 class Topr(WeightedGradient):

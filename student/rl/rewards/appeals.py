@@ -37,13 +37,13 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 class AppealsSettings(AskedSettings, ChatSettings):
     """Settings of the appeals."""
 
-    adds: bool = Field(True, description="The verdicts stay: nothing stands in for them.")
-    share: float = Field(0.1, gt=0, le=1, description="Share of the refused answers that are asked about.")
-    seed: int = Field(0, ge=0, description="Decides which.")
+    adds: bool = Field(True, description="Keep the verdicts as the reward, since this reward only measures.")
+    share: float = Field(0.1, gt=0, le=1, description="Share of the refused answers that the judge is asked about.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of answers.")
     question: str = Field(
         "Question:\n{prompt}\n\nReference:\n{reference}\n\nAnswer:\n{answer}\n\nDoes the answer say the same as the "
         "reference? End with yes or no.",
-        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+        description="What the judge is asked, made of {prompt}, {answer} and {reference}.",
     )
 
 
@@ -63,7 +63,10 @@ class Appeals(Asked):
         firsts = [term.chain.first.settings for term in terms if hasattr(term, "chain")]
         if any(getattr(settings, "learns", False) for settings in firsts):
             return []
-        return ["reward 'appeals' measures and changes no reward; advantage noisy_forward with learns: true goes by it"]
+        return [
+            "reward 'appeals' measures and changes no reward; add advantage noisy_forward with learns: true, which "
+            "uses what it measures"
+        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Note the verdict of every row, and the judge's on the refused rows that were drawn."""

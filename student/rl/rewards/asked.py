@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 class AskedSettings(RewardSettings):
     """Settings of rewards that ask a service, or code in a process of its own."""
 
-    adds: bool = Field(False, description="Add to the verdict, as a part, instead of standing in for it.")
-    weight: float = Field(1.0, description="Multiplies the reward.")
-    workers: int = Field(8, ge=1, le=256, description="Answers judged at the same time.")
+    adds: bool = Field(False, description="Add the reward to the verdict as a part, instead of replacing the verdict.")
+    weight: float = Field(1.0, description="Factor of the reward.")
+    workers: int = Field(8, ge=1, le=256, description="Maximum number of answers judged at the same time.")
 
 
 class Asked(Reward):
@@ -61,7 +61,7 @@ class Asked(Reward):
             ConfigError: for 0, or if every advantage divides by the deviation of the rewards.
         """
         if not self.settings.weight:
-            raise ConfigError(f"reward {self.label!r} with weight 0 rewards nothing; raise weight or leave it out.")
+            raise ConfigError(f"reward {self.label!r} with weight 0 rewards nothing; raise weight or remove it.")
         # A negative weight reverses the order of the answers, which dividing by a deviation does not undo.
         moves = not self.settings.adds and self.settings.weight > 0.0 and self.settings.weight != 1.0
         if moves and terms and len(recipe.rewards) == 1:
@@ -96,7 +96,7 @@ class Asked(Reward):
             if reason not in self._told and len(self._told) < _MOST_REASONS:
                 self._told.add(reason)
                 _log.warning(
-                    "reward %s is unknown for an answer: %s; metric %s/unknown counts further ones",
+                    "reward %s is unknown for an answer: %s; further ones are counted in the metric %s/unknown",
                     self.label,
                     reason.rstrip("."),
                     self.label,

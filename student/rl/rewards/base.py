@@ -99,7 +99,7 @@ class Reward:
         read = any(chain is not None and "turns" in chain.traits.reads for chain in chains)
         if self.turns_for and not read:
             raise ConfigError(
-                f"reward {self.label} rewards turns, but no term's advantage reads them; use advantage "
+                f"reward {self.label} rewards turns, but no term's advantage uses such rewards; use advantage "
                 f"{self.turns_for}."
             )
 
@@ -177,6 +177,6 @@ def check_scale(what: str, terms: Sequence[Term]) -> None:
     chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
     if chains and all(chain.scale_free for chain in chains):
         raise ConfigError(
-            f"{what} multiplies every reward, and advantage {chains[0].first.settings.name!r} divides by their "
-            "deviation, so that it would change nothing; leave it out."
+            f"{what} multiplies every reward, but advantage {chains[0].first.settings.name!r} divides by their "
+            "deviation, so it would change nothing; remove it."
         )

@@ -75,8 +75,8 @@ def check_seen(label: str, terms: Sequence[Term]) -> None:
     chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
     if chains and not any(chain.reading("token_rewards") for chain in chains):
         raise ConfigError(
-            f"reward {label!r} rewards tokens, which advantage {chains[0].first.settings.name!r} does not look at, so "
-            "that it would change nothing; use advantage gae with method critic."
+            f"reward {label!r} rewards tokens, but advantage {chains[0].first.settings.name!r} does not use such "
+            "rewards, so it would change nothing; use advantage gae with method critic."
         )
 
 
@@ -88,7 +88,7 @@ def log_probs(row: Row, role: str) -> NDArray[np.float32]:
 class KlPenaltySettings(RewardSettings):
     """Settings of the KL in the reward."""
 
-    beta: float = Field(0.05, gt=0, description="Taken off per nat of log-ratio to the reference.")
+    beta: float = Field(0.05, gt=0, description="Penalty per nat of the log-ratio to the reference.")
 
 
 class KlPenalty(TokenRewards):
@@ -107,8 +107,8 @@ class KlPenalty(TokenRewards):
 class RtoSettings(RewardSettings):
     """Settings of RTO."""
 
-    beta: float = Field(0.05, gt=0, description="Scale of the DPO model's log-ratio.")
-    bound: float = Field(0.05, gt=0, description="Largest reward of a token, either way.")
+    beta: float = Field(0.05, gt=0, description="Factor of the DPO model's log-ratio.")
+    bound: float = Field(0.05, gt=0, description="Largest absolute reward of a token.")
 
 
 class Rto(TokenRewards):

@@ -38,15 +38,17 @@ class RewardChain:
         self.parts = list(rewards)
         for reward in self.parts:
             if reward.kind not in ("whole", "part"):
-                raise ConfigError(f"reward {reward.label} is of kind {reward.kind!r}; a kind is 'whole' or 'part'.")
+                raise ConfigError(
+                    f"reward {reward.label} is of kind {reward.kind!r}; its kind must be 'whole' or 'part'."
+                )
         wholes = [reward.label for reward in self.parts if reward.kind == "whole"]
         if len(wholes) > 1:
-            raise ConfigError(f"rewards {' and '.join(wholes)} both give the whole reward of a row; keep one of them.")
+            raise ConfigError(f"rewards {' and '.join(wholes)} each give the whole reward of a row; keep one of them.")
         self.whole = wholes[0] if wholes else None
         names = [reward.label for reward in self.parts]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"reward {name!r} is given twice; keep one of them.")
+                raise ConfigError(f"reward {name!r} is named twice; keep one of them.")
 
     @property
     def by_group(self) -> bool:
@@ -95,8 +97,8 @@ class RewardChain:
             if within is not None and not within[0] <= low <= high <= within[1]:
                 names = " and ".join(repr(reward.label) for reward in self.parts)
                 raise ConfigError(
-                    f"advantage {part.settings.name!r} takes rewards from {within[0]:g} to {within[1]:g}, "
-                    f"and with {names} they are from {low:g} to {high:g}; set its lowest and highest to these."
+                    f"advantage {part.settings.name!r} takes rewards from {within[0]:g} to {within[1]:g}, but with "
+                    f"{names} they range from {low:g} to {high:g}; set its lowest and highest to these."
                 )
 
     def apply(self, rows: Sequence[Row], services: RewardServices) -> None:
@@ -112,7 +114,7 @@ class RewardChain:
             returned = reward.reward(rows, services)  # type: ignore[func-returns-value]
             if returned is not None:  # a returned value would be ignored
                 raise PluginError(
-                    f"reward {reward.settings.name!r} returned {short(returned)}; it returns nothing, and sets "
+                    f"reward {reward.settings.name!r} returned {short(returned)}; it must return nothing, and set "
                     "row.reward or row.reward_parts[self.label] of each row."
                 )
             for row in rows:
@@ -178,29 +180,29 @@ def _check(reward: Reward, row: Row) -> None:
     for what, value in (("reward", whole), ("part of the reward", row.reward_parts.get(reward.label, 0.0))):
         if not isinstance(value, Real | np.bool_) or not np.isfinite(value):
             raise PluginError(
-                f"reward {reward.settings.name!r} gave sample {row.key.sample} of prompt {row.key.uid} the {what} "
-                f"{short(value)}; give a finite number, or nothing where it is unknown."
+                f"reward {reward.settings.name!r} set the {what} of sample {row.key.sample} of prompt {row.key.uid} "
+                f"to {short(value)}; it must be a finite number, or stay unset where it is unknown."
             )
     if row.turn_rewards and len(row.turn_rewards) != len(row.turns):
         raise PluginError(
-            f"reward {reward.settings.name!r} gave {len(row.turn_rewards)} rewards to {len(row.turns)} turns; give one "
-            "for each."
+            f"reward {reward.settings.name!r} set {len(row.turn_rewards)} rewards for {len(row.turns)} turns; it must "
+            "set one for each."
         )
     if not isinstance(row.token_rewards, np.ndarray | None):
         raise PluginError(
-            f"reward {reward.settings.name!r} gave the token_rewards {short(row.token_rewards)}; give a numpy array of "
-            "one number for each token."
+            f"reward {reward.settings.name!r} set token_rewards to {short(row.token_rewards)}; it must be a numpy "
+            "array with one number for each token."
         )
     if row.token_rewards is not None and row.token_rewards.shape != (row.length,):
         raise PluginError(
-            f"reward {reward.settings.name!r} gave rewards of shape {row.token_rewards.shape} to a response of "
-            f"{row.length} tokens; give one for each."
+            f"reward {reward.settings.name!r} set rewards of shape {row.token_rewards.shape} for a response of "
+            f"{row.length} tokens; it must set one for each."
         )
     finer = [("turn", row.turn_rewards or ()), ("token", () if row.token_rewards is None else row.token_rewards)]
     for what, values in finer:
         # Checked here, where the reward can be named: later it would be blamed on the advantage.
         if not np.isfinite(np.asarray(values, np.float64)).all():
             raise PluginError(
-                f"reward {reward.settings.name!r} gave a {what} of sample {row.key.sample} of prompt {row.key.uid} a "
-                "reward that is not finite; give 0 where there is none."
+                f"reward {reward.settings.name!r} set a reward that is not finite for a {what} of sample "
+                f"{row.key.sample} of prompt {row.key.uid}; it must be 0 where there is no reward."
             )

@@ -35,7 +35,7 @@ _WORD = re.compile(r"\b(yes|partly|no)\b", re.IGNORECASE)
 class ChecklistSettings(AskedSettings, ChatSettings):
     """Settings of the checklist."""
 
-    column: str = Field("constraints", description="Kept column of the prompts that holds the constraints.")
+    column: str = Field("constraints", description="Kept column with the prompt's constraints (prompts.keep_columns).")
     question: str = Field(
         "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nDoes the answer satisfy this: {constraint}\n"
         "Say yes, partly or no.",
@@ -88,8 +88,8 @@ class Checklist(Asked):
         constraints = found.splitlines() if isinstance(found, str) else list(found or [])
         if not constraints:
             raise DataError(
-                f"{prompt.name} has no column {self.settings.column!r}, which reward checklist reads its constraints "
-                "from; name it in prompts.keep_columns."
+                f"{prompt.name} has no column {self.settings.column!r}, from which reward checklist reads the "
+                "constraints; add it to prompts.keep_columns."
             )
         return constraints
 

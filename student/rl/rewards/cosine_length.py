@@ -29,10 +29,16 @@ if TYPE_CHECKING:
 class CosineLengthSettings(RewardSettings):
     """Settings of the reward."""
 
-    longest: int = Field(12288, ge=1, description="Tokens at which the cosine ends.")
-    right: tuple[float, float] = Field((1.1, 0.7), description="Of a right answer: of no length, and of the longest.")
-    wrong: tuple[float, float] = Field((0.0, -0.3), description="Of a wrong one.")
-    over: float = Field(-0.5, description="Of an answer over the longest, or cut by the length limit.")
+    longest: int = Field(
+        12288, ge=1, description="Length in tokens at which the cosine ends; longer answers get `over`."
+    )
+    right: tuple[float, float] = Field(
+        (1.1, 0.7), description="Reward of a right answer at length 0, and at `longest`."
+    )
+    wrong: tuple[float, float] = Field(
+        (0.0, -0.3), description="Reward of a wrong answer at length 0, and at `longest`."
+    )
+    over: float = Field(-0.5, description="Reward of an answer longer than `longest`, or cut by the length limit.")
 
 
 class CosineLength(Reward):
@@ -55,8 +61,8 @@ class CosineLength(Reward):
         if not leaving:
             return []
         return [
-            f"reward 'cosine_length' pays cut answers {self.settings.over:g} (over), and term {leaving!r} "
-            "leaves those out (skip_truncated); set skip_truncated: false"
+            f"reward 'cosine_length' rewards cut answers with {self.settings.over:g} (over), but term {leaving!r} "
+            "leaves them out (skip_truncated); set skip_truncated: false"
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

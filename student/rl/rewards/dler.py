@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 class DlerSettings(RewardSettings):
     """Settings of DLER."""
 
-    limit: int | None = Field(None, ge=1, description="Length limit, tokens; null: that of the rollout alone.")
-    easy_limit: int | None = Field(None, ge=1, description="Limit of easy groups, tokens; null: the same for all.")
-    easy_share: float = Field(0.5, gt=0, le=1, description="Share of right answers from which a group is easy.")
+    limit: int | None = Field(
+        None, ge=1, description="Length limit in tokens; null means rollout.max_new_tokens alone."
+    )
+    easy_limit: int | None = Field(None, ge=1, description="Length limit of easy groups in tokens; null means limit.")
+    easy_share: float = Field(0.5, gt=0, le=1, description="Share of right answers from which on a group is easy.")
 
     @model_validator(mode="after")
     def _check(self) -> DlerSettings:
@@ -60,7 +62,7 @@ class Dler(Reward):
         if least is not None and least >= longest:
             raise ConfigError(
                 f"reward dler has a limit of {least} tokens, but answers have at most {longest} "
-                "(rollout.max_new_tokens), so that it never acts; lower it, or leave it out."
+                "(rollout.max_new_tokens), so it never acts; lower it, or remove the reward."
             )
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
@@ -69,8 +71,8 @@ class Dler(Reward):
         if not leaving or self.settings.limit is not None:
             return []
         return [
-            f"reward 'dler' without a limit gives answers that are cut nothing, and term {leaving!r} leaves those out "
-            "(skip_truncated), so that the verdict alone is left; set limit, or skip_truncated: false"
+            f"reward 'dler' without a limit rewards cut answers with 0, but term {leaving!r} leaves them out "
+            "(skip_truncated), so only the verdict is left; set limit, or skip_truncated: false"
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 class FunctionSettings(AskedSettings):
     """Settings of a function as a reward."""
 
-    function: str = Field(description="Dotted path package.module:function.")
-    weight: float = Field(1.0, description="Multiplies what the function returns.")
-    timeout: float = Field(10.0, gt=0, description="Seconds after which the reward of a row is unknown.")
-    workers: int = Field(4, ge=1, le=256, description="Answers looked at at the same time, each in a process.")
+    function: str = Field(description="Dotted path of the function, package.module:function.")
+    weight: float = Field(1.0, description="Factor of what the function returns.")
+    timeout: float = Field(10.0, gt=0, description="Seconds after which the reward of a row counts as unknown.")
+    workers: int = Field(
+        4, ge=1, le=256, description="Maximum number of answers evaluated at the same time, each in a process."
+    )
 
 
 class FunctionReward(Asked):

@@ -35,8 +35,8 @@ _LENGTH = "hapo/length"
 class HapoSettings(RewardSettings):
     """Settings of HAPO."""
 
-    weight: float = Field(1.0, gt=0, description="Weight of the length reward beside the verdict.")
-    floor: float = Field(-0.7, ge=-1, le=0, description="Least length reward of a correct answer.")
+    weight: float = Field(1.0, gt=0, description="Weight of the length reward, which is added to the verdict.")
+    floor: float = Field(-0.7, ge=-1, le=0, description="Minimum length reward of a correct answer.")
 
 
 class Hapo(Reward):
@@ -55,7 +55,7 @@ class Hapo(Reward):
         """A remark if prompts hardly ever recur, so that they have no history."""
         if not never_again(recipe):
             return []
-        return ["reward 'hapo' is 0 until a prompt comes again, and a procedural task hardly ever gives one twice"]
+        return ["reward 'hapo' is 0 until a prompt recurs, but a procedural task hardly ever gives one twice"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add the length reward as a part; metric known_prompts, the share of rows with a history."""

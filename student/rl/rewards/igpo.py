@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class IgpoSettings(RewardSettings):
     """Settings of IGPO."""
 
-    before: str = Field("", description="Text between the episode so far and the reference answer, such as <answer>.")
+    before: str = Field(
+        "", description="Text put between the episode so far and the reference answer, such as <answer>."
+    )
 
 
 class Igpo(Reward):
@@ -93,7 +95,7 @@ class Igpo(Reward):
 
 def _reference(prompt: Prompt) -> str:
     if not prompt.answer:
-        raise DataError(f"{prompt.name} has no reference answer, which reward igpo reads; give it one.")
+        raise DataError(f"{prompt.name} has no reference answer, which reward igpo needs; add one.")
     return prompt.answer
 
 

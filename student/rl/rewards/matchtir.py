@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 class MatchTirSettings(RewardSettings):
     """Settings of MatchTIR's reward."""
 
-    column: str = Field("calls", description="Column of the prompt with the reference calls.")
-    assignment: Literal["hard", "soft"] = Field("hard", description="One reference call for a call, or shares of all.")
-    miss: float = Field(0.0, ge=-1, le=0, description="Of a call that hard assignment leaves without a match.")
-    entropy: float = Field(0.1, gt=0, description="Regularisation of soft assignment.")
+    column: str = Field("calls", description="Kept column with the prompt's reference calls (prompts.keep_columns).")
+    assignment: Literal["hard", "soft"] = Field(
+        "hard", description="hard: each call matches at most one reference call; soft: it shares in all of them."
+    )
+    miss: float = Field(0.0, ge=-1, le=0, description="With hard assignment: reward of a call without a match.")
+    entropy: float = Field(0.1, gt=0, description="With soft assignment: strength of the entropic regularisation.")
 
 
 class MatchTir(Reward):

@@ -70,9 +70,13 @@ class NoisyVerifier(Reward):
         """
         s = self.settings
         if s.false_positive + s.false_negative >= 1:
-            raise ConfigError("the rates of reward noisy_verifier add up to 1 or more; lower them.")
+            raise ConfigError(
+                "false_positive and false_negative of reward noisy_verifier add up to 1 or more; lower them."
+            )
         if not any((r.false_positive or r.false_negative) for r in (s, *s.domains.values())):
-            raise ConfigError("reward noisy_verifier has no error rates, so that it changes nothing; set them.")
+            raise ConfigError(
+                "reward noisy_verifier has no error rates, so it changes nothing; set false_positive or false_negative."
+            )
         constant = not s.domains
         for term in terms:
             chain = getattr(term, "chain", None)
@@ -82,9 +86,9 @@ class NoisyVerifier(Reward):
             if rescales or constant:
                 kept = "nothing" if rescales else "a factor that is the same for all prompts"
                 raise ConfigError(
-                    f"reward noisy_verifier is affine in the verdict, and the advantage {chain.first.settings.name!r} "
-                    f"of term {term.settings.name!r} does not see what is added to all rewards of a group, which "
-                    f"leaves {kept} of it; use an advantage without a group's mean, or rates by domain and an "
+                    f"reward noisy_verifier is affine in the verdict, but the advantage {chain.first.settings.name!r} "
+                    f"of term {term.settings.name!r} cancels what is added to all rewards of a group, which leaves "
+                    f"{kept} of the correction; use an advantage without a group's mean, or rates by domain and an "
                     "advantage that keeps the scale."
                 )
 

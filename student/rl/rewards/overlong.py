@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class OverlongSettings(RewardSettings):
     """Settings of the overlong penalty."""
 
-    buffer: int = Field(ge=1, description="Tokens before the limit over which the penalty grows.")
-    limit: int | None = Field(None, ge=1, description="Length limit, tokens; null: rollout.max_new_tokens.")
-    penalty: float = Field(1.0, gt=0, description="Taken off the reward at the limit.")
+    buffer: int = Field(ge=1, description="Number of tokens before the limit over which the penalty grows.")
+    limit: int | None = Field(None, ge=1, description="Length limit in tokens; null means rollout.max_new_tokens.")
+    penalty: float = Field(1.0, gt=0, description="Penalty at the limit.")
 
 
 class Overlong(Reward):
@@ -66,7 +66,7 @@ class Overlong(Reward):
         if self.limit - self.settings.buffer >= longest:
             raise ConfigError(
                 f"reward overlong begins after {self.limit - self.settings.buffer} tokens, but responses have at most "
-                f"{longest}; lower its limit, or leave it out."
+                f"{longest}; lower its limit, or remove it."
             )
 
     def bounds(self) -> tuple[float, float]:
@@ -79,8 +79,8 @@ class Overlong(Reward):
         if not leaving or self.limit < recipe.rollout.max_new_tokens:
             return []
         return [
-            f"reward 'overlong' penalises answers that are cut most, and term {leaving!r} leaves those out "
-            "(skip_truncated); set skip_truncated: false, or keep the penalty for answers that end in the buffer"
+            f"reward 'overlong' penalises cut answers most, but term {leaving!r} leaves them out (skip_truncated); "
+            "set skip_truncated: false, or keep the penalty for answers that end within the buffer"
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -32,12 +32,12 @@ NAMES = ("correct", "speedup", "coverage", "decoy")
 class ProfilingSettings(RewardSettings):
     """Settings of PR."""
 
-    correct_weight: float = Field(1.0, ge=0, description="Of a correct turn.")
-    speed_weight: float = Field(1.0, ge=0, description="Of the speed-up.")
-    coverage_weight: float = Field(0.5, ge=0, description="Of the coverage of a correct turn.")
-    cap: float = Field(3.0, gt=0, description="Largest speed-up that is paid.")
-    floor: float = Field(0.0, ge=0, description="A speed-up below this one is paid nothing.")
-    penalty: float = Field(0.0, le=0, description="Of a decoy, and of a turn without measures.")
+    correct_weight: float = Field(1.0, ge=0, description="Reward of a correct turn.")
+    speed_weight: float = Field(1.0, ge=0, description="Weight of the speed-up.")
+    coverage_weight: float = Field(0.5, ge=0, description="Weight of the coverage of a correct turn.")
+    cap: float = Field(3.0, gt=0, description="Speed-up above which the reward does not rise further.")
+    floor: float = Field(0.0, ge=0, description="Speed-up below which none is rewarded.")
+    penalty: float = Field(0.0, le=0, description="Reward of a decoy, and of a turn without measures.")
 
 
 class Profiling(Reward):

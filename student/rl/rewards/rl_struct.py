@@ -35,17 +35,21 @@ if TYPE_CHECKING:
 class RlStructSettings(RewardSettings):
     """Settings of the tiers."""
 
-    structure: float = Field(0.4, ge=0, description="Weight of holding JSON at all.")
-    format: float = Field(0.2, ge=0, description="Weight of holding nothing else.")
-    validity: float = Field(0.2, ge=0, description="Weight of fitting the schema.")
+    structure: float = Field(0.4, ge=0, description="Weight of containing JSON at all.")
+    format: float = Field(0.2, ge=0, description="Weight of containing nothing but JSON.")
+    validity: float = Field(0.2, ge=0, description="Weight of JSON that fits the schema.")
     correctness: float = Field(0.2, ge=0, description="Weight of the verdict.")
-    schema_column: str = Field("schema", description="Column of the prompt with its JSON schema; see keep_columns.")
-    json_schema: dict[str, Any] | None = Field(None, description="Schema of prompts that bring none.")
+    schema_column: str = Field(
+        "schema", description="Kept column with the prompt's JSON schema (prompts.keep_columns)."
+    )
+    json_schema: dict[str, Any] | None = Field(
+        None, description="JSON schema of prompts that have none in that column."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> RlStructSettings:
         if not self.structure + self.format + self.validity + self.correctness:
-            raise ValueError("all weights are 0; give one of the tiers a weight")
+            raise ValueError("all weights are 0; raise that of one tier")
         return self
 
 
@@ -69,8 +73,8 @@ class RlStruct(Reward):
         if not self.settings.validity or self.settings.json_schema is not None or given:
             return []
         return [
-            f"reward 'rl_struct' has no schema, so that every JSON answer is valid; set json_schema, or name "
-            f"{column!r} in prompts.keep_columns"
+            f"reward 'rl_struct' has no schema, so every JSON answer is valid; set json_schema, or add {column!r} to "
+            "prompts.keep_columns"
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

@@ -46,10 +46,15 @@ class RlprSettings(RewardSettings):
     """Settings of RLPR."""
 
     answer_start: str = Field("<answer>", min_length=1, description="Mark before the answer in a response.")
-    answer_end: str = Field("</answer>", description="Mark after the answer; empty for the end of the response.")
-    format_weight: float = Field(0.1, ge=0, le=1, description="Weight of having the marks.")
-    filter: float = Field(0.5, ge=0, description="Least spread of a group, over its moving average; 0 keeps all.")
-    filter_decay: float = Field(0.99, ge=0, lt=1, description="Decay of the moving average of the spread.")
+    answer_end: str = Field("</answer>", description="Mark after the answer; empty means the end of the response.")
+    format_weight: float = Field(0.1, ge=0, le=1, description="Weight of having both marks.")
+    filter: float = Field(
+        0.5,
+        ge=0,
+        description="A group whose standard deviation of rewards is below this multiple of its moving average is left "
+        "out; 0 keeps all.",
+    )
+    filter_decay: float = Field(0.99, ge=0, lt=1, description="Share of that moving average that each step keeps.")
 
 
 class Rlpr(Reward):
@@ -75,7 +80,10 @@ class Rlpr(Reward):
             ConfigError: with the setting to change.
         """
         if self.settings.filter and recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError("reward rlpr filters by the spread of a group; raise rollout.samples_per_prompt.")
+            raise ConfigError(
+                "reward rlpr filters groups by the spread of their rewards; set rollout.samples_per_prompt to 2 or "
+                "more, or filter to 0."
+            )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without a reference answer.
@@ -90,7 +98,7 @@ class Rlpr(Reward):
         """A remark if the run ends before the filter begins."""
         if not self.settings.filter or recipe.train.steps > _FIRST_FILTERED:
             return []
-        return [f"the filter of reward 'rlpr' begins with step {_FIRST_FILTERED} and never acts in this run"]
+        return [f"the filter of reward 'rlpr' begins with step {_FIRST_FILTERED}, which this run does not reach"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward, and leave out groups by the filter; metrics gain and left_out.
@@ -117,7 +125,7 @@ class Rlpr(Reward):
         before = tokenizer(reasoning + self.settings.answer_start, add_special_tokens=False)["input_ids"]
         answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
         if not answer:
-            raise DataError(f"{row.prompt.name} has an empty reference answer, which reward rlpr cannot read.")
+            raise DataError(f"{row.prompt.name} has an empty reference answer, which reward rlpr needs; fill it in.")
         ids = np.concatenate([row.prompt_ids, np.array([*before, *answer], dtype=np.uint32)])
         return ScoreItem(ids, len(ids) - len(answer))
 
@@ -158,7 +166,7 @@ class Rlpr(Reward):
 
 def _reference(prompt: Prompt) -> str:
     if prompt.answer is None:
-        raise DataError(f"{prompt.name} has no reference answer, which reward rlpr reads; give it one.")
+        raise DataError(f"{prompt.name} has no reference answer, which reward rlpr needs; add one.")
     return prompt.answer
 
 

@@ -42,7 +42,7 @@ class Text2GradSettings(AskedSettings, ChatSettings):
     question: str = Field(
         "Question:\n{prompt}\n\nAnswer:\n{answer}\n\nQuote, word for word, the parts of the answer that are good and "
         'those that are bad. Answer with JSON alone: {"good": ["..."], "bad": ["..."]}',
-        description="What the judge is asked; {prompt}, {answer} and {reference} stand for those.",
+        description="What the judge is asked, made of {prompt}, {answer} and {reference}.",
     )
 
 

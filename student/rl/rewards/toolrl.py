@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ToolRlSettings(RewardSettings):
     """Settings of ToolRL."""
 
-    column: str = Field("calls", description="Column of the prompt with the reference calls.")
+    column: str = Field("calls", description="Kept column with the prompt's reference calls (prompts.keep_columns).")
 
 
 class ToolRl(Reward):
@@ -125,7 +125,7 @@ def reference_calls(row: Row, column: str) -> list[Call] | None:
         return None
     calls = _parsed(wanted)
     if not isinstance(calls, list):
-        raise DataError(f"column {column!r} of {row.prompt.name} is {short(wanted)}; give a list of calls.")
+        raise DataError(f"column {column!r} of {row.prompt.name} is {short(wanted)}; it must be a list of calls.")
     return [_reference(one, row) for one in calls]
 
 

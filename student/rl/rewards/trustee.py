@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TrusteeRewardSettings(RewardSettings):
     """Settings of the reward."""
 
-    cut: float = Field(-1.0, ge=-1, le=1, description="Reward of an episode that turns or tokens cut short.")
+    cut: float = Field(-1.0, ge=-1, le=1, description="Reward of an episode that ran out of turns or tokens.")
 
 
 class TrusteeReward(Reward):

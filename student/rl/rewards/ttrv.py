@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class TtrvSettings(RewardSettings):
     """Settings of TTRV."""
 
-    diversity: float = Field(0.75, ge=0, description="Weight of the entropy of a group's answers.")
+    diversity: float = Field(0.75, ge=0, description="Weight of the entropy of a group's answers, which is subtracted.")
 
 
 class Ttrv(Reward):
@@ -55,14 +55,16 @@ class Ttrv(Reward):
             ConfigError: for rollout.samples_per_prompt of 1, or an advantage that subtracts a group's mean.
         """
         if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError("reward ttrv lets the answers to a prompt vote; raise rollout.samples_per_prompt.")
+            raise ConfigError(
+                "reward ttrv lets the answers to a prompt vote; set rollout.samples_per_prompt to 2 or more."
+            )
         for term in terms:
             chain = getattr(term, "chain", None)
             if not self.settings.diversity or chain is None or chain.traits.sees_threshold:
                 continue
             if chain.shift_free == "group":
                 raise ConfigError(
-                    "the entropy in reward ttrv is the same for a whole group, so that advantage "
+                    "the entropy in reward ttrv is the same for a whole group, so advantage "
                     f"{chain.first.settings.name!r} of term {term.settings.name!r} cancels it; set diversity to 0, or "
                     "use an advantage without a group's mean, for example reinforce_pp."
                 )

@@ -29,7 +29,7 @@ class Tulu3Settings(RewardSettings):
     """Settings of the reward."""
 
     scale: float = Field(10.0, gt=0, description="Reward of a right answer.")
-    penalty: float = Field(10.0, ge=0, description="Taken from nothing for an answer without an end token.")
+    penalty: float = Field(10.0, ge=0, description="Penalty of an answer that the length limit cut.")
 
 
 class Tulu3(Reward):
@@ -60,8 +60,8 @@ class Tulu3(Reward):
         if not leaving or not self.settings.penalty:
             return []
         return [
-            f"reward 'tulu3' penalises answers that are cut, and term {leaving!r} leaves those out (skip_truncated); "
-            "set skip_truncated: false, or penalty: 0"
+            f"reward 'tulu3' penalises cut answers, but term {leaving!r} leaves them out (skip_truncated); set "
+            "skip_truncated: false, or penalty: 0"
         ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:

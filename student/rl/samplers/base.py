@@ -46,21 +46,24 @@ class SignalSettings(ControllerSettings):
     """Settings of methods that learn from the results of prompts."""
 
     signal: Literal["reward", "divergence"] = Field(
-        "reward", description="What a prompt's success is: its mean reward, or how close the student is to the teacher."
+        "reward",
+        description="What counts as a prompt's success: its mean reward, or how close the student is to the teacher.",
     )
     scale: float = Field(1.0, gt=0, description="With signal divergence: nats per token at which success is 1/e.")
     by: str = Field(
         "prompt",
-        description="What has a history: each prompt, each domain, or each value of a kept column. Prompts recur in "
-        "tables; a procedural task hardly ever gives one twice, so take its domain or a column there.",
+        description="What has a history: each prompt, each domain, or each value of a kept column. A procedural task "
+        "hardly ever gives a prompt twice, so set it to its domain or a column there.",
     )
-    seed: int = Field(0, ge=0, description="Of the random part of the choice.")
+    seed: int = Field(0, ge=0, description="Seed of the random part of the choice.")
 
 
 class SamplerSettings(SignalSettings):
     """Settings that every sampler has."""
 
-    candidates: int = Field(4, ge=1, description="Prompts to choose from, in multiples of rollout.prompts_per_step.")
+    candidates: int = Field(
+        4, ge=1, description="Number of prompts to choose from, in multiples of rollout.prompts_per_step."
+    )
 
 
 class SignalMethod(Controller):
@@ -72,7 +75,7 @@ class SignalMethod(Controller):
 
     settings_type = SignalSettings
     settings: SignalSettings
-    why_not_stale = "it keeps what a step was planned by until the step has been trained on"
+    why_not_stale = "it remembers what a step was planned from until the step has been trained on"
     evidence: ClassVar[str] = ""
     remembers: ClassVar[bool] = True
     """Whether it uses earlier outcomes of the same prompt or kind of prompts."""
@@ -109,7 +112,7 @@ class SignalMethod(Controller):
         if not self.remembers or self.settings.by != "prompt" or not never_again(recipe):
             return []
         return [
-            f"method {self.settings.name!r} goes by the history of each prompt, and a procedural task hardly ever "
+            f"method {self.settings.name!r} chooses by the history of each prompt, but a procedural task hardly ever "
             "gives one twice; set by: domain, or a column that prompts share"
         ]
 
@@ -215,7 +218,7 @@ class Sampler(SignalMethod):
         super().check(recipe, terms)
         if self.settings.candidates == 1:
             raise ConfigError(
-                f"method {self.settings.name!r} with candidates 1 has no choice of prompts, so that it changes "
+                f"method {self.settings.name!r} with candidates 1 has no prompts to choose from, so it changes "
                 "nothing; raise candidates, for example to 4."
             )
 
@@ -255,12 +258,16 @@ class Sampler(SignalMethod):
         """
         scores = self.scores(pool, rng)
         if not hasattr(scores, "__len__"):
-            raise PluginError(f"{type(self).__name__}.scores gave {short(scores)}; it returns a list of numbers.")
+            raise PluginError(
+                f"{type(self).__name__}.scores returned {short(scores)}; it must return a list of numbers."
+            )
         if len(scores) != len(pool):
-            raise PluginError(f"{type(self).__name__} gave {len(scores)} scores for a pool of {len(pool)} prompts.")
+            raise PluginError(f"{type(self).__name__} returned {len(scores)} scores for a pool of {len(pool)} prompts.")
         for prompt, score in zip(pool, scores, strict=True):
             if not hasattr(score, "__float__") or math.isnan(score):  # NaN has no order
-                raise PluginError(f"{type(self).__name__} gave {prompt.name} the score {short(score)}; give a number.")
+                raise PluginError(
+                    f"{type(self).__name__} returned the score {short(score)} for {prompt.name}; it must be a number."
+                )
         # Ties go to the earlier prompt and the pool's order is kept, so the choice depends on the scores alone.
         order = sorted(range(len(pool)), key=lambda i: (-scores[i], i))[:count]
         mean = math.fsum(scores) / len(scores)
@@ -333,4 +340,7 @@ class RateSampler(Sampler):
 
 def never_begins(what: str, name: str, step: int, steps: int) -> str:
     """The remark that a part of a method begins after the end of the run."""
-    return f"a {what} of method {name!r} begins with step {step} and never acts: the run has {steps} (train.steps)"
+    return (
+        f"a {what} of method {name!r} begins with step {step}, which is never reached: the run has {steps} "
+        "(train.steps)"
+    )

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class DepthCurriculumSettings(SamplerSettings):
     """Settings of the curriculum."""
 
-    column: str = Field("depth", description="Kept column of the prompts that holds their depth.")
-    deepest: int = Field(3, ge=1, description="The depth at which the curriculum stays.")
-    rise_at: float = Field(0.8, gt=0, le=1, description="Smoothed success from which on the next depth begins.")
-    memory: float = Field(0.8, ge=0, lt=1, description="Weight of the past in the smoothed success.")
+    column: str = Field("depth", description="Kept column with the prompts' depth (prompts.keep_columns).")
+    deepest: int = Field(3, ge=1, description="Depth at which the curriculum stays.")
+    rise_at: float = Field(0.8, gt=0, le=1, description="Smoothed success at which the next depth begins.")
+    memory: float = Field(0.8, ge=0, lt=1, description="Share of the smoothed success that each step keeps.")
 
 
 class DepthCurriculum(Sampler):

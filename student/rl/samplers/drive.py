@@ -33,16 +33,20 @@ if TYPE_CHECKING:
 class Phase(Settings):
     """A phase of the curriculum."""
 
-    step: int = Field(ge=1, description="The step it begins with.")
-    keep: float = Field(1 / 3, gt=0, lt=1, description="Share of the set before it that it keeps.")
-    samples: int | None = Field(None, ge=1, description="Answers to a prompt; null: as the recipe says.")
+    step: int = Field(ge=1, description="Step with which the phase begins.")
+    keep: float = Field(
+        1 / 3, gt=0, lt=1, description="Share of the previous phase's set, the hardest prompts, that it keeps."
+    )
+    samples: int | None = Field(
+        None, ge=1, description="Number of answers to a prompt; null means rollout.samples_per_prompt."
+    )
 
 
 class DriveSettings(SamplerSettings):
     """Settings of DRIVE."""
 
     phases: list[Phase] = Field(
-        default_factory=lambda: [Phase(step=100)], min_length=1, description="The phases, in order of their steps."
+        default_factory=lambda: [Phase(step=100)], min_length=1, description="Phases in the order of their steps."
     )
 
     @field_validator("phases")
@@ -50,7 +54,7 @@ class DriveSettings(SamplerSettings):
     def _order(cls, phases: list[Phase]) -> list[Phase]:
         steps = [phase.step for phase in phases]
         if steps != sorted(set(steps)):
-            raise ValueError(f"phases begin at steps {steps}, which must rise")
+            raise ValueError(f"phases begin at steps {steps}, which must increase")
         return phases
 
 

@@ -41,16 +41,21 @@ _LARGEST = 15.0
 class GdroSettings(SignalSettings):
     """Settings that both methods share."""
 
-    edges: list[float] = Field(default_factory=lambda: [0.4, 0.75], description="Edges of the bins of success rates.")
-    hysteresis: float = Field(0.03, ge=0, description="How far beyond an edge a prompt must go to change its class.")
-    memory: float = Field(0.5, ge=0, lt=1, description="What a prompt's running rate keeps of the past.")
+    edges: list[float] = Field(
+        default_factory=lambda: [0.4, 0.75],
+        description="Edges between the bins of success rates that form the classes.",
+    )
+    hysteresis: float = Field(
+        0.03, ge=0, description="How far beyond an edge a prompt's rate must go to change its class."
+    )
+    memory: float = Field(0.5, ge=0, lt=1, description="Share of a prompt's running rate that each step keeps.")
     beta: float = Field(0.12, gt=0, le=1, description="Weight of the newest step in the averages of a class.")
 
     @field_validator("edges")
     @classmethod
     def _rise(cls, edges: list[float]) -> list[float]:
         if edges != sorted(set(edges)) or not all(0 < edge < 1 for edge in edges):
-            raise ValueError(f"edges {edges} must rise between 0 and 1")
+            raise ValueError(f"edges {edges} must increase, between 0 and 1")
         return edges
 
 
@@ -76,8 +81,8 @@ class Gdro(SignalMethod):
         super().check(recipe, terms)
         if recipe.rollout.prompts_per_step < 2:
             raise ConfigError(
-                f"method {self.settings.name!r} weighs the prompts of a step against each other, but there is one; "
-                "raise rollout.prompts_per_step."
+                f"method {self.settings.name!r} weights the prompts of a step against each other, but there is only "
+                "one; raise rollout.prompts_per_step."
             )
 
     def class_of(self, prompt: Prompt) -> str:
@@ -126,8 +131,8 @@ class Gdro(SignalMethod):
 class PromptGdroSettings(GdroSettings):
     """Settings of Prompt-GDRO."""
 
-    eta: float = Field(0.65, gt=0, description="How sharply weights follow scores.")
-    gamma: float = Field(0.01, ge=0, lt=1, description="Share of the weight that all classes have alike.")
+    eta: float = Field(0.65, gt=0, description="How sharply weights follow the classes' scores.")
+    gamma: float = Field(0.01, ge=0, lt=1, description="Share of the weight that is spread evenly over the classes.")
 
 
 class PromptGdro(Gdro):
@@ -183,8 +188,10 @@ class PromptGdro(Gdro):
 class RolloutGdroSettings(GdroSettings):
     """Settings of Rollout-GDRO."""
 
-    least: int = Field(2, ge=1, description="Fewest answers to a prompt.")
-    most: float = Field(3.0, ge=1, description="Most answers to a prompt, in multiples of rollout.samples_per_prompt.")
+    least: int = Field(2, ge=1, description="Minimum number of answers to a prompt.")
+    most: float = Field(
+        3.0, ge=1, description="Maximum number of answers to a prompt, in multiples of rollout.samples_per_prompt."
+    )
 
 
 class RolloutGdro(Gdro):
@@ -204,8 +211,8 @@ class RolloutGdro(Gdro):
         if self.settings.least >= samples or int(self.settings.most * samples) <= samples:
             raise ConfigError(
                 f"method {self.settings.name!r} gives each prompt between least {self.settings.least} and most "
-                f"{self.settings.most:g} x {samples} answers, which leaves it {samples}; lower least or raise most or "
-                "rollout.samples_per_prompt."
+                f"{self.settings.most:g} x {samples} answers, which always makes {samples}; lower least, or raise "
+                "most or rollout.samples_per_prompt."
             )
 
     def measured(self, groups: Sequence[Sequence[float]]) -> float:

@@ -38,11 +38,11 @@ _WIDTH = 64
 class GpsSettings(SamplerSettings):
     """Settings of GPS."""
 
-    target: float = Field(0.5, ge=0, le=1, description="Wanted success rate.")
-    diversity: float = Field(0.1, ge=0, description="lambda, weight of the distances.")
-    draws: int = Field(16, ge=1, description="M, draws of the latent for a prediction.")
-    learning_rate: float = Field(3e-3, gt=0, description="Of the model's Adam.")
-    fits: int = Field(4, ge=1, description="Steps of Adam after each step of the run; the paper makes 1.")
+    target: float = Field(0.5, ge=0, le=1, description="Success rate to aim for.")
+    diversity: float = Field(0.1, ge=0, description="lambda, the weight of the prompts' distances from each other.")
+    draws: int = Field(16, ge=1, description="M, the number of draws of the latent per prediction.")
+    learning_rate: float = Field(3e-3, gt=0, description="Learning rate of the model's Adam.")
+    fits: int = Field(4, ge=1, description="Number of steps of Adam after each step of the run; the paper has 1.")
 
 
 class Gps(Sampler):

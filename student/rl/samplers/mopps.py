@@ -31,11 +31,18 @@ if TYPE_CHECKING:
 class MoppsSettings(SamplerSettings):
     """Settings of MoPPS."""
 
-    mode: Literal["topk", "threshold"] = Field("topk", description="Nearest to the target, or inside a band.")
-    target: float = Field(0.5, ge=0, le=1, description="Wanted success rate.")
-    low: float = Field(0.3, ge=0, le=1, description="Mode threshold: least success rate.")
-    high: float = Field(0.7, ge=0, le=1, description="Mode threshold: largest success rate.")
-    lam: float = Field(0.5, ge=0, le=1, description="What a step keeps of the counts before it.")
+    mode: Literal["topk", "threshold"] = Field(
+        "topk", description="Choose the prompts nearest to the target (topk), or those within a band (threshold)."
+    )
+    target: float = Field(0.5, ge=0, le=1, description="With mode topk: success rate to aim for.")
+    low: float = Field(0.3, ge=0, le=1, description="With mode threshold: lower end of the band of success rates.")
+    high: float = Field(0.7, ge=0, le=1, description="With mode threshold: upper end of the band of success rates.")
+    lam: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="lambda, the share of a prompt's counts that each step keeps; below 1, old results are forgotten.",
+    )
 
 
 class Mopps(Sampler):

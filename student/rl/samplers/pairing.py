@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class PairingSettings(SamplerSettings):
     """Settings of the pairing."""
 
-    explore: float = Field(0.25, ge=0, le=1, description="Share of a step for prompts without a rate.")
+    explore: float = Field(0.25, ge=0, le=1, description="Share of a step for prompts that have no success rate yet.")
 
 
 class Pairing(RateSampler):

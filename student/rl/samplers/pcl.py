@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class PclSettings(SamplerSettings):
     """Settings of PCL."""
 
-    tau: float = Field(0.5, ge=0, le=1, description="Wanted value.")
-    fits: int = Field(16, ge=1, description="Steps of the head's optimizer after each step of the run.")
-    learning_rate: float = Field(3e-3, gt=0, description="Of the head.")
+    tau: float = Field(0.5, ge=0, le=1, description="Value to aim for.")
+    fits: int = Field(16, ge=1, description="Number of steps of the head's optimizer after each step of the run.")
+    learning_rate: float = Field(3e-3, gt=0, description="Learning rate of the head.")
 
 
 class Pcl(Sampler):

@@ -43,15 +43,18 @@ _log = logging.getLogger(__name__)
 class Template(Settings):
     """A way to ask a prompt."""
 
-    text: str = Field(description="What the student reads; {prompt} stands for the prompt, or the last user message.")
-    prefix: str = Field("", description="What the answer begins with, given and not trained on.")
-    format: str = Field("", description="A regular expression that a well-formed answer holds; empty for any.")
+    text: str = Field(
+        description="What the student reads instead of the prompt, or of the last user message; {prompt} is replaced "
+        "by that."
+    )
+    prefix: str = Field("", description="Beginning of the answer, which is given and not trained on.")
+    format: str = Field("", description="Regular expression that a well-formed answer matches; empty allows any.")
 
     @field_validator("text")
     @classmethod
     def _holds_prompt(cls, text: str) -> str:
         if "{prompt}" not in text:
-            raise ValueError(f"template {text[:40]!r} does not hold {{prompt}}")
+            raise ValueError(f"template {text[:40]!r} does not contain {{prompt}}")
         return text
 
     @field_validator("format")
@@ -70,10 +73,10 @@ class PromptAugmentationSettings(ControllerSettings):
     templates: list[Template] = Field(
         default_factory=lambda: [Template(text="{prompt}"), Template(text="{prompt}\n")],
         min_length=2,
-        description="The templates, each with text, and prefix and format where it has them.",
+        description="Templates, each with a text, and a prefix and a format if it has them.",
     )
-    format_weight: float = Field(0.0, ge=0, description="Reward of an answer in its template's format.")
-    seed: int = Field(0, ge=0, description="Decides the templates.")
+    format_weight: float = Field(0.0, ge=0, description="Reward of an answer in the format of its template.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of templates.")
 
 
 class PromptAugmentation(Controller):
@@ -100,11 +103,11 @@ class PromptAugmentation(Controller):
         s = self.settings
         self._longest = recipe.rollout.max_prompt_tokens
         if len({(template.text, template.prefix) for template in s.templates}) == 1:
-            raise ConfigError("the templates of method prompt_augmentation are all alike; give different ones.")
+            raise ConfigError("the templates of method prompt_augmentation are all equal; set different ones.")
         if s.format_weight and not any(template.format for template in s.templates):
             raise ConfigError(
-                "method prompt_augmentation has a format_weight, but no template has a format, so that nothing earns "
-                "it; give the templates a format, or leave format_weight out."
+                "method prompt_augmentation has a format_weight, but no template has a format to reward; set format "
+                "in the templates, or remove format_weight."
             )
 
     def start(self, services: Services) -> None:
@@ -141,8 +144,9 @@ class PromptAugmentation(Controller):
         if not self._warned:
             self._warned = True
             _log.warning(
-                "template %d of method prompt_augmentation makes %s longer than rollout.max_prompt_tokens (%d), so it "
-                "is asked as it is; raise the limit (metric prompt_augmentation/too_long_share counts further ones)",
+                "template %d of method prompt_augmentation makes %s longer than rollout.max_prompt_tokens (%d), so "
+                "the prompt is asked unchanged; raise the limit (further ones are counted in the metric "
+                "prompt_augmentation/too_long_share)",
                 place,
                 row.prompt.name,
                 self._longest,

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class SecSettings(SamplerSettings):
     """Settings of SEC."""
 
-    by: str = Field("domain", description="What the kinds are: domain, or a kept column of the prompts.")
-    alpha: float = Field(0.5, gt=0, le=1, description="Weight of the newest pay.")
-    tau: float = Field(1.0, gt=0, description="Temperature of the draw.")
+    by: str = Field("domain", description="What makes prompts of one kind: their domain, or a kept column.")
+    alpha: float = Field(0.5, gt=0, le=1, description="Weight of the newest pay in a kind's average.")
+    tau: float = Field(1.0, gt=0, description="Temperature at which kinds are drawn.")
 
 
 class Sec(Sampler):

@@ -32,16 +32,20 @@ if TYPE_CHECKING:
 class Stage(Settings):
     """A stage of the run."""
 
-    step: int = Field(ge=0, description="The step it begins with.")
-    domains: list[str] = Field(default_factory=list, description="Domains of its prompts; empty for all.")
-    max_new_tokens: int | None = Field(None, ge=1, description="Longest answer; null: that of the recipe.")
+    step: int = Field(ge=0, description="Step with which the stage begins.")
+    domains: list[str] = Field(default_factory=list, description="Domains whose prompts are used; empty means all.")
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Maximum length of an answer in tokens; null means rollout.max_new_tokens."
+    )
 
 
 class StagesSettings(SamplerSettings):
     """Settings of the stages."""
 
     stages: list[Stage] = Field(
-        default_factory=lambda: [Stage(step=0)], min_length=1, description="The stages, the first at step 0."
+        default_factory=lambda: [Stage(step=0)],
+        min_length=1,
+        description="Stages in the order of their steps, the first at step 0.",
     )
 
     @field_validator("stages")
@@ -49,7 +53,7 @@ class StagesSettings(SamplerSettings):
     def _order(cls, stages: list[Stage]) -> list[Stage]:
         steps = [stage.step for stage in stages]
         if steps != sorted(set(steps)) or steps[0] != 0:
-            raise ValueError(f"stages begin at steps {steps}, which must rise from 0")
+            raise ValueError(f"stages begin at steps {steps}, which must start at 0 and increase")
         return stages
 
 
@@ -71,8 +75,8 @@ class Stages(Sampler):
         longest = max((stage.max_new_tokens or 0) for stage in self.settings.stages)
         if longest > recipe.rollout.max_new_tokens:
             raise ConfigError(
-                f"a stage of method {self.settings.name!r} has max_new_tokens {longest}, over "
-                f"rollout.max_new_tokens {recipe.rollout.max_new_tokens}; raise that."
+                f"a stage of method {self.settings.name!r} has max_new_tokens {longest}, over rollout.max_new_tokens "
+                f"{recipe.rollout.max_new_tokens}; raise the latter."
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:

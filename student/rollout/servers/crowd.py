@@ -75,7 +75,7 @@ class Crowd:
             connection.cut()
         if not up:
             reasons = "; ".join(f"{one.url}: {one.lost}" for one in self._connections)
-            raise EngineLostError(f"every rollout server is lost ({reasons}).")
+            raise EngineLostError(f"all rollout servers are lost ({reasons}).")
 
     def _work(self, server: Server, connection: Connection) -> None:
         """Sample rows from the queue with one connection; runs in a thread."""
@@ -90,9 +90,7 @@ class Crowd:
                 return
             except (RolloutEngineError, KeyError, TypeError, ValueError, IndexError) as error:
                 known = isinstance(error, RolloutEngineError)
-                said = (
-                    f"rollout server {server.url} answered otherwise than expected ({type(error).__name__}: {error})."
-                )
+                said = f"rollout server {server.url} sent an unexpected answer ({type(error).__name__}: {error})."
                 self._told.put(error if known else RolloutEngineError(said))
                 return
             if not answer.whole or answer.weights != (ask.weights,):

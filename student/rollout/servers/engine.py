@@ -80,8 +80,8 @@ class ServersEngine(RolloutEngine):
 
             if not self.dialect.receives:
                 raise ConfigError(
-                    f"rollout.engine {self.settings.name} takes weights from a folder alone, and transfer is nccl; set "
-                    "rollout.engine.transfer: folder, or sample with vllm_server."
+                    f"rollout.engine {self.settings.name} can take weights only from a folder, but "
+                    "rollout.engine.transfer is nccl; set rollout.engine.transfer: folder, or sample with vllm_server."
                 )
             check_transfer(recipe, merged=merged)
         if self.settings.folder is None:
@@ -103,7 +103,7 @@ class ServersEngine(RolloutEngine):
         # Rows may be sampled ahead in a thread, and a fast tokenizer must not be used by two threads at once.
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         if self.settings.folder is None:
-            raise ConfigError("rollout.engine.folder is not set; name a folder that the servers see.")
+            raise ConfigError("rollout.engine.folder is not set; name a folder that the servers can read.")
         if self.settings.transfer == "nccl":
             check_sender(setup.model.device)
         self._dtype = setup.dtype(self.settings.dtype)
@@ -215,7 +215,7 @@ class ServersEngine(RolloutEngine):
                 if fruitless == _FRUITLESS:
                     raise RolloutEngineError(
                         f"all rollout servers were lost {fruitless} times in a row before one of {len(some)} rows was "
-                        f"finished; look into their logs. Last: {error}"
+                        f"finished; look into their logs. The last failure: {error}"
                     ) from error
                 self._pool.spread(self._weights)
             for i, row in zip(left, got, strict=True):
@@ -250,9 +250,9 @@ class ServersEngine(RolloutEngine):
     def _asked(self, request: Request) -> Ask:
         if request.longest > self._pool.longest:
             raise DataError(
-                f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
-                f"{self._pool.longest} that the rollout servers allow; lower rollout.max_new_tokens or start them "
-                "with longer rows."
+                f"{request.planned.prompt.name} and its answer may become {request.longest} tokens long, over the "
+                f"{self._pool.longest} that the rollout servers allow; lower rollout.max_new_tokens, or start the "
+                "servers with a larger maximum length."
             )
         planned = request.planned
         # From the row's own random stream, so that a repeated request has the same seed, on any server.
@@ -280,7 +280,9 @@ class ServersEngine(RolloutEngine):
             likely = [chosen(top, spec.candidates, spec.keep_ids) for top in answer.top]
         ended = [request.take(*token) for token in zip(answer.ids, answer.logp, likely, strict=True)]
         if not ended or not ended[-1] or any(ended[:-1]):
-            raise RolloutEngineError(f"a rollout server ended {name} at another token than it was told to.")
+            raise RolloutEngineError(
+                f"a rollout server ended {name} at a token that is not one of the stop tokens it was given."
+            )
 
 
 class VllmServerEngine(ServersEngine):

@@ -184,7 +184,7 @@ def _agreed(ranks: Ranks, part: Path, work: Callable[[], object]) -> None:
 
     full = ranks.agree(said)
     if ranks.any(full is not None):
-        raise full or DiskFullError(f"the disk of {part.parent} is full for another rank; free space there.")
+        raise full or DiskFullError(f"the disk of {part.parent} is full on another rank; free space there.")
 
 
 def _nothing() -> None:
@@ -204,8 +204,8 @@ def _said(part: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         kind = DiskFullError if is_full(error) else RolloutEngineError
         raise kind(
-            f"the weights for the rollout servers cannot be written to {part.parent} ({error}); free space or give "
-            "access there, or set rollout.engine.folder to a folder with more."
+            f"the weights for the rollout servers cannot be written to {part.parent} ({error}); free space or allow "
+            "writing there, or set rollout.engine.folder to another folder."
         ) from error
 
 

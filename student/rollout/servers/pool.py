@@ -80,11 +80,14 @@ class Pool:
         try:
             facts = server.facts()
         except LostError as error:
-            raise RolloutEngineError(f"rollout server {error}; start it first, or leave it out.") from error
+            raise RolloutEngineError(
+                f"rollout server {error}; start it first, or remove it from rollout.engine.endpoints."
+            ) from error
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"rollout server {server.url} does not say of itself what servers of engine {self._settings.name} do "
-                f"({type(error).__name__}: {error}); name the engine of its kind, or another endpoint."
+                f"rollout server {server.url} does not describe itself as servers of engine {self._settings.name} do "
+                f"({type(error).__name__}: {error}); set rollout.engine.name to the engine for servers of its kind, "
+                "or name another endpoint."
             ) from error
         if facts.wrong:
             raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
@@ -99,12 +102,19 @@ class Pool:
             ConfigError: if no rank can run the student by itself.
         """
         needed = self._setup.spec.candidates
-        said = f"rollout server {server.url} gives at most {most_likely} likely ids, and the objective needs {needed}"
+        said = f"rollout server {server.url} returns at most {most_likely} likely ids, but the objective needs {needed}"
         more = f"start it with --max-logprobs {needed}"
         if self._setup.shards is not None:
-            raise ConfigError(f"{said}, which a sharded student (train.sharding) cannot find for a row alone; {more}.")
+            raise ConfigError(
+                f"{said}, and with a sharded student (train.sharding) a rank cannot compute them for a row by itself; "
+                f"{more}."
+            )
         if not self.fills:
-            log.warning("%s: the student finds them, a forward of each row; to save that, %s.", said, more)
+            log.warning(
+                "%s: the student computes them instead, with a forward pass over each row; to save that, %s.",
+                said,
+                more,
+            )
         self.fills = True
 
     def holding(self, label: str) -> list[Server]:
@@ -153,7 +163,7 @@ class Pool:
             failure = error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             # For example a proxy that answers with an HTML page while the server behind it is away.
-            failure = LostError(f"{server.url} answered otherwise than expected ({type(error).__name__}: {error})")
+            failure = LostError(f"{server.url} sent an unexpected answer ({type(error).__name__}: {error})")
         server.label, server.lost = None, str(failure)
         return failure
 
@@ -183,8 +193,8 @@ class Pool:
         if gap > bound:
             server.label, server.lost = None, "it holds other weights"
             raise RolloutEngineError(
-                f"after a sync, the log-probs of rollout server {server.url} for the known row are {gap:.3g} nats from "
-                f"the student's, over rollout.engine.tolerance {bound:g}: it holds others or computes otherwise; "
-                "start it on the student's own model, or raise the tolerance if the numbers of a lower precision are "
-                "meant."
+                f"after a sync, the log-probs of rollout server {server.url} for the known row differ from the "
+                f"student's by {gap:.3g} nats, over rollout.engine.tolerance {bound:g}: the server holds other "
+                "weights or computes differently; start it on the student's own model, or raise the tolerance if it "
+                "computes in a lower precision on purpose."
             )

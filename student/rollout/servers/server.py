@@ -117,11 +117,11 @@ class Server:
             else:
                 self._dialect.receive(connection, source, label)
         except RolloutEngineError as error:
-            state = "it holds no whole weights now"
+            state = "it now holds an incomplete set of weights"
             if self._good is not None and self._good[0].exists():
                 try:
                     self._dialect.load(connection, *self._good)
-                    state = f"it holds weights {self._good[1]} again, those of before"
+                    state = f"it holds the earlier weights {self._good[1]} again"
                 except (RolloutEngineError, LostError) as other:
                     state += f" ({other})"
             raise NotLoadedError(

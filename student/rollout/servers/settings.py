@@ -16,47 +16,59 @@ class ServersSettings(RolloutEngineSettings):
     """Settings of rollout engines vllm_server and sglang_server."""
 
     endpoints: list[str] = Field(
-        min_length=1, description="Addresses of the servers, for example http://host:8000; all ranks use all of them."
+        min_length=1, description="Addresses of the servers, for example http://host:8000. All ranks use all of them."
     )
     folder: Path | None = Field(
         None,
-        description="Where weights are written for the servers, which must see it under the same path, and where ranks "
-        "agree on who sends them; null: a folder NAME.rollout beside the run's.",
+        description="Folder where weights are written for the servers, which must see it under the same path, and "
+        "where the ranks agree on which of them sends. null means a folder NAME.rollout next to the run folder.",
     )
     transfer: Literal["folder", "nccl"] = Field(
         "folder",
-        description="How whole weights get to the servers: as files in `folder`; or, with vllm_server alone, from the "
-        "student's GPU to theirs over NCCL, for which they are started with "
+        description="How whole weights reach the servers: folder, as files in `folder`; or nccl (vllm_server only), "
+        "from the student's GPU to theirs over NCCL, for which the servers must be started with "
         '--weight-transfer-config \'{"backend": "nccl"}\'.',
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of the weights that are sent; auto: what the student's own forward computes in."
+        "auto",
+        description="Data type in which the weights are sent; auto is the type in which the student's own forward "
+        "pass computes.",
     )
     merge_adapters: bool = Field(
         False,
-        description="Send a LoRA student as whole, merged weights; false sends its adapters alone, which the servers "
-        "must have been started for. DoRA is always merged.",
+        description="Send a LoRA student as whole, merged weights; false sends only its adapters, for which the "
+        "servers must have been started. DoRA is always merged.",
     )
-    in_flight: int = Field(256, ge=1, description="Most rows that a rank has under way at one server.")
-    row_seconds: float = Field(1800.0, gt=0, description="A server that needs longer for a row counts as lost.")
-    sync_seconds: float = Field(900.0, gt=0, description="A server that needs longer for new weights counts as lost.")
+    in_flight: int = Field(256, ge=1, description="Maximum number of rows that a rank has in flight at one server.")
+    row_seconds: float = Field(
+        1800.0, gt=0, description="Seconds that a server may take for a row before it counts as lost."
+    )
+    sync_seconds: float = Field(
+        900.0, gt=0, description="Seconds that a server may take to load new weights before it counts as lost."
+    )
     patience_seconds: float = Field(
-        300.0, ge=0, description="How long the run waits for a server to come back when all are lost."
+        300.0, ge=0, description="Seconds that the run waits for a server to come back when all of them are lost."
     )
-    api_key_env: str | None = Field(None, description="Environment variable with the servers' API key.")
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the servers' API key."
+    )
     mismatch_rows: int = Field(
-        16, ge=0, description="Rows of a step that the student reads again to measure the mismatch; 0: none."
+        16,
+        ge=0,
+        description="Number of rows per rank and step whose log-probs the student recomputes, to measure the "
+        "mismatch between the servers and the student; 0 measures nothing.",
     )
     mismatch_limit: float | None = Field(
         0.2,
         gt=0,
-        description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
+        description="Largest accepted mismatch of a step, the mean |log p - log q| per token in nats between student "
+        "and servers; beyond it the run stops. null never stops it.",
     )
     tolerance: float | None = Field(
         None,
         gt=0,
-        description="Largest difference in the log-probs of the known row after a sync, nats; null: 0.005 in float32, "
-        "0.3 in halves.",
+        description="Largest accepted difference in nats between the log-probs of servers and student on a known row, "
+        "checked after each sync. null means 0.005 in float32 and 0.3 in half precision.",
     )
 
     @field_validator("endpoints")
@@ -66,7 +78,7 @@ class ServersSettings(RolloutEngineSettings):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"endpoint {url!r} must start with http:// or https://")
         if len(set(endpoints)) < len(endpoints):
-            raise ValueError("an endpoint is named twice")
+            raise ValueError("the same endpoint is named twice")
         return [url.rstrip("/") for url in endpoints]
 
     def api_key(self) -> str | None:
@@ -79,5 +91,8 @@ class ServersSettings(RolloutEngineSettings):
             return None
         key = os.environ.get(self.api_key_env)
         if not key:
-            raise ConfigError(f"rollout.engine.api_key_env names {self.api_key_env}, which is not set; set it.")
+            raise ConfigError(
+                f"rollout.engine.api_key_env names the environment variable {self.api_key_env}, which is not set; set "
+                "it."
+            )
         return key

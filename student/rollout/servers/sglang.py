@@ -25,7 +25,7 @@ class SglangDialect:
         server = connection.call("/server_info")
         wrong = ""
         if adapters and not server.get("enable_lora"):
-            wrong = "takes no adapters; start it with --enable-lora, or set rollout.engine.merge_adapters: true"
+            wrong = "does not accept adapters; start it with --enable-lora, or set rollout.engine.merge_adapters: true"
         longest = server.get("context_length") or server.get("max_req_input_len") or 2**31
         return Facts(int(longest), 2**31, wrong)
 
@@ -45,7 +45,7 @@ class SglangDialect:
 
     def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
         """See `Dialect.receive`; not supported."""
-        raise RolloutEngineError(f"{connection.url} takes weights from a folder alone.")
+        raise RolloutEngineError(f"{connection.url} can take weights only from a folder.")
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
         """See `Dialect.load_adapter`."""
@@ -74,7 +74,7 @@ class SglangDialect:
             return Answer([], [], [], (), whole=False)
         entries = meta["output_token_logprobs"]
         if [int(entry[1]) for entry in entries] != ids:
-            raise RolloutEngineError(f"{connection.url} gave log-probs of other tokens than it sampled.")
+            raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
         top = [[int(entry[1]) for entry in row] for row in meta["output_top_logprobs"]] if ask.top else []
         spans = [str(span["version"]) for span in meta.get("weight_versions") or ()]
         weights = (ask.weights,) if adapters else tuple(dict.fromkeys(spans)) or (str(meta["weight_version"]),)

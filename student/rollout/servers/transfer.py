@@ -47,18 +47,18 @@ def check_transfer(recipe: Recipe, *, merged: bool) -> None:
     said = "rollout.engine.transfer nccl"
     if recipe.train.sharding != "none":
         raise ConfigError(
-            f"{said} sends from one rank, and no rank of a sharded student (train.sharding: {recipe.train.sharding}) "
-            "holds all weights; set rollout.engine.transfer: folder."
+            f"{said} sends the weights from one rank, but no rank of a sharded student (train.sharding: "
+            f"{recipe.train.sharding}) holds all of them; set rollout.engine.transfer: folder."
         )
     if recipe.model.lora is not None and not merged:
         raise ConfigError(
-            f"{said} sends whole weights, and model.lora sends its adapters alone; set rollout.engine.merge_adapters: "
-            "true, or rollout.engine.transfer: folder."
+            f"{said} sends whole weights, but with model.lora only the adapters are sent; set "
+            "rollout.engine.merge_adapters: true, or rollout.engine.transfer: folder."
         )
     if find_spec("vllm") is None:
         raise ConfigError(
-            f"{said} sends with vLLM, which is not installed beside the student; install it with pip install "
-            "'opd[vllm]', or set rollout.engine.transfer: folder."
+            f"{said} needs vLLM beside the student, which is not installed; install it with pip install 'opd[vllm]', "
+            "or set rollout.engine.transfer: folder."
         )
 
 
@@ -72,15 +72,15 @@ def check_sender(device: torch.device) -> None:
     """
     if device.type != "cuda":
         raise ConfigError(
-            f"rollout.engine.transfer nccl sends from GPU to GPU, and the student is on {device}; set "
+            f"rollout.engine.transfer nccl sends from GPU to GPU, but the student is on {device}; set "
             "rollout.engine.transfer: folder."
         )
     try:
         _vllm()
     except ImportError as error:
         raise ConfigError(
-            f"rollout.engine.transfer nccl needs vLLM 0.32 or newer beside the student ({error}); pip install "
-            "'opd[vllm]', or set rollout.engine.transfer: folder."
+            f"rollout.engine.transfer nccl needs vLLM 0.32 or newer beside the student ({error}); install it with pip "
+            "install 'opd[vllm]', or set rollout.engine.transfer: folder."
         ) from error
 
 

@@ -35,28 +35,28 @@ class VllmDialect:
         except RefusedError as error:
             if error.code != 404:
                 raise
-            return Facts(0, 0, "does not let its weights be replaced; start it with VLLM_SERVER_DEV_MODE=1")
+            return Facts(0, 0, "does not allow its weights to be replaced; start it with VLLM_SERVER_DEV_MODE=1")
         model = found["model_config"]
         most = int(model["max_logprobs"])
         wrong = ""
         # Only the first problem is reported; others show once the server has been restarted.
         if model["logprobs_mode"] != "processed_logprobs":
             wrong = (
-                f"gives {model['logprobs_mode']}, not those of the distribution that is sampled; start it with "
-                "--logprobs-mode processed_logprobs"
+                f"returns {model['logprobs_mode']} instead of the log-probs of the distribution it samples from; "
+                "start it with --logprobs-mode processed_logprobs"
             )
         elif adapters and not found.get("lora_config"):
             wrong = (
-                "takes no adapters; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set "
+                "does not accept adapters; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set "
                 "rollout.engine.merge_adapters: true"
             )
         elif nccl and (found.get("weight_transfer_config") or {}).get("backend") != "nccl":
             wrong = (
-                "takes no weights over NCCL; start it (vLLM 0.32) with --weight-transfer-config "
-                '\'{"backend": "nccl"}\', or set rollout.engine.transfer: folder'
+                'does not accept weights over NCCL; start it (vLLM 0.32) with --weight-transfer-config \'{"backend": '
+                '"nccl"}\', or set rollout.engine.transfer: folder'
             )
         elif not self._takes_ids(connection):
-            wrong = "takes no token ids; start it with --enable-scale-out"
+            wrong = "does not accept token ids; start it with --enable-scale-out"
         return Facts(int(model["max_model_len"]), 2**31 if most < 0 else most, wrong)
 
     @staticmethod
@@ -125,7 +125,7 @@ class VllmDialect:
             return Answer([], [], [], (), whole=False)
         ids, content = [int(i) for i in choice["token_ids"]], choice["logprobs"]["content"]
         if [entry["token_id"] for entry in content] != ids:
-            raise RolloutEngineError(f"{connection.url} gave log-probs of other tokens than it sampled.")
+            raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
         # The sampled token comes first, then others by rank; the sampled one is among these only if in the top k.
         top = [
             [best["token_id"] for best in sorted(entry["top_logprobs"], key=lambda one: one["rank"])[: ask.top]]

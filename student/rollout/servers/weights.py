@@ -84,7 +84,7 @@ def chosen(top: Sequence[int], count: int, keep: Sequence[int]) -> NDArray[np.ui
     """
     if len(set(top)) < count:
         raise RolloutEngineError(
-            f"a rollout server gave {len(set(top))} likely ids at a position, and {count} were asked."
+            f"a rollout server returned {len(set(top))} likely ids at a position, but {count} were asked for."
         )
     missing = [token for token in keep if token not in top]
     ranked = list(top[:count])

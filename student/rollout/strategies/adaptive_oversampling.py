@@ -38,9 +38,16 @@ _DISCARDED = "adaptive_oversampling/discarded_share"
 class AdaptiveOversamplingSettings(StrategySettings):
     """Settings of the oversampling."""
 
-    decay: float = Field(0.8, ge=0, lt=1, description="What the average of the waste keeps of the past.")
-    cap: float = Field(4.0, ge=1, description="Most prompts of a step, in multiples of rollout.prompts_per_step.")
-    seed: int = Field(0, ge=0, description="Decides which groups are learnt from where there are too many.")
+    decay: float = Field(
+        0.8,
+        ge=0,
+        lt=1,
+        description="Share of the average of e, the groups that had to be dropped, that each step keeps.",
+    )
+    cap: float = Field(
+        4.0, ge=1, description="Maximum number of prompts in a step, in multiples of rollout.prompts_per_step."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the choice of groups, if there are more than needed.")
 
 
 class AdaptiveOversampling(Strategy):

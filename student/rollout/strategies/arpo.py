@@ -46,13 +46,26 @@ if TYPE_CHECKING:
 class ArpoSettings(StrategySettings):
     """Settings of ARPO."""
 
-    share: float = Field(0.5, gt=0, lt=1, description="Share of a group's episodes that are played from the start.")
-    gain: float = Field(0.0168, ge=0, description="w, of a rise of the entropy by a nat.")
-    probability: float = Field(0.5, ge=0, le=1, description="p, of a branch where the entropy did not rise.")
-    tokens: int = Field(20, ge=1, description="First tokens of a turn whose entropy is looked at.")
-    width: int = Field(10, ge=2, le=4096, description="Likeliest ids that the entropy is taken over.")
-    rounds: int = Field(2, ge=1, description="Rounds of branches: from the second on, branches branch.")
-    seed: int = Field(0, ge=0, description="Decides u.")
+    share: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="Share of a group's episodes that are played from the start; the others branch off.",
+    )
+    gain: float = Field(
+        0.0168, ge=0, description="w, the rise in the probability of a branch per nat of entropy above that of turn 0."
+    )
+    probability: float = Field(
+        0.5, ge=0, le=1, description="p, the probability of a branch at a turn whose entropy equals that of turn 0."
+    )
+    tokens: int = Field(
+        20, ge=1, description="Number of tokens at the start of a turn over which its entropy is averaged."
+    )
+    width: int = Field(10, ge=2, le=4096, description="Number of most likely ids over which the entropy is computed.")
+    rounds: int = Field(
+        2, ge=1, description="Maximum number of rounds of branches; from the second on, branches branch too."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the random numbers u.")
 
 
 class Arpo(Strategy):
@@ -61,7 +74,7 @@ class Arpo(Strategy):
     settings_type = ArpoSettings
     settings: ArpoSettings
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it begins a part of the planned episodes anew and branches the others from those"
+    why_not_stale = "it plays only part of the planned episodes from the start and branches the others from those"
 
     def needs(self) -> Needs:
         """The student's log-probs at its most likely ids."""
@@ -75,11 +88,14 @@ class Arpo(Strategy):
             ConfigError: with the setting to raise.
         """
         if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError("rollout.strategy arpo branches episodes of a group; raise rollout.samples_per_prompt.")
+            raise ConfigError(
+                "rollout.strategy arpo branches the episodes of a group, which takes more than one; raise "
+                "rollout.samples_per_prompt."
+            )
 
     def against_summaries(self) -> str:
         """Refused, because a branch begins after an answer of the environment."""
-        return "it repeats the turns before a branch in the environment, which does not see summaries"
+        return "it repeats the turns before a branch in the environment, where no summary is made"
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""
@@ -152,7 +168,7 @@ class Arpo(Strategy):
         """
         scores = row.signals.get((STUDENT, PayloadKind.GATHER))
         if scores is None or scores.values is None:
-            raise ConfigError("rollout.strategy arpo reads the student's log-probs, which this run does not gather.")
+            raise ConfigError("rollout.strategy arpo reads the student's log-probs, which this run does not collect.")
         start, end = row.turns[turn]
         values = np.asarray(scores.values[start : min(end, start + self.settings.tokens), : self.settings.width])
         values = values.astype(np.float64)

@@ -64,23 +64,35 @@ Name the mistakes of the wrong solution, step by step."""
 class CritiqueSettings(StrategySettings):
     """Settings of Critique-GRPO."""
 
-    critique: Literal["verdict", "answer", "text"] = Field("answer", description="What is said; see the module.")
-    threshold: float = Field(1.0, description="Least reward of a right answer.")
-    right: str = Field("The solution is right.", description="Said of a right answer.")
-    wrong: str = Field("The solution is wrong.", description="Said of a wrong one.")
-    names: str = Field(" The answer is {answer}.", description="Added unless critique is verdict.")
-    text: str = Field(
-        _REFINE, description="The prompt of a refinement, of {prompt}, {response} and {critique}; never trained on."
+    critique: Literal["verdict", "answer", "text"] = Field(
+        "answer",
+        description="Form of the critique. verdict: whether the answer is right; answer: also the reference answer; "
+        "text: for wrong answers, a text that the model `critic` writes.",
     )
-    critic: ChatSettings | None = Field(None, description="Who writes critiques of critique text: endpoint and model.")
-    column: str = Field("solution", description="Kept column of the prompts that the critic reads.")
-    question: str = Field(_ASK, description="What the critic is asked, of {prompt}, {response} and {solution}.")
-    workers: int = Field(16, ge=1, le=256, description="Critiques asked for at the same time.")
+    threshold: float = Field(1.0, description="Minimum reward of an answer that counts as right.")
+    right: str = Field("The solution is right.", description="Critique of a right answer.")
+    wrong: str = Field("The solution is wrong.", description="Critique of a wrong answer.")
+    names: str = Field(
+        " The answer is {answer}.", description="Sentence with the reference answer, added unless critique is verdict."
+    )
+    text: str = Field(
+        _REFINE,
+        description="Prompt from which a refinement is sampled, made of {prompt}, {response} and {critique}; it "
+        "is never trained on.",
+    )
+    critic: ChatSettings | None = Field(
+        None, description="Chat model that writes the critiques with `critique: text`: its endpoint and model."
+    )
+    column: str = Field(
+        "solution", description="Kept column with the solution that the critic reads (prompts.keep_columns)."
+    )
+    question: str = Field(_ASK, description="What the critic is asked, made of {prompt}, {response} and {solution}.")
+    workers: int = Field(16, ge=1, le=256, description="Maximum number of critiques requested at the same time.")
 
     @model_validator(mode="after")
     def _critic(self) -> CritiqueSettings:
         if (self.critique == "text") != (self.critic is not None):
-            raise ValueError("critique text needs a critic, and no other form has one; give endpoint and model")
+            raise ValueError("critique: text needs critic (endpoint and model), and the other forms must leave it out")
         return self
 
 
@@ -90,7 +102,7 @@ class Critique(Hinted):
     settings_type = CritiqueSettings
     settings: CritiqueSettings
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it leaves a row of each group out, for a refinement of another"
+    why_not_stale = "it does not sample the last planned row of each group, whose place goes to a refinement"
     judges = True
 
     def __init__(self, settings: CritiqueSettings) -> None:
@@ -105,7 +117,10 @@ class Critique(Hinted):
         """
         super().check(recipe, terms)
         if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError("rollout.strategy critique refines one answer of a group; raise samples_per_prompt.")
+            raise ConfigError(
+                "rollout.strategy critique replaces one answer of each group by a refinement; set "
+                "rollout.samples_per_prompt to 2 or more."
+            )
         if self._client is not None:
             check_kept(recipe, self.settings.column, "rollout.strategy critique")
 

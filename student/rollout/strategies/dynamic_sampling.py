@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 class DynamicSamplingSettings(StrategySettings):
     """Settings of dynamic sampling."""
 
-    rounds: int = Field(4, ge=2, description="Most rounds of a step, the planned one included.")
+    rounds: int = Field(4, ge=2, description="Maximum number of rounds in a step, including the planned one.")
     draw: Literal["batch", "missing"] = Field(
         "batch",
-        description="Prompts of a further round: as many as the plan has (public code), or as many as groups are "
-        "missing, which costs less and takes more rounds.",
+        description="Number of prompts in a further round. batch: as many as the step has (as the released code "
+        "does). missing: as many as there are groups missing, which samples less but takes more rounds.",
     )
 
 
@@ -112,8 +112,8 @@ def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
 
     chains = [term.chain for term in build_terms(recipe.objective) if hasattr(term, "chain")]
     return [
-        f"rollout.strategy {strategy.settings.name} drops the groups whose rewards all agree, which advantage "
-        f"{chain.first.settings.name!r} learns from"
+        f"rollout.strategy {strategy.settings.name} drops the groups whose rewards are all equal, although advantage "
+        f"{chain.first.settings.name!r} learns from them"
         for chain in chains
         if chain.traits.learns_from_equal
     ]

@@ -49,9 +49,15 @@ _NEED_IDS = (PayloadKind.SAMPLED, PayloadKind.GATHER)
 class FutureBridgeSettings(StrategySettings):
     """Settings of FutureBridge."""
 
-    teacher: ChatSettings = Field(description="Who writes: endpoint, model, and max_tokens of a turn.")
-    turns: int = Field(3, ge=1, description="Turns of the student that are compared.")
-    workers: int = Field(16, ge=1, le=256, description="Turns asked for at the same time.")
+    teacher: ChatSettings = Field(
+        description="Server that writes the teacher's turns: its endpoint and model, and the max_tokens of a turn."
+    )
+    turns: int = Field(
+        3, ge=1, description="Number of the student's turns over which the two continuations are compared."
+    )
+    workers: int = Field(
+        16, ge=1, le=256, description="Maximum number of the teacher's turns requested at the same time."
+    )
 
 
 class FutureBridge(Strategy):
@@ -83,13 +89,14 @@ class FutureBridge(Strategy):
             kinds = {need.spec.kind for need in term.needs().signals}
             if kinds & set(_NEED_IDS):
                 raise ConfigError(
-                    f"term {term.settings.name!r} asks at ids that the student sampled or found likely, which bridges "
-                    "have not got; use payload hidden or topk, or rows: sampled and term sft beside it."
+                    f"term {term.settings.name!r} needs the ids that the student sampled or found likely, which "
+                    "bridges do not have; set its payload to hidden or topk, or its rows to sampled with term sft "
+                    "beside it."
                 )
 
     def against_summaries(self) -> str:
         """Refused, because the turns before the bridge are replayed."""
-        return "it replays the turns before the bridge, which are read whole"
+        return "it replays the turns before the bridge in the environment, where no summary is made"
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """See `Strategy.run`.

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 class GuideSettings(StrategySettings):
     """Settings of Guide."""
 
-    column: str = Field("hint", description="Kept column of the prompts that holds the hint.")
-    text: str = Field("{prompt}\n{hint}", description="Where hint and prompt stand.")
-    low: float = Field(1e-3, description="Least mean reward of a group that is learnt from, and that needs no hint.")
-    high: float = Field(0.999, description="Largest mean reward of a group that is learnt from.")
-    band: bool = Field(True, description="Leave groups outside the band out.")
+    column: str = Field("hint", description="Kept column of the prompts that holds the hint (prompts.keep_columns).")
+    text: str = Field("{prompt}\n{hint}", description="How prompt and hint are put together.")
+    low: float = Field(
+        1e-3,
+        description="Mean reward below which a group is sampled again under the hint; with band, also the minimum of "
+        "groups that are learnt from.",
+    )
+    high: float = Field(0.999, description="Maximum mean reward of the groups that are learnt from; needs band.")
+    band: bool = Field(True, description="Learn only from groups whose mean reward lies between low and high.")
 
 
 class Guide(Hinted):
@@ -94,8 +98,8 @@ class Guide(Hinted):
         hint = prompt.extra.get(self.settings.column)
         if hint is None:
             raise DataError(
-                f"{prompt.name} has no column {self.settings.column!r}, which rollout.strategy guide reads its hint "
-                "from; name it in prompts.keep_columns."
+                f"{prompt.name} has no column {self.settings.column!r}, from which rollout.strategy guide reads its "
+                "hint; add it to prompts.keep_columns."
             )
         return str(hint)
 

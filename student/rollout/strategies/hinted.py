@@ -55,8 +55,8 @@ class Hinted(Strategy):
         """
         if all(term.settings.rows != "all" for term in terms):
             raise ConfigError(
-                f"no term learns from the hinted rows of rollout.strategy {self.settings.name}; use mixed_context, or "
-                "set rows: all in a policy loss."
+                f"no term learns from the hinted rows of rollout.strategy {self.settings.name}; use objective "
+                "mixed_context, or set rows: all in a policy loss."
             )
 
     def hinted(self, planned: PlannedRow, hints: Iterable[Hint], rollouts: Rollouts) -> PlannedRow | None:
@@ -75,8 +75,8 @@ class Hinted(Strategy):
         if (cut or without) and not self._warned:
             self._warned = True
             _log.warning(
-                "a hint of rollout.strategy %s to %s is over rollout.max_prompt_tokens and was %s; raise the limit "
-                "(metrics hint/cut_share and hint/too_long_share count further ones)",
+                "a hint of rollout.strategy %s for %s exceeds rollout.max_prompt_tokens and was %s; raise the limit "
+                "(the metrics hint/cut_share and hint/too_long_share count further ones)",
                 self.settings.name,
                 planned.prompt.name,
                 "cut" if cut else "left out",

@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 class IcpoSettings(StrategySettings):
     """Settings of ICPO."""
 
-    examples: list[str] = Field(default_factory=list, description="Worked examples as text.")
-    file: Path | None = Field(None, description='A .jsonl file with "prompt" and "answer" in each line.')
-    text: str = Field("{example}\n\n{prompt}", description="Where example and prompt stand.")
-    least: float = Field(1.0, description="delta, least reward of an answer after an example that is kept.")
-    beta: float = Field(1.0, ge=0, description="Bonus of a kept one in the first step.")
-    steps: int = Field(400, ge=1, description="T, steps until the bonus is 0.")
-    seed: int = Field(0, ge=0, description="Decides the examples.")
+    examples: list[str] = Field(default_factory=list, description="Worked examples, each a text.")
+    file: Path | None = Field(
+        None, description='A .jsonl file of worked examples, each line with "prompt" and "answer".'
+    )
+    text: str = Field("{example}\n\n{prompt}", description="How example and prompt are put together.")
+    least: float = Field(1.0, description="delta, the minimum reward for which an answer after an example is kept.")
+    beta: float = Field(1.0, ge=0, description="Bonus added in the first step to the reward of a kept answer.")
+    steps: int = Field(400, ge=1, description="T, the number of steps over which the bonus falls to 0.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of examples.")
 
 
 class Icpo(Hinted):
@@ -51,7 +53,9 @@ class Icpo(Hinted):
     settings_type = IcpoSettings
     settings: IcpoSettings
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it writes one answer of each group anew, under an example, after the step is planned"
+    why_not_stale = (
+        "it samples one answer of each group after a worked example, which it draws after the step is planned"
+    )
     judges = True
 
     def __init__(self, settings: IcpoSettings) -> None:
@@ -66,7 +70,10 @@ class Icpo(Hinted):
         """
         super().check(recipe, terms)
         if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError("rollout.strategy icpo gives one answer of a group; raise rollout.samples_per_prompt.")
+            raise ConfigError(
+                "rollout.strategy icpo samples one answer of each group after an example; set "
+                "rollout.samples_per_prompt to 2 or more."
+            )
         self.examples()
 
     def examples(self) -> list[str]:
@@ -78,7 +85,7 @@ class Icpo(Hinted):
         if not self._examples:
             self._examples = [*self.settings.examples, *_read(self.settings.file)]
         if not self._examples:
-            raise ConfigError("rollout.strategy icpo has no worked example; give examples, or a file.")
+            raise ConfigError("rollout.strategy icpo has no worked example; set examples or file.")
         return self._examples
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class LteSettings(StrategySettings):
     """Settings of LTE."""
 
-    threshold: float = Field(1.0, description="Least reward of a right answer.")
-    concise: str = Field("Think concisely.", description="Hint for answers that were cut off.")
+    threshold: float = Field(1.0, description="Minimum reward of an answer that counts as right.")
+    concise: str = Field("Think concisely.", description="Hint for groups with answers that were cut off.")
     answers: str = Field(
         "These answers are wrong: {answers}. Do not mention this note.",
-        description="Hint with the wrong answers, for which {answers} stands.",
+        description="Hint that lists the wrong answers, in place of {answers}.",
     )
-    seed: int = Field(0, ge=0, description="Decides which wrong answers give way.")
+    seed: int = Field(0, ge=0, description="Seed of the choice of wrong answers that are replaced.")
 
 
 class Lte(Hinted):

@@ -34,10 +34,14 @@ if TYPE_CHECKING:
 class ReinforceAdaSettings(StrategySettings):
     """Settings of Reinforce-Ada."""
 
-    rounds: int = Field(4, ge=1, description="Most rounds of a step.")
-    keep: int = Field(4, ge=2, description="Answers to a prompt that are learnt from.")
-    rule: Literal["balanced", "positive"] = Field("balanced", description="When a prompt has enough answers.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    rounds: int = Field(4, ge=1, description="Maximum number of rounds in a step.")
+    keep: int = Field(4, ge=2, description="Number of answers to a prompt that are learnt from.")
+    rule: Literal["balanced", "positive"] = Field(
+        "balanced",
+        description="When a prompt has enough answers. balanced: keep / 2 right and keep / 2 wrong ones; positive: "
+        "one right answer.",
+    )
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class ReinforceAda(Strategy):
@@ -62,8 +66,8 @@ class ReinforceAda(Strategy):
         if self.settings.keep >= most:
             raise ConfigError(
                 f"rollout.strategy reinforce_ada keeps {self.settings.keep} answers to a prompt and draws at most "
-                f"{most} (rounds x rollout.samples_per_prompt), so that it chooses nothing; lower keep or raise one of "
-                "those."
+                f"{most} (rounds x rollout.samples_per_prompt), so it has nothing to choose from; lower keep, or "
+                "raise one of those."
             )
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:

@@ -42,8 +42,10 @@ _LEAST_FRESH = 0.1
 class ReplaySettings(StrategySettings):
     """Settings that replaying strategies share."""
 
-    capacity: int = Field(256, ge=1, description="Most groups that are kept.")
-    seed: int = Field(0, ge=0, description="Decides what is replayed.")
+    capacity: int = Field(
+        256, ge=1, description="Maximum number of groups that are kept; the oldest make way for new ones."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the choice of groups to replay.")
 
 
 class Replaying(Strategy):
@@ -77,25 +79,25 @@ class Replaying(Strategy):
         """
         name = self.settings.name
         if all(term.settings.rows != "all" for term in terms):
-            raise ConfigError(f"no term learns from what rollout.strategy {name} replays; set rows: all in one.")
+            raise ConfigError(f"no term learns from what rollout.strategy {name} replays; set rows: all in a term.")
         for term in terms:
             if term.settings.rows == "expert":
                 raise ConfigError(
-                    f"term {term.settings.name!r} has rows: expert and would take what rollout.strategy {name} replays "
-                    "for given answers; leave one of them out."
+                    f"term {term.settings.name!r} has rows: expert and would treat what rollout.strategy {name} "
+                    "replays as given answers; remove one of the two."
                 )
             if term.settings.rows == "all" and term.why_not_stale:
                 raise ConfigError(
-                    f"rollout.strategy {name} replays rows of older weights, and term {term.settings.name!r} does not "
-                    f"go with them: {term.why_not_stale}, or rows: sampled."
+                    f"rollout.strategy {name} replays rows of older weights, with which term {term.settings.name!r} "
+                    f"does not work: {term.why_not_stale}, or rows: sampled."
                 )
         check_groups(self, recipe)
         # A replayed row keeps its reward but not its verdict, which such a context may quote.
         late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
         if late:
             raise ConfigError(
-                f"contexts.{late[0]} is made from the outcome of a row and its group, which rollout.strategy {name} "
-                "does not keep; leave one of them out."
+                f"contexts.{late[0]} is made from the outcomes of a row's group, which rollout.strategy {name} does "
+                "not keep; remove one of the two."
             )
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
@@ -145,10 +147,17 @@ class Replaying(Strategy):
 class PrioritisedSettings(ReplaySettings):
     """Settings of the replay."""
 
-    share: float = Field(0.25, gt=0, description="Replayed groups, in multiples of the new ones.")
-    power: float = Field(0.4, ge=0, description="How sharply groups that taught more are preferred.")
-    floor: float = Field(0.05, gt=0, description="Least |A| that counts.")
-    fade: float = Field(0.99, gt=0, le=1, description="Freshness that is left after a further step.")
+    share: float = Field(0.25, gt=0, description="Number of replayed groups, in multiples of the step's new ones.")
+    power: float = Field(
+        0.4,
+        ge=0,
+        description="Exponent of |A| in a group's priority: 0 ignores it, larger values prefer groups with larger "
+        "advantages.",
+    )
+    floor: float = Field(0.05, gt=0, description="Lower bound on the |A| that enters a group's priority.")
+    fade: float = Field(
+        0.99, gt=0, le=1, description="Factor by which the freshness of a kept group shrinks with every step."
+    )
 
 
 class Replay(Replaying):

@@ -34,10 +34,20 @@ if TYPE_CHECKING:
 class RoRecompSettings(ReplaySettings):
     """Settings of RoRecomp."""
 
-    alpha: float = Field(0.5, gt=0, le=1, description="Share of right, and of wrong, answers that go first.")
-    wait: int = Field(16, ge=1, description="Groups that must wait before the oldest so many can join a step.")
-    compensate: float = Field(0.5, ge=0, le=1, description="Chance that they do.")
-    threshold: float = Field(0.5, description="Least reward of a right answer.")
+    alpha: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a group's right answers, the shortest, and of its wrong ones, the longest, that are "
+        "learnt from at once.",
+    )
+    wait: int = Field(
+        16, ge=1, description="Number of groups that join a step together, the oldest of those that wait."
+    )
+    compensate: float = Field(
+        0.5, ge=0, le=1, description="Probability that they join a step, once enough of them wait."
+    )
+    threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
 class RoRecomp(Replaying):
@@ -59,8 +69,8 @@ class RoRecomp(Replaying):
             raise ConfigError("rollout.strategy rorecomp with alpha 1 learns from all answers at once; lower alpha.")
         if s.wait > s.capacity:
             raise ConfigError(
-                f"rollout.strategy rorecomp waits for {s.wait} groups and keeps {s.capacity}, so that none is ever "
-                "learnt from later; lower wait or raise capacity."
+                f"rollout.strategy rorecomp waits for {s.wait} groups (wait) but keeps only {s.capacity} (capacity), "
+                "so the waiting answers would never be learnt from; lower wait or raise capacity."
             )
 
     def remarks(self, recipe: Recipe) -> list[str]:

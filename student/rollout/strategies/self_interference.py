@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class SelfInterferenceSettings(StrategySettings):
     """Settings of SELF."""
 
-    rounds: int = Field(4, ge=1, description="Most greedy rounds of a step.")
-    threshold: float = Field(1.0, description="Least reward of a solved prompt.")
+    rounds: int = Field(4, ge=1, description="Maximum number of rounds of greedy decoding in a step.")
+    threshold: float = Field(1.0, description="Minimum reward of a greedy answer that counts as right.")
 
 
 class SelfInterference(Strategy):
@@ -38,7 +38,7 @@ class SelfInterference(Strategy):
     settings_type = SelfInterferenceSettings
     settings: SelfInterferenceSettings
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it samples only what greedy decoding, with the weights of the step, does not solve"
+    why_not_stale = "it samples only the prompts that greedy decoding with the weights of the step does not solve"
     judges = True
 
     def needs(self) -> Needs:

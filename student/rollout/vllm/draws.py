@@ -64,8 +64,8 @@ class Draw:
         count = len(token_ids)
         if list(token_ids) != self.ids[:count] or not count:
             raise RolloutEngineError(
-                f"vLLM took other tokens for {request.planned.prompt.name} than were drawn for it; leave "
-                "rollout.engine.options that touch sampling or scheduling out."
+                f"vLLM continued {request.planned.prompt.name} with other tokens than were drawn for it; remove the "
+                "entries of rollout.engine.options that affect sampling or scheduling."
             )
         for token, logp, candidates in zip(token_ids, self.logp, self.candidates, strict=False):
             request.take(token, logp, candidates)

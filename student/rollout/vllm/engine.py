@@ -79,7 +79,7 @@ class VllmRollout(RolloutEngine):
         sleep = self.settings.sleep
         self._sleep = Sleep(enabled=sleep)
         if sleep and not torch.cuda.is_available():
-            raise ConfigError("rollout.engine.sleep gives a GPU's memory back, and there is no GPU here; leave it out.")
+            raise ConfigError("rollout.engine.sleep frees GPU memory, but there is no GPU here; remove it.")
         config = setup.model.config.get_text_config()
         cache = setup.spec.cache_tokens
         self._longest = min(int(getattr(config, "max_position_embeddings", cache)), cache)
@@ -110,7 +110,9 @@ class VllmRollout(RolloutEngine):
         try:
             self._score_known_row()
         except EngineLostError as error:
-            raise ConfigError(f"vLLM loads student {setup.path!r}, but cannot run it: {error}") from error
+            raise ConfigError(
+                f"vLLM knows the model class of student {setup.path!r} but cannot run it: {error}"
+            ) from error
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`.
@@ -214,7 +216,9 @@ class VllmRollout(RolloutEngine):
             reason = one_line(error, 300)
             raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
         if self._llm.reset_prefix_cache() is False:
-            raise RolloutEngineError("vLLM did not empty its prefix cache: it still holds what old weights computed.")
+            raise RolloutEngineError(
+                "vLLM did not empty its prefix cache, so it would sample with what old weights computed."
+            )
         setup, known, shards = self.setup, self._known, self.setup.shards
         if shards is None:
             expected = Reader(setup.model, setup.spec).log_probs(known, self._given)
@@ -224,9 +228,10 @@ class VllmRollout(RolloutEngine):
         bound = self.settings.tolerance or tolerance(self._dtype)
         if gap > bound:
             raise RolloutEngineError(
-                f"after a sync, vLLM's log-probs of the known row are {gap:.3g} nats from the student's, over "
-                f"rollout.engine.tolerance {bound:g}: it holds other weights or computes otherwise; set rollout.engine "
-                "to {name: transformers}, or raise the tolerance if the numbers of a lower precision are meant."
+                f"after a sync, vLLM's log-probs of the known row differ from the student's by {gap:.3g} nats, over "
+                f"rollout.engine.tolerance {bound:g}: it holds other weights or computes differently; set "
+                "rollout.engine to {name: transformers}, or raise the tolerance if vLLM computes in a lower precision "
+                "on purpose."
             )
         self._whole = True
 
@@ -251,7 +256,7 @@ class VllmRollout(RolloutEngine):
             # All rows are checked before vLLM gets the first one.
             if request.longest > self._longest:
                 raise DataError(
-                    f"{request.planned.prompt.name} may become {request.longest} tokens long with its answer, over the "
+                    f"{request.planned.prompt.name} and its answer may become {request.longest} tokens long, over the "
                     f"{self._longest} that the model and rollout.cache_tokens allow; lower rollout.max_new_tokens or "
                     "raise rollout.cache_tokens."
                 )

@@ -51,7 +51,10 @@ def start(model: str, options: dict[str, Any]) -> Any:
     try:
         from vllm import LLM
     except ImportError as error:
-        raise ConfigError(f"rollout.engine vllm needs vLLM ({error}); pip install 'opd[vllm]'.") from error
+        raise ConfigError(
+            f"rollout.engine vllm needs vLLM, which cannot be imported ({error}); install it with pip install "
+            "'opd[vllm]'."
+        ) from error
     if not torch.cuda.is_available():
         options.setdefault("enforce_eager", True)
     if not alone():

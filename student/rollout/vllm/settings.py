@@ -18,28 +18,34 @@ class VllmSettings(RolloutEngineSettings):
     """Settings of rollout engine vllm."""
 
     mismatch_rows: int = Field(
-        16, ge=0, description="Rows of a step that the student reads again to measure the mismatch; 0: none."
+        16,
+        ge=0,
+        description="Number of rows per rank and step whose log-probs the student recomputes, to measure the "
+        "mismatch between vLLM and the student; 0 measures nothing.",
     )
     mismatch_limit: float | None = Field(
         0.2,
         gt=0,
-        description="The run stops when the mean |log p - log q| per token of a step is over it, nats; null: never.",
+        description="Largest accepted mismatch of a step, the mean |log p - log q| per token in nats between student "
+        "and vLLM; beyond it the run stops. null never stops it.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of vLLM's weights, keys and values; auto: what the student's own forward computes in."
+        "auto",
+        description="Data type of vLLM's weights, keys and values; auto is the type in which the student's own "
+        "forward pass computes.",
     )
     tolerance: float | None = Field(
         None,
         gt=0,
-        description="Largest difference in the log-probs of the known row after a sync, nats; null: 0.005 in float32, "
-        "0.3 in halves.",
+        description="Largest accepted difference in nats between the log-probs of vLLM and student on a known row, "
+        "checked after each sync. null means 0.005 in float32 and 0.3 in half precision.",
     )
     sleep: bool = Field(
         False,
-        description="Give the GPU's memory back between rollouts: weights wait in the host's memory, keys and values "
-        "are dropped.",
+        description="Free the GPU memory of vLLM between rollouts: its weights move to host memory, its keys and "
+        "values are dropped.",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of vllm.LLM.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of vllm.LLM, by name.")
 
 
 _OURS = frozenset(
@@ -56,25 +62,25 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
     """
     if find_spec("vllm") is None:
         raise ConfigError(
-            "rollout.engine vllm needs vLLM, which is not installed; install it with pip install 'opd[vllm]', on a "
-            "machine without a GPU as scripts/engines.sh does, or set rollout.engine to {name: transformers}."
+            "rollout.engine vllm needs vLLM, which is not installed; install it with pip install 'opd[vllm]' (on a "
+            "machine without a GPU, as scripts/engines.sh does), or set rollout.engine to {name: transformers}."
         )
     ours = sorted(_OURS & settings.options.keys())
     if ours:
-        raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; leave it out.")
+        raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; remove it.")
     families = _families(recipe)
     known = _known_families() if families else {}
     if families and not known.keys() & set(families):
         raise ConfigError(
-            f"vLLM has no model of the family {' or '.join(families)} of student {recipe.model.path!r}; set "
+            f"vLLM does not support the model family {' or '.join(families)} of student {recipe.model.path!r}; set "
             "rollout.engine to {name: transformers}."
         )
     for family in families:
         if known.get(family, "").startswith("Transformers"):
             raise ConfigError(
-                f"vLLM runs {family} by transformers' own class, which it changes for the whole process: student "
+                f"vLLM runs {family} with transformers' own class, which it changes for the whole process, so student "
                 f"{recipe.model.path!r} could not run beside it; set rollout.engine to {{name: transformers}}, or to "
-                "vllm_server, whose process is another."
+                "vllm_server, which runs in another process."
             )
     if recipe.model.lora is not None:
         from student.rollout.weights import check_merges

@@ -45,7 +45,7 @@ class Sleep:
             EngineLostError: if that fails; the engine is then unusable.
         """
         if self._enabled and not self.asleep:
-            _asked(lambda: llm.sleep(level=1), "give the GPU's memory back; leave rollout.engine.sleep out")
+            _asked(lambda: llm.sleep(level=1), "free its GPU memory; remove rollout.engine.sleep")
             self.asleep = True
 
 

@@ -11,7 +11,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Output page. Default: RUN/report.html. The same data as JSON is written next to it."
+            "--out", help="Page to write. Default: RUN/report.html. The same data is written next to it as JSON."
         ),
     ] = None,
 ) -> None:

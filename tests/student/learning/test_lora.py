@@ -116,7 +116,7 @@ def test_gradient_checkpointing_reaches_every_factor(world: Path) -> None:
 
 @pytest.mark.parametrize(
     ("targets", "said"),
-    [(["lm_head"], "match the head"), (["embed_tokens"], "match the embeddings"), (["nothing"], "do not fit")],
+    [(["lm_head"], "matches the head"), (["embed_tokens"], "matches the embeddings"), (["nothing"], "does not fit")],
 )
 def test_targets_that_losses_would_miss_are_refused(world: Path, targets: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

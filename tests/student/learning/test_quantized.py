@@ -118,9 +118,12 @@ EIGHT = {"train": {"optimizer": "adamw_8bit"}}
     ("changes", "said"),
     [
         (FOUR | {"rollout": {"engine": {"name": "vllm"}}}, "vllm holds weights of its own .* quantize to null"),
-        (FOUR | {"train": {"sharding": "fsdp"}}, "model.lora.quantize holds blocks of codes .*sharding: none"),
-        ({"train": {**EIGHT["train"], "sharding": "fsdp"}}, "adamw_8bit holds blocks of codes .*sharding: none"),
-        (EIGHT | {"methods": [{"name": "effopd", "moments": "reset"}]}, "adamw_8bit holds codes of them; set moments"),
+        (FOUR | {"train": {"sharding": "fsdp"}}, "model.lora.quantize stores blocks of codes .*sharding: none"),
+        ({"train": {**EIGHT["train"], "sharding": "fsdp"}}, "adamw_8bit stores blocks of codes .*sharding: none"),
+        (
+            EIGHT | {"methods": [{"name": "effopd", "moments": "reset"}]},
+            "adamw_8bit stores them in 8 bits; set moments",
+        ),
     ],
 )
 def test_what_four_and_eight_bits_do_not_go_with_is_refused(recipe: Any, changes: dict[str, Any], said: str) -> None:

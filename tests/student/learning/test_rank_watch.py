@@ -73,8 +73,8 @@ def test_a_killed_rank_ends_those_that_wait_for_it(run: Callable[[str, str], lis
         == last
         == (
             LOST,
-            "error: rank 1 ended: it said nothing, so it was killed, or its machine was lost; the run goes on from its "
-            "last checkpoint.",
+            "error: rank 1 ended: it reported no error, so it was killed or its machine was lost; the run continues "
+            "from its last checkpoint.",
         )
     )
 
@@ -87,7 +87,7 @@ def test_the_error_of_a_rank_becomes_that_of_all(run: Callable[[str, str], list[
     assert (
         first
         == last
-        == (LOST, "error: rank 1 ended: row 7 is empty; drop it; the run goes on from its last checkpoint.")
+        == (LOST, "error: rank 1 ended: row 7 is empty; drop it; the run continues from its last checkpoint.")
     )
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_alone_and_waits_for_the_others_ends_too(
     assert (
         first
         == last
-        == (LOST, "error: rank 1 ended: row 7 is empty; drop it; the run goes on from its last checkpoint.")
+        == (LOST, "error: rank 1 ended: row 7 is empty; drop it; the run continues from its last checkpoint.")
     )
 
 

@@ -29,7 +29,7 @@ def launched(*flags: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--cpu", "--num_processes", "2"], "asked for several processes and started one"),
+        (["--cpu", "--num_processes", "2"], "asked for several processes but started one"),
         (["--use_fsdp", "--fsdp_version", "2", "--num_processes", "2", "--num_machines", "1"], "DDP on a CPU"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_failure_is_heard_in_the_next_exchange_of_the_others_wherever_that_is(
     first, second, third = of_each(outer)
     assert str(second) == "rank 1 has no row." and isinstance(second, DataError)
     for other in (first, third):
-        assert isinstance(other, CancelledError) and str(other) == "rank 1 could not go on: rank 1 has no row"
+        assert isinstance(other, CancelledError) and str(other) == "rank 1 failed: rank 1 has no row"
 
 
 def test_ranks_that_fail_at_once_in_different_works_leave_the_outermost_and_go_on() -> None:
@@ -111,7 +111,7 @@ def test_ranks_that_fail_at_once_in_different_works_leave_the_outermost_and_go_o
             ranks.agree(work)
         return str(found.value), ranks.gather(ranks.index)
 
-    told = "rank 1 could not go on: rank 1 has no row"
+    told = "rank 1 failed: rank 1 has no row"
     assert of_each(both) == [(told, [0, 1, 2]), ("rank 1 has no row.", [0, 1, 2]), (told, [0, 1, 2])]
 
 

@@ -72,7 +72,7 @@ def test_a_ratio_to_the_policy_that_sampled_gives_an_event_the_gradient_that_it_
 )
 def test_a_term_that_would_be_biased_is_refused_with_the_reason(toy: Any, entry: dict[str, Any], said: str) -> None:
     assert (expected(toy, entry, 0.5) - expected(toy, entry, 0.0)).abs().max() > 1e-3
-    with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} does not go with it: .*{said}"):
+    with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} does not work with it: .*{said}"):
         build_plugins(recipe(objective=[entry]))
 
 
@@ -82,7 +82,7 @@ def test_a_term_that_would_be_biased_in_later_updates_of_a_step_says_so(updates:
         return build_plugins(recipe(objective=[entry], train=train)).remarks
 
     (remark,) = said({"name": "reference_kl"}, **updates)
-    assert "of 2 updates per batch all but the first" in remark and "set importance_cap" in remark
+    assert "of the 2 updates per batch, all but the first" in remark and "set importance_cap" in remark
     assert not said({"name": "reference_kl"}) and not said({"name": "reference_kl", "importance_cap": 2.0}, **updates)
 
 
@@ -114,17 +114,17 @@ def recipe(**changes: Any) -> Recipe:
         ({"objective": [{"name": "opd", "discount": 0.5}]}, "set discount: 0"),
         ({"objective": [{"name": "grpo", "ratio_to": "old"}]}, "set ratio_to: behaviour"),
         ({"objective": [{"name": "rloo"}]}, "set ratio: token"),
-        ({"objective": [{"name": "grpo"}], "methods": [{"name": "mopps"}]}, "mopps does not go with it"),
+        ({"objective": [{"name": "grpo"}], "methods": [{"name": "mopps"}]}, "mopps does not work with it"),
         (
             {
                 "train": {"sharding": "fsdp", "max_staleness": 1},
                 "rollout": {"engine": {"name": f"{__name__}:Gathering"}},
             },
-            "Gathering takes the weights of a sharded student from all ranks at once",
+            "Gathering gathers the weights of a sharded student from all ranks at once",
         ),
         (
             {"objective": [{"name": "grpo"}], "rollout": {"strategy": {"name": "self_interference"}}},
-            "self_interference does not go with it: it samples only .* or set train.max_staleness: 0",
+            "self_interference does not work with it: it samples only .* or set train.max_staleness: 0",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),

@@ -206,8 +206,8 @@ def test_options_that_cannot_work_are_refused_with_a_reason(settings: dict[str, 
 @pytest.mark.parametrize(
     ("giving", "words"),
     [
-        ({"methods": [{"name": "expert_rows", "share": 0.5}]}, "but method expert_rows gives others"),
-        ({"rollout": {"strategy": {"name": "critique"}}}, "but rollout.strategy critique gives others"),
+        ({"methods": [{"name": "expert_rows", "share": 0.5}]}, "but method expert_rows adds others"),
+        ({"rollout": {"strategy": {"name": "critique"}}}, "but rollout.strategy critique adds others"),
     ],
 )
 def test_an_estimate_from_the_sampled_token_is_refused_where_rows_are_given(

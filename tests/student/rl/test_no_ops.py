@@ -81,10 +81,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "affine in the verdict",
     ),
     "noise, backward: no rates": (noisy(credit("reinforce")), "no error rates"),
-    "noise, forward: a modifier that centres": (of(credit("noisy_forward", "outliers")), "less a constant"),
+    "noise, forward: a modifier that centres": (of(credit("noisy_forward", "outliers")), "minus a constant"),
     "noise, forward: learns from appeals that are not made": (
         of(credit({"name": "noisy_forward", "learns": True})),
-        "add reward appeals",
+        "needs reward appeals",
     ),
     "TTRV: an entropy under the group's mean": (of(credit("group_mean"), **reward("ttrv")), "cancels it"),
     "TTRV: groups of one": (
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "judges: a weight of nothing": (of(PLAIN, **reward("judge", **CHAT, weight=0.0)), "rewards nothing"),
     "ACE-RL: constraints that are not kept": (
         of(PLAIN, **reward("checklist", **CHAT), prompts=TABLE),
-        "'constraints', which prompts do not keep",
+        "'constraints', which is not kept with the prompts",
     ),
     "Tulu 3: a scale under the deviation": (
         of(credit("group_mean"), **reward("tulu3", penalty=0)),
@@ -120,24 +120,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of(credit("group_mean", {"name": "weighted_grpo", "most": 1})),
         "greater than 1",
     ),
-    "EntroPIC: both gains 0": (of({"name": "entropic", "k_p": 0, "k_i": 0}), "holds no entropy"),
+    "EntroPIC: both gains 0": (of({"name": "entropic", "k_p": 0, "k_i": 0}), "does not control the entropy"),
     "EPO: a penalty of 0": (of({"name": "epo", "penalty": 0}), "greater than 0"),
     "importance cap and band at once": (
         of({"name": "grpo", "ratio_to": "old", "importance_cap": 2, "importance_band": 2}),
-        "two ways of one correction",
+        "the same correction in two ways",
     ),
     "GLM-5: a band beside the same ratio": (of({"name": "glm_mix", "ratio_to": "behaviour"}), "importance_band: null"),
-    "GLM-5: a cap beside its band": (of({"name": "glm_mix", "importance_cap": 2}), "two ways of one correction"),
+    "GLM-5: a cap beside its band": (of({"name": "glm_mix", "importance_cap": 2}), "the same correction in two ways"),
     "a cap of a divergence that reads no sampled token": (
         of({"name": "opd", "payload": "topk", "divergence": "forward_kl", "importance_cap": 2}),
-        "reads no sampled token",
+        "does not use it; remove importance_cap",
     ),
     "MiniRL: a mask of every token": (of({"name": "minirl", "beyond": "drop", "cap": 1}), "every token"),
-    "importance cap beside the same ratio": (of({"name": "grpo", "importance_cap": 2}), "corrects for it already"),
+    "importance cap beside the same ratio": (
+        of({"name": "grpo", "importance_cap": 2}),
+        "already makes that correction",
+    ),
     "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
     "REC: a regulariser of the ratio without one": (
         of({"name": "rec", "regulariser": "k2", "strength": 0.1, "ratio": "none"}),
-        "regulariser k2, which is made of the ratio",
+        "regulariser k2, which uses the ratio",
     ),
     "REC: a weight of the ratio without one": (of({"name": "rec", "weigh": "sequence", "ratio": "none"}), "weigh seq"),
     # Settings that a loss passes over.
@@ -151,7 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DHPO: no ratio, which has its gradient": (of({"name": "dhpo", "ratio": "none"}), "would learn nothing"),
     "A2TGPO: no ratio, which has its gradient": (of({"name": "a2tgpo", "ratio": "none"}), "would learn nothing"),
     "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not read"),
-    "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "do it again"),
+    "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "would do so again"),
     "a group by a key that is misspelt": (
         of(credit({"name": "group_mean", "group": ["uuid"]})),
         "groups by 'uuid', which no row has; did you mean 'uid'",
@@ -164,11 +167,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "GRPO and others: a ratio of given rows": (
         of({"name": "grpo", "rows": "all"}, **method("expert_rows", share=0.5)),
-        "its importance ratio is made of log-probs",
+        "while its importance ratio needs these",
     ),
     "ACE, DRPO, LPO, PACS, GC-OPD: log-probs of given rows": (
         of({**credit("drpo"), "rows": "all"}, **method("expert_rows", share=0.5)),
-        "advantage .drpo. is made of log-probs",
+        "while advantage .drpo. needs these",
     ),
     "LTE, Guide, ICPO: no term for hinted rows": (of(PLAIN, **strategy("lte")), "hinted rows"),
     "ICPO: no example": (of(MIXED, **strategy("icpo")), "no worked example"),
@@ -177,7 +180,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             {**MIXED, "advantage": {"name": "reinforce"}},
             rollout={"samples_per_prompt": 1, "strategy": {"name": "icpo", "examples": ["a"]}},
         ),
-        "one answer of a group",
+        "one answer of each group",
     ),
     "Guide: hints that are not kept": (of(MIXED, **strategy("guide"), prompts=TABLE), "keep_columns"),
     "replay: no term for replayed rows": (of(PLAIN, **strategy("replay")), "rows: all"),
@@ -188,13 +191,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "replay: a share of no group": (of(ALL, **strategy("replay", share=0.1)), "replays none"),
     "replay: a loss without a correction": (of({**PLAIN, "rows": "all"}, **strategy("replay")), "older weights"),
     "RoRecomp: all answers at once": (of(ALL, **strategy("rorecomp", alpha=1.0)), "at once"),
-    "RoRecomp: waits for more than it keeps": (of(ALL, **strategy("rorecomp", wait=9, capacity=8)), "none is ever"),
+    "RoRecomp: waits for more than it keeps": (of(ALL, **strategy("rorecomp", wait=9, capacity=8)), "would never be"),
     "adaptive oversampling: a cap of 1": (of(PLAIN, **strategy("adaptive_oversampling", cap=1)), "never draws more"),
     "dynamic sampling: groups of one": (
         of(credit("reinforce"), rollout={"samples_per_prompt": 1, "strategy": {"name": "dynamic_sampling"}}),
         "compares the answers",
     ),
-    "Reinforce-Ada: keeps all it can draw": (of(PLAIN, **strategy("reinforce_ada", rounds=1)), "chooses nothing"),
+    "Reinforce-Ada: keeps all it can draw": (of(PLAIN, **strategy("reinforce_ada", rounds=1)), "nothing to choose"),
     "MoPPS, PCL and other samplers: one candidate": (of(PLAIN, **method("mopps", candidates=1)), "no choice"),
     "SEC, GDRO: a column that is not kept": (
         of(PLAIN, **method("sec", by="level"), prompts=TABLE),
@@ -210,7 +213,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "prompt augmentation: a reward of formats without one": (
         of(PLAIN, **method("prompt_augmentation", format_weight=0.5)),
-        "nothing earns",
+        "no template has a format to reward",
     ),
     "critic: values that no advantage reads": (of(PLAIN, **method("critic")), "no advantage reads"),
     "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
@@ -238,54 +241,63 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "A2TGPO, MatchTIR: groups of one": (of({"name": "a2tgpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
     "a cap of log-probs that given rows lack": (
         of({"name": "grpo", "rows": "all", "ratio_to": "old", "importance_cap": 2}, **method("expert_rows", share=0.5)),
-        "log-probs that they lack",
+        "no log-probs under a policy",
     ),
     "overlong: a penalty behind the longest answer": (of(PLAIN, **reward("overlong", buffer=2, limit=99)), "at most"),
     "DLER: a limit behind the longest answer": (of(PLAIN, **reward("dler", limit=64)), "never acts"),
     "RLPR: a filter on groups of one": (
         of(credit("reinforce"), **reward("rlpr"), rollout={"samples_per_prompt": 1}),
-        "spread of a group",
+        "spread of their rewards",
     ),
 }
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
     "TOPR: a taper without a ratio": (of({"name": "topr", "ratio": "none"}), "the weight by the ratio .*: ratio none"),
-    "OPD: the student as it starts for its teacher": (of({"name": "opd", "role": "initial"}), "no other term moves it"),
+    "OPD: the student as it starts for its teacher": (of({"name": "opd", "role": "initial"}), "no other term changes"),
     "mixed losses without hinted rows": (of(MIXED), "no hinted or given row"),
     "RL-PLUS without expert rows": (of({"name": "rl_plus"}), "no hinted or given row"),
-    "NGRPO: dropped by dynamic sampling": (of(credit("ngrpo"), **strategy("dynamic_sampling")), "all agree, which adv"),
+    "NGRPO: dropped by dynamic sampling": (
+        of(credit("ngrpo"), **strategy("dynamic_sampling")),
+        "all equal, although adv",
+    ),
     "NGRPO: dropped by oversampling": (
         of(credit("ngrpo"), **strategy("adaptive_oversampling")),
-        "all agree, which adv",
+        "all equal, although adv",
     ),
     "MC-GRPO: an even number of answers": (of(credit("mc_grpo")), "odd number"),
-    "BNPO: one prompt in a step": (of(credit("bnpo"), rollout={"prompts_per_step": 1}), "'bnpo' is the reward less"),
-    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' goes by the past"),
+    "BNPO: one prompt in a step": (
+        of(credit("bnpo"), rollout={"prompts_per_step": 1}),
+        "'bnpo' equals the reward minus",
+    ),
+    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' needs prompts that recur"),
     "HAPO: prompts that never come again": (of(PLAIN, **reward("hapo")), "'hapo' is 0 until"),
-    "MoPPS and others: prompts that never come again": (of(PLAIN, **method("mopps")), "'mopps' goes by the history"),
-    "DRIVE: a phase behind the end": (of(PLAIN, **method("drive", by="domain")), "step 100 and never acts"),
+    "MoPPS and others: prompts that never come again": (of(PLAIN, **method("mopps")), "'mopps' chooses by the history"),
+    "DRIVE: a phase behind the end": (of(PLAIN, **method("drive", by="domain")), "step 100, which is never reached"),
     "AceReason: a stage behind the end": (
         of(PLAIN, **method("stages", stages=[{"step": 0}, {"step": 50, "max_new_tokens": 4}])),
-        "step 50 and never acts",
+        "step 50, which is never reached",
     ),
     "critic: heads that stay from a step behind the end": (
         of({"name": "ppo"}, **method("critic", fits_until=100)),
-        "never does",
+        "which is never reached",
     ),
     "RoRecomp: nothing is compensated": (of(ALL, **strategy("rorecomp", compensate=0)), "never learns"),
     "MRS: sampler and trainer are the same": (of(PLAIN, **method("mrs")), "mrs never acts"),
     "appeals that nothing learns from": (of(PLAIN, **reward("appeals", **CHAT)), "changes no reward"),
     "LPO, PACS, DRPO: a ratio on slopes of whole responses": (
         of({"name": "grpo", "advantage": {"name": "lpo"}}),
-        "'lpo' is the slope of a loss",
+        "'lpo' is the derivative of a loss",
     ),
-    "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves those out"),
-    "DAPO: cut answers that Tulu 3 penalises": (of({"name": "dapo"}, **reward("tulu3")), "leaves those out"),
-    "DAPO: cut answers of a cosine": (of({"name": "dapo"}, **reward("cosine_length")), "leaves those out"),
-    "DAPO: cut answers are all that DLER changes": (of({"name": "dapo"}, **reward("dler")), "verdict alone is left"),
+    "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves them out"),
+    "DAPO: cut answers that Tulu 3 penalises": (of({"name": "dapo"}, **reward("tulu3")), "leaves them out"),
+    "DAPO: cut answers of a cosine": (of({"name": "dapo"}, **reward("cosine_length")), "leaves them out"),
+    "DAPO: cut answers are all that DLER changes": (of({"name": "dapo"}, **reward("dler")), "only the verdict is left"),
     "RL-Struct: validity without a schema": (of(PLAIN, **reward("rl_struct"), prompts=TABLE), "has no schema"),
-    "RLPR: a filter behind the end": (of(PLAIN, **reward("rlpr"), train={"steps": 10}), "never acts in this run"),
+    "RLPR: a filter behind the end": (
+        of(PLAIN, **reward("rlpr"), train={"steps": 10}),
+        "which this run does not reach",
+    ),
 }
 
 FINE: dict[str, dict[str, Any]] = {

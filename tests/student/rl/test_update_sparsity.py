@@ -34,7 +34,7 @@ def test_a_weight_that_moved_no_farther_than_the_bound_is_left_alone(tmp_path: P
 
 
 def test_what_has_no_first_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"leave out model\.lora"):
+    with pytest.raises(ConfigError, match=r"adapters of model\.lora"):
         started(tmp_path, {}, lora=object())
     with pytest.raises(ConfigError, match="no tensor 'c'"):
         started(tmp_path, {"c": torch.zeros(1)})

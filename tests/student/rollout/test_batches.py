@@ -97,5 +97,5 @@ def test_a_model_without_numbers_is_not_taken_for_one_of_another_kind(tokenizer:
     model = made("mistral", tokenizer)
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="no finite log-probs"):
+    with pytest.raises(NonFiniteError, match="log-probs were not finite"):
         sampled(model, tokenizer)

@@ -248,24 +248,24 @@ GIVEN = {"name": "policy_gradient", "rows": "expert", "ratio": "none"}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"methods": [{"name": "tcod", "order": "b2f"}]}, "tcod does not go with it: order b2f replays"),
+        ({"methods": [{"name": "tcod", "order": "b2f"}]}, "tcod does not work with it: order b2f replays"),
         ({"methods": [{"name": "tcod", "order": "mixed"}]}, "use order f2b"),
-        ({"methods": [{"name": "prefix_replay"}]}, "prefix_replay does not go with it: it replays actions"),
+        ({"methods": [{"name": "prefix_replay"}]}, "prefix_replay does not work with it: it replays actions"),
         (
             {"methods": [{"name": "expert_rows", "source": "path", "share": 0.5}], "objective": [{"name": "sft"}]},
-            "expert_rows does not go with it: a recorded path holds no summaries",
+            "expert_rows does not work with it: its recorded paths contain no summaries",
         ),
         (
             {"rollout": {"strategy": {"name": "arpo"}, "samples_per_prompt": 2}},
-            "arpo does not go with it: it repeats the turns before a branch",
+            "arpo does not work with it: it repeats the turns before a branch",
         ),
         (
             {"methods": [{"name": "rltf"}], "objective": [GIVEN], "rollout": {"samples_per_prompt": 2}},
-            "rltf does not go with it: it takes every turn for an attempt",
+            "rltf does not work with it: it treats every turn as an attempt",
         ),
         (
             {"rollout": {"strategy": BRIDGE}, "objective": [{"name": "opd", "payload": "hidden"}]},
-            "future_bridge does not go with it: it replays the turns before the bridge",
+            "future_bridge does not work with it: it replays the turns before the bridge",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def recipe(**changes: Any) -> Recipe:
     ("episodes", "words"),
     [
         ({"history": 2, "summary": {"most": 3}}, "summary is set, but history is 2"),
-        ({"history": "summary", "summary": {"context_tokens": 3000}}, r"is under 3328, .*max_prompt_tokens 2048"),
+        ({"history": "summary", "summary": {"context_tokens": 3000}}, r"is below 3328, .*max_prompt_tokens 2048"),
         ({"history": 0}, "history"),
         ({"history": "sumary"}, "history"),
         ({"history": "summary", "summary": {"instruction": ""}}, "instruction"),

@@ -85,7 +85,7 @@ def test_when_every_checkpoint_is_damaged_the_error_names_the_files(tmp_path: Pa
     folder = save_checkpoint(tmp_path, 1, FILES, keep=1)
     (folder / "state").write_text("[]")
     assert "SHA-256" in str(find_damage(folder))
-    with pytest.raises(CheckpointError, match="state has another SHA-256"):
+    with pytest.raises(CheckpointError, match="SHA-256 of state differs"):
         latest_checkpoint(tmp_path)
 
 

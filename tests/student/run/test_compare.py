@@ -95,7 +95,7 @@ def test_three_runs_stand_side_by_side_and_a_file_of_expectations_alone(run: Pat
     result = CliRunner(env={"COLUMNS": "100"}).invoke(verb, [str(run)] * 3)
     assert result.exit_code == 0 and result.output.count("100 (ratio 1)") == 2, "tokens per second"
     good = expected(tmp_path, step_seconds={"high": 4.0, "source": "s"})
-    with pytest.raises(ConfigError, match="compare it by itself"):
+    with pytest.raises(ConfigError, match="name it alone"):
         CliRunner().invoke(verb, [str(run), str(run), str(good)], catch_exceptions=False)
 
 
@@ -132,5 +132,5 @@ def test_the_figures_of_a_run_are_written_as_what_is_expected_of_the_next(run: P
 
 
 def test_a_band_without_a_file_to_write_is_refused(run: Path) -> None:
-    with pytest.raises(ConfigError, match="--band is of what --write FILE writes"):
+    with pytest.raises(ConfigError, match="--band sets the bands that --write FILE writes"):
         compare(run, band=0.1)

@@ -63,8 +63,8 @@ def test_a_published_value_stands_beside_the_run_s_and_is_not_judged(tmp_path: P
     [
         ({"hihg": 2, "source": "s"}, "unknown key 'expected.x.hihg'; did you mean 'high'"),
         ({"low": 2}, "source' is missing"),
-        ({"band": 0.1, "source": "s"}, "give value and band alone"),
-        ({"value": 1, "band": 0.1, "low": 0, "source": "s"}, "give value and band alone"),
+        ({"band": 0.1, "source": "s"}, "set value and band, or low and high"),
+        ({"value": 1, "band": 0.1, "low": 0, "source": "s"}, "set value and band, or low and high"),
         ({"low": 2, "high": 1, "source": "s"}, "low 2 is above high 1"),
         ({"value": 1, "band": -1, "source": "s"}, "band = -1"),
     ],

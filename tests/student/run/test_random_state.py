@@ -55,7 +55,7 @@ def test_another_number_of_ranks_is_said_and_none_takes_the_state_of_another(tmp
     for index in range(count):
         said = restore_random(tmp_path, rank(index, count), CPU, seed=7, step=4)
         assert said is not None and said.startswith(
-            f"{count} ranks go on from a checkpoint with the random states of 2:"
+            f"{count} ranks resume from a checkpoint with the random states of 2:"
         )
         found.append(torch.rand(3))
     assert torch.equal(found[0], drawn[0])

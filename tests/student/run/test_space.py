@@ -38,7 +38,7 @@ def test_work_is_done_again_until_there_is_space() -> None:
     lines: list[str] = []
     disk = Disk(1)
     assert Space(60.0, log=lines.append).until_written(disk.write) == "written" and disk.tried == 2
-    assert lines[0].startswith("warning: x cannot be written: no space left; the run waits for space, up to 60 s")
+    assert lines[0].startswith("warning: x cannot be written: no space left; the run waits up to 60 s")
     assert lines[1].startswith("there is space again after ") and len(lines) == 2
 
 

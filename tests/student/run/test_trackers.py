@@ -115,7 +115,7 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
 
     monkeypatch.setattr(TensorBoardTracker, "log", lost)
     go(made, tmp_path)
-    assert said == ["tracker tensorboard failed and is left out from now on: ConnectionError: the tracker is away"]
+    assert said == ["tracker tensorboard failed and is not used from now on: ConnectionError: the tracker is away"]
     assert made.failures == 1
 
 

@@ -31,11 +31,11 @@ def lines(folder: Path, **columns: Any) -> dict[str, Any]:
 
 
 LACKING: dict[str, tuple[dict[str, Any], str]] = {
-    "prefix_replay": ({"prompts": PLAYED, "methods": [{"name": "prefix_replay"}]}, "no path to replay"),
-    "tcod": ({"prompts": PLAYED, "methods": [{"name": "tcod", "order": "b2f"}]}, "no path to replay"),
+    "prefix_replay": ({"prompts": PLAYED, "methods": [{"name": "prefix_replay"}]}, "has no recorded path"),
+    "tcod": ({"prompts": PLAYED, "methods": [{"name": "tcod", "order": "b2f"}]}, "has no recorded path"),
     "expert_rows": (
         {"objective": [{"name": "sft"}], "methods": [{"name": "expert_rows", "share": 0.5}]},
-        "by source solution, but none of the first 2 prompts has one",
+        "from source solution, but none of the first 2 prompts has one",
     ),
     "igpo": ({"prompts": LOCK, "objective": [BY_TURN], "rewards": [{"name": "igpo"}]}, "no reference answer"),
     "rlpr": ({"prompts": LOCK, "rewards": [{"name": "rlpr"}]}, "no reference answer"),
@@ -64,7 +64,7 @@ def test_what_the_prompts_lack_is_refused_before_the_student_is_loaded(world: Pa
 def test_routing_replay_refuses_prompts_of_episodes_and_no_others() -> None:
     made: Controller = CONTROLLERS.make({"name": "routing_replay"}, Controller, "methods.0")
     made.check_prompts([Prompt.make("1+1=")])
-    with pytest.raises(ConfigError, match="replays single answers"):
+    with pytest.raises(ConfigError, match="replays only single answers"):
         made.check_prompts([Prompt.make("1+1=", extra={"environment": {"name": "lock"}})])
 
 
@@ -76,7 +76,7 @@ def test_recorded_answers_may_lack_the_first_prompts_where_such_rows_are_dropped
     dropping.check_prompts([Prompt.make("1+1=")])
     strict: ExpertRows = CONTROLLERS.make(entry, Controller, "methods.0")
     strict.check_prompts([Prompt.make("1+1="), Prompt.make("2+2=")])
-    with pytest.raises(DataError, match="by source file"):
+    with pytest.raises(DataError, match="from source file"):
         strict.check_prompts([Prompt.make("1+1=")])
 
 

@@ -54,9 +54,9 @@ def test_weights_are_normalised_and_combination_is_data() -> None:
     [
         ({"default": "maths"}, "did you mean 'math'"),
         ({"rules": [{"when": {}, "teacher": "x" * 9}]}, "route 1 names teacher .* served: code, math, reference"),
-        ({"default": {"math": 0.0}}, "weights are positive"),
-        ({"default": {"math": -1.0}}, "weights are positive"),
-        ({"default": {}}, "give a teacher's name"),
+        ({"default": {"math": 0.0}}, "weights must be positive"),
+        ({"default": {"math": -1.0}}, "weights must be positive"),
+        ({"default": {}}, "must be a teacher's name"),
     ],
 )
 def test_a_route_that_cannot_work_is_refused_at_once(settings: dict[str, object], message: str) -> None:
@@ -73,11 +73,11 @@ def test_a_wildcard_does_not_match_a_column_that_a_prompt_lacks() -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (7, "is 7; give a teacher's name or a mapping"),
-        ({"math": True}, "the weight True; weights are positive"),
-        ({"math": "2"}, "the weight '2'; weights are positive"),
-        ({"math": float("inf")}, "the weight inf; weights are positive"),
-        ({"math": float("nan")}, "the weight nan; weights are positive"),
+        (7, "is 7; it must be a teacher's name or a mapping"),
+        ({"math": True}, "the weight True; weights must be positive"),
+        ({"math": "2"}, "the weight '2'; weights must be positive"),
+        ({"math": float("inf")}, "the weight inf; weights must be positive"),
+        ({"math": float("nan")}, "the weight nan; weights must be positive"),
     ],
 )
 def test_a_column_that_holds_something_else_than_teachers_is_refused(named: object, message: str) -> None:

@@ -100,7 +100,9 @@ def test_a_verifier_that_raises_says_nothing_about_the_answer(caplog: pytest.Log
     verification.collect([row])
     verification.collect([other])
     assert row.verdict is not None and not row.verdict.known and "oops" in row.verdict.reason
-    assert caplog.text.count("oops; metric unknown_share counts further ones") == 1  # said once, not for every answer
+    assert (
+        caplog.text.count("oops; further ones are counted in the metric unknown_share") == 1
+    )  # said once, not for every answer
     verification.close()
 
 

@@ -148,7 +148,7 @@ def test_a_micro_batch_has_no_more_rows_than_a_rank_unless_methods_add_some(worl
 @pytest.mark.parametrize(
     ("memory", "changes", "said"),
     [
-        (0.020, {}, r"moments .*take .*; shard them over ranks .*, train adapters"),
+        (0.020, {}, r"moments .*need .*; shard them over ranks .*, train adapters"),
         (0.150, {}, "gradient_checkpointing to true or set train.micro_batch_tokens to"),
         (0.500, {"rollout": {"batch_rows": 2000, "prompts_per_step": 2000}}, "set rollout.cache_tokens to"),
     ],
@@ -247,7 +247,7 @@ def test_advice_about_the_cache_fits_and_a_slot_more_does_not(world: Path, tmp_p
     ("part", "said"),
     [
         ("keys and values", r"shorten the longest response \(rollout\.max_new_tokens, now 64\)"),
-        ("all weights gathered", "most of it is all weights gathered, which no smaller cache changes"),
+        ("all weights gathered", "most of it is all weights gathered, which a smaller cache does not change"),
     ],
 )
 def test_where_the_smallest_cache_is_too_large_the_advice_is_another(

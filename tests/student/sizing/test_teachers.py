@@ -150,7 +150,7 @@ def test_the_plan_names_the_stage_that_bounds_a_step_and_the_devices_that_suffic
         return result.output
 
     unknown = plan()
-    assert "time as teachers is not known: name the model to opd plan, --teacher MODEL" in unknown
+    assert "time as teachers is not known: name the model with --teacher MODEL to opd plan" in unknown
     assert "the step is bound by rollout\n" in unknown and "without waiting for these" in unknown
     known = plan("--teacher", str(model), "--teacher-gpus", "2", "--teacher-hardware", "l40s")
     assert "teachers on 2 x NVIDIA L40S, 0.0 GiB of weights once" in known and "not known" not in known
@@ -173,7 +173,7 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
         fleet.check(asks)
     enough = int(re.findall(r"gpus (\d+)", str(refused.value))[0])
     replace(fleet, devices=enough).check(asks)
-    with pytest.raises(ConfigError, match=r"'lagre', which the recipe does not ask; it asks 'large', 'small'"):
+    with pytest.raises(ConfigError, match=r"'lagre', which the recipe does not use; it uses 'large', 'small'"):
         fleet_of([f"lagre={model}", f"small={model}"], TABLE["h100"], 1).check(asks)
     with pytest.raises(ConfigError):
         replace(fleet, devices=enough - 1).check(asks)

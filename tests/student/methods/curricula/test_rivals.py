@@ -114,7 +114,7 @@ def test_places_of_a_path_are_drawn_with_falling_chances() -> None:
 def test_a_prompt_without_a_path_cannot_be_replayed() -> None:
     bare = Prompt.make("x", extra={"environment": {"name": "lock"}})
     method = PrefixReplay(parse_settings(PrefixReplaySettings, {"name": "prefix_replay"}))
-    with pytest.raises(DataError, match="has no path to replay"):
+    with pytest.raises(DataError, match="has no recorded path"):
         method.plan(plan(0, bare))
 
 

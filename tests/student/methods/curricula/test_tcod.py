@@ -64,7 +64,7 @@ def test_prompts_without_an_environment_are_left_alone_and_without_a_path_refuse
     plain = plan_step(0, [Prompt.make("1+1=")], samples=1, max_new_tokens=4, temperature=1.0)
     assert make().plan(plain) == plain
     bare = Prompt.make("x", extra={"environment": {"name": "lock"}})
-    with pytest.raises(DataError, match="has no path to replay"):
+    with pytest.raises(DataError, match="has no recorded path"):
         make(order="b2f").plan(plan_step(0, [bare], samples=1, max_new_tokens=4, temperature=1.0))
 
 

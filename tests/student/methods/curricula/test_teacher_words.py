@@ -119,7 +119,7 @@ def build(objective: list[dict[str, Any]], method: dict[str, Any]) -> Any:
 def test_objectives_that_cannot_learn_from_words_are_refused() -> None:
     method = {"name": "sopd", "teacher": {"endpoint": "http://h", "model": "m"}}
     build([{"name": "sft"}], method)
-    with pytest.raises(ConfigError, match="wants scores"):
+    with pytest.raises(ConfigError, match="needs scores"):
         build([{"name": "sft"}, {"name": "opd", "rows": "sampled"}], method)
     with pytest.raises(ConfigError, match="add term sft"):
         build([{"name": "sft", "rows": "sampled"}], method)

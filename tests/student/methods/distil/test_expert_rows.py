@@ -79,7 +79,7 @@ def test_too_few_answers_are_an_error_that_names_a_prompt() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({}, "both 0"), ({"share": 0.5, "source": "file"}, "give a file"), ({"share": 0.5, "file": "x"}, "source: file")],
+    [({}, "both 0"), ({"share": 0.5, "source": "file"}, "needs a file"), ({"share": 0.5, "file": "x"}, "source: file")],
 )
 def test_settings_that_cannot_work_are_refused_with_a_reason(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):

@@ -100,5 +100,5 @@ def test_objectives_that_do_not_learn_from_its_rows_are_refused() -> None:
     build({"name": "sft", "weight": 0.1}, form="fm")
     with pytest.raises(ConfigError, match="add policy_gradient with rows: expert"):
         build({"name": "policy_gradient", "advantage": {"name": "trloo"}})
-    with pytest.raises(ConfigError, match="wants scores"):
+    with pytest.raises(ConfigError, match="needs scores"):
         build(second, {"name": "opd", "rows": "sampled"})

@@ -65,15 +65,15 @@ def test_a_resumed_run_counts_on(recipe: Callable[..., Recipe]) -> None:
 def test_a_run_that_has_not_ended_is_refused_before_the_first_step(
     recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"gives no response_tokens .* let that run end first"):
+    with pytest.raises(DataError, match=r"has no response_tokens.* wait until that run ends"):
         train(recipe("second", steps=2, budget={"run": str(tmp_path / "nowhere")}))
     assert not (tmp_path / "second").exists()
 
 
 def test_a_budget_is_of_one_kind_and_a_falling_schedule_is_remarked(recipe: Callable[..., Recipe]) -> None:
     for wrong in ({}, {"tokens": 5, "run": "x"}):
-        with pytest.raises(ConfigError, match="either tokens or the folder of a run"):
+        with pytest.raises(ConfigError, match="either tokens or run"):
             parse_settings(TokenBudgetSettings, {"name": "token_budget", **wrong})
     falling = recipe("x", steps=9, budget={"tokens": 5}, schedule="cosine")
     said = [line for controller in build_plugins(falling).controllers for line in controller.remarks(falling)]
-    assert any("schedule cosine falls over all 9 steps" in line for line in said)
+    assert any("schedule cosine decays over all 9 steps" in line for line in said)

@@ -72,7 +72,7 @@ GOOD = {"tt_hinted": 0.5, "tt_cut": 0.2, "ema_distance": 0.1, "ema_moved": 1.0}
     ("missing", "said"),
     [
         ({}, None),
-        ({"tt_hinted": 0.0}, "hint: no row's teacher read anything but the student's prompt; see contexts.ema"),
+        ({"tt_hinted": 0.0}, "hint: no row's teacher read anything but the student's prompt; check contexts.ema"),
         ({"tt_cut": 0.0}, "cut: no episode had a trained token beyond its first 2 turns"),
         ({"ema_moved": 0.0}, "average: the average did not move"),
         ({"ema_distance": 0.0}, "average: the average did not move"),

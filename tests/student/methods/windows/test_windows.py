@@ -66,9 +66,9 @@ def test_a_row_that_is_planned_shorter_stays_as_it_is() -> None:
     ("objective", "said"),
     [
         ({**CONSTANT, "aggregation": "balanced"}, "needs aggregation constant"),
-        ({"name": "dr_grpo"}, "needs the reward of whole ones"),
+        ({"name": "dr_grpo"}, "needs the reward of whole responses"),
         ({**CONSTANT, "discount": 0.5}, "set discount: 0"),
-        ({"name": "iw_opd", "aggregation": "constant"}, "rank in the whole response"),
+        ({"name": "iw_opd", "aggregation": "constant"}, "ranks the tokens of the whole response"),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
@@ -79,5 +79,5 @@ def test_terms_of_which_a_window_holds_no_part_are_refused(objective: dict[str, 
 
 @pytest.mark.parametrize("window", [{}, {"tokens": 3, "fraction": 0.5}])
 def test_a_fixed_window_is_given_in_one_way(window: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="give exactly one"):
+    with pytest.raises(ConfigError, match="set exactly one"):
         schedule({"name": "fixed_window", **window})

@@ -72,7 +72,7 @@ def test_a_modifier_changes_the_credit_of_the_estimator_before_it(toy: Any) -> N
     ("entries", "word"),
     [
         ([{"name": f"{ME}:Ramp"}], "cannot come first"),
-        ([{"name": "group_mean"}, {"name": "leave_one_out"}], "begins a chain"),
+        ([{"name": "group_mean"}, {"name": "leave_one_out"}], "must come first"),
         ([], "empty list"),
         ([{"name": "group_mean"}, {}], "no name"),
         ([{"name": "group_mean"}, {"name": "sngs"}, {"name": "ace"}, {"name": "sngs"}], "twice"),

@@ -192,7 +192,7 @@ def test_a_median_without_a_bound_is_refused_unless_rewards_are_graded() -> None
     [
         ({"advantage": {"name": "ngrpo"}, "skip_degenerate": True}, r"skip_degenerate.*ngrpo"),
         ({"advantage": [{"name": "group_mean"}, {"name": "sngs", "lambda0": 1.0}]}, "changes nothing"),
-        ({"advantage": [{"name": "signed", "negative": 0.0}, {"name": "sngs"}]}, "negative credit alone"),
+        ({"advantage": [{"name": "signed", "negative": 0.0}, {"name": "sngs"}]}, "only negative credit"),
     ],
 )
 def test_what_could_do_nothing_is_refused(term: dict[str, Any], said: str) -> None:

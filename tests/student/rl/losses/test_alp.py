@@ -148,7 +148,7 @@ def test_sizes_move_at_their_own_rate_and_come_back_with_their_moments(bench: Ca
     ("changes", "said"),
     [
         ({"objective": [ALP, ALP]}, "twice"),
-        ({"objective": [{**ALP, "ratio_to": "old"}]}, "leave out ratio"),
+        ({"objective": [{**ALP, "ratio_to": "old"}]}, "remove ratio"),
         ({"train": {"sharding": "fsdp"}}, "train.sharding: none"),
     ],
 )

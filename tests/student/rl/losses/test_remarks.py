@@ -42,7 +42,7 @@ def recipe(objective: dict[str, Any], **train: int) -> Recipe:
         ({"name": "rloo"}, {}, None),
         ({"name": "policy_gradient"}, {}, None),
         ({"name": "rloo", "clip_low": 0.2}, {}, "clip_low of term 'rloo' never act: ratio none"),
-        ({"name": "rloo"}, {"minibatches": 2}, "rows of older weights as if they were"),
+        ({"name": "rloo"}, {"minibatches": 2}, "rows of older weights as on policy"),
         ({"name": "rloo", "advantage": {"name": "asym_re"}}, {"epochs": 2}, None),
         ({"name": "rloo", "advantage": {"name": "lpo"}}, {"epochs": 2}, None),
     ],

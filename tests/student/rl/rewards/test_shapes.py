@@ -18,15 +18,18 @@ from student.rl.rewards.base import Reward, RewardServices
 from student.rl.rewards.chain import RewardChain
 
 GIVEN: dict[str, tuple[dict[str, Any], str]] = {
-    "too few turns": ({"turn_rewards": (1.0, 2.0)}, "2 rewards to 1 turns; give one for each"),
-    "too few tokens": ({"token_rewards": np.ones(3, np.float32)}, r"of shape \(3,\) to a response of 4 tokens"),
-    "a turn that is NaN": ({"turn_rewards": (float("nan"),)}, "a turn of sample 0 of prompt .* not finite; give 0"),
-    "a text": ({"reward": "good"}, "the reward 'good'"),
-    "no number as a part": ({"reward_parts": {"mine": None}}, "the part of the reward None"),
-    "a tensor as a part": ({"reward_parts": {"mine": torch.ones(1)}}, "the part of the reward tensor"),
-    "a list by token": ({"token_rewards": [0.0, 1.0, 0.0, 0.0]}, "the token_rewards .*; give a numpy array"),
-    "a reward of NaN": ({"reward": float("nan")}, "the reward nan; give a finite number"),
-    "an infinite token": ({"token_rewards": np.array([0, np.inf, 0, 0], np.float32)}, "a token of .* not finite"),
+    "too few turns": ({"turn_rewards": (1.0, 2.0)}, "2 rewards for 1 turns; it must set one for each"),
+    "too few tokens": ({"token_rewards": np.ones(3, np.float32)}, r"of shape \(3,\) for a response of 4 tokens"),
+    "a turn that is NaN": (
+        {"turn_rewards": (float("nan"),)},
+        "not finite for a turn of sample 0 of prompt .*; it must be 0",
+    ),
+    "a text": ({"reward": "good"}, "the reward .* to 'good'"),
+    "no number as a part": ({"reward_parts": {"mine": None}}, "the part of the reward .* to None"),
+    "a tensor as a part": ({"reward_parts": {"mine": torch.ones(1)}}, "the part of the reward .* to tensor"),
+    "a list by token": ({"token_rewards": [0.0, 1.0, 0.0, 0.0]}, "token_rewards to .*; it must be a numpy array"),
+    "a reward of NaN": ({"reward": float("nan")}, "the reward .* to nan; it must be a finite number"),
+    "an infinite token": ({"token_rewards": np.array([0, np.inf, 0, 0], np.float32)}, "not finite for a token of"),
 }
 
 
@@ -48,7 +51,7 @@ class Given(Reward):
 @pytest.mark.parametrize("case", GIVEN)
 def test_rewards_that_are_none_are_refused_and_their_plug_in_named(case: str, make_row: Any, services: Any) -> None:
     values, words = GIVEN[case]
-    with pytest.raises(PluginError, match=f"reward 'mine' gave .*{words}"):
+    with pytest.raises(PluginError, match=f"reward 'mine' set .*{words}"):
         RewardChain([Given(values)]).apply([make_row("a", 1.0)], services)
 
 
@@ -64,7 +67,9 @@ def test_a_reward_that_returns_what_it_should_set_is_refused(make_row: Any, serv
         def reward(self, rows: Sequence[Row], services: RewardServices) -> Any:
             return [1.0 for _ in rows]
 
-    with pytest.raises(PluginError, match=r"reward 'mine' returned \[1\.0\]; it returns nothing, and sets row\.reward"):
+    with pytest.raises(
+        PluginError, match=r"reward 'mine' returned \[1\.0\]; it must return nothing, and set row\.reward"
+    ):
         RewardChain([Returning({})]).apply([make_row("a", 1.0)], services)
 
 

@@ -85,7 +85,7 @@ def test_prompts_without_a_rate_are_answered_as_the_most_uncertain_ones(run: Any
 
 @pytest.mark.parametrize("edges", [[0.5, 0.4], [0.4, 0.4], [0.0, 0.5], [0.5, 1.0]])
 def test_edges_that_do_not_rise_between_0_and_1_are_refused(edges: list[float]) -> None:
-    with pytest.raises(ConfigError, match="must rise between 0 and 1"):
+    with pytest.raises(ConfigError, match="must increase, between 0 and 1"):
         prompt_gdro(edges=edges)
 
 
@@ -103,7 +103,7 @@ def test_steps_and_bounds_that_leave_nothing_to_weigh_are_refused(run: Any) -> N
         if fine:
             method.check(made.recipe, [])
         else:
-            with pytest.raises(ConfigError, match="lower least or raise most"):
+            with pytest.raises(ConfigError, match="lower least, or raise most"):
                 method.check(made.recipe, [])
     two, one = (
         made.recipe.model_copy(update={"rollout": made.recipe.rollout.model_copy(update={"prompts_per_step": count})})

@@ -134,7 +134,9 @@ def test_a_transfer_that_breaks_off_in_the_middle_ends_with_an_error_and_the_nex
         if killed:
             patch.setattr(Connection, "call", without_resume)
             patch.setattr(dialect, "reset", lambda connection: None)
-        with pytest.raises(RolloutEngineError, match=r"no rollout server holds .* the link is down.*no whole weights"):
+        with pytest.raises(
+            RolloutEngineError, match=r"no rollout server holds .* the link is down.*an incomplete set of weights"
+        ):
             sync(engine, 2)
     with pytest.raises(RolloutEngineError, match="sync before sampling"):
         engine.sample(plan())
@@ -227,17 +229,17 @@ def test_held_weights_have_the_label_that_a_folder_gives_them_and_are_read_anew(
 
 
 def test_a_student_on_a_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"from GPU to GPU, and the student is on cpu; set \S+transfer: folder"):
+    with pytest.raises(ConfigError, match=r"from GPU to GPU, but the student is on cpu; set \S+transfer: folder"):
         transfer.check_sender(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("sglang_server", {}, r"sglang_server takes weights from a folder alone.*sample with vllm_server"),
-        ("vllm_server", {"train": {"sharding": "fsdp"}}, r"no rank of a sharded student .* holds all weights"),
+        ("sglang_server", {}, r"sglang_server can take weights only from a folder.*sample with vllm_server"),
+        ("vllm_server", {"train": {"sharding": "fsdp"}}, r"no rank of a sharded student .* holds all of them"),
         ("vllm_server", {"model": {"path": "m", "lora": {"rank": 4}}}, r"set rollout.engine.merge_adapters: true, or"),
-        ("vllm_server", {}, r"sends with vLLM, which is not installed beside the student; .*opd\[vllm\]"),
+        ("vllm_server", {}, r"needs vLLM beside the student, which is not installed; .*opd\[vllm\]"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_anything_is_loaded(

@@ -107,7 +107,7 @@ def test_a_prefix_cache_that_outlives_a_sync_is_found_out(make_engine: Make, mon
     engine = make_engine("vllm")
     moved(engine)
     monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
-    with pytest.raises(RolloutEngineError, match=r"known row are .* nats from the student's"):
+    with pytest.raises(RolloutEngineError, match=r"known row differ from the student's by .* nats"):
         engine.sync(engine.setup.model.named_parameters(), 4)
     with pytest.raises(RolloutEngineError, match="sync it before it samples"):
         engine.sample(plan(1))
@@ -181,10 +181,10 @@ def test_a_model_that_gives_no_number_is_an_error_and_no_dead_engine(make_engine
     engine = make_engine("vllm")
     with torch.no_grad():
         engine.setup.model.model.norm.weight.fill_(torch.nan)
-    with pytest.raises(RolloutEngineError, match="known row are inf nats"):
+    with pytest.raises(RolloutEngineError, match="known row differ from the student's by inf nats"):
         engine.sync(engine.setup.model.named_parameters(), 4)
     engine._whole = True
-    with pytest.raises(NonFiniteError, match="gave no finite log-probs while it answered"):
+    with pytest.raises(NonFiniteError, match="log-probs were not finite while it answered"):
         engine.sample(plan(1))
 
 
@@ -246,8 +246,8 @@ def test_a_row_that_may_outgrow_the_cache_is_refused_with_the_setting(make_engin
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("AbacusForCausalLM", "vLLM has no model of the family AbacusForCausalLM"),
-        ("GPTNeoXForCausalLM", "vLLM runs GPTNeoXForCausalLM by transformers' own class.*vllm_server"),
+        ("AbacusForCausalLM", "vLLM does not support the model family AbacusForCausalLM"),
+        ("GPTNeoXForCausalLM", "vLLM runs GPTNeoXForCausalLM with transformers' own class.*vllm_server"),
     ],
 )
 def test_a_family_that_vllm_lacks_or_borrows_is_refused_before_anything_is_loaded(

@@ -126,7 +126,7 @@ def test_an_engine_that_does_not_wake_is_started_again(sleeper: Any) -> None:
 def test_its_errors_are_ours_with_what_to_change(sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, sampler, _ = sleeper
     engine._llm.fails = "sleep"
-    with pytest.raises(EngineLostError, match=r"did not give the GPU's memory back; leave rollout.engine.sleep out \("):
+    with pytest.raises(EngineLostError, match=r"did not free its GPU memory; remove rollout.engine.sleep \("):
         sampler.sample(ROWS)
     assert engine.asked[-1] == "close"
     engine.open(engine.setup)
