@@ -34,7 +34,7 @@ class DlerSettings(RewardSettings):
         None, ge=1, description="Length limit in tokens; null means rollout.max_new_tokens alone."
     )
     easy_limit: int | None = Field(None, ge=1, description="Length limit of easy groups in tokens; null means limit.")
-    easy_share: float = Field(0.5, gt=0, le=1, description="Share of right answers from which on a group is easy.")
+    easy_share: float = Field(0.5, gt=0, le=1, description="Share of right answers at which a group counts as easy.")
 
     @model_validator(mode="after")
     def _check(self) -> DlerSettings:

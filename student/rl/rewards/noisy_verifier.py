@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 class Rates(Settings):
     """Error rates of a verifier."""
 
-    false_positive: float = Field(0.0, ge=0, lt=1, description="Share of wrong answers that it accepts.")
-    false_negative: float = Field(0.0, ge=0, lt=1, description="Share of right answers that it refuses.")
+    false_positive: float = Field(0.0, ge=0, lt=1, description="Share of wrong answers that the verifier accepts.")
+    false_negative: float = Field(0.0, ge=0, lt=1, description="Share of right answers that the verifier refuses.")
 
 
 class NoisyVerifierSettings(RewardSettings, Rates):
     """Settings of the correction."""
 
     domains: dict[str, Rates] = Field(
-        default_factory=dict, description="Rates by domain, in place of the general ones."
+        default_factory=dict, description="Mapping from a domain to its own rates, which replace the general ones."
     )
 
     @field_validator("domains")

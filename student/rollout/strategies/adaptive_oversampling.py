@@ -42,7 +42,7 @@ class AdaptiveOversamplingSettings(StrategySettings):
         0.8,
         ge=0,
         lt=1,
-        description="Share of the average of e, the groups that had to be dropped, that each step keeps.",
+        description="Share of e, the smoothed share of dropped groups, that each step keeps.",
     )
     cap: float = Field(
         4.0, ge=1, description="Maximum number of prompts in a step, in multiples of rollout.prompts_per_step."
