@@ -323,5 +323,5 @@ def test_an_engine_that_gives_another_number_of_rows_is_named(given: Any, words:
     player = SimpleNamespace(plays=lambda row: False)
     sampler = PolicySampler(Few(RolloutEngineSettings(name="few")), cast(Any, learner), cast(Any, player))
     plan = plan_step(0, [Prompt.make("1+1=")], samples=1, max_new_tokens=4, temperature=1.0)
-    with pytest.raises(PluginError, match=rf"Few\.sample {words} planned ones"):
+    with pytest.raises(PluginError, match=rf"Few\.sample {words} planned rows"):
         sampler.sample(plan.rows)

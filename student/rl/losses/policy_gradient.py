@@ -128,7 +128,7 @@ class PolicyGradient(Term):
         """
         passed = [name for name in self.unread if getattr(self.settings, name, None) not in (None, False)]
         if passed:
-            own = f"; its bounds are {' and '.join(self.bounds)}" if self.bounds else ""
+            own = f"; it is bounded by {' and '.join(self.bounds)}" if self.bounds else ""
             raise ConfigError(
                 f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not use{own}; remove "
                 f"{' and '.join(passed)}, or use another loss."
@@ -189,14 +189,14 @@ class PolicyGradient(Term):
             # A loss whose bound is `ratio` has no bound to set, but its weight is made of the ratio.
             bounded = [name if name != "ratio" else "the weight by the ratio" for name in bounded]
             return (
-                [f"{' and '.join(bounded)} of term {s.name!r} never act, because ratio none has no ratio"]
+                [f"{' and '.join(bounded)} of term {s.name!r} can never act, because ratio none has no ratio"]
                 if bounded
                 else []
             )
         if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
             return []
         return [
-            f"{' and '.join(bounded)} of term {s.name!r} never act, because with one update per batch every "
+            f"{' and '.join(bounded)} of term {s.name!r} can never act, because with one update per batch every "
             "importance ratio is 1; set train.minibatches or train.epochs to make several updates"
         ]
 

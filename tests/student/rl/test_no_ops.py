@@ -58,11 +58,11 @@ BY_DOMAIN = {"domains": {"a": {"false_negative": 0.3}}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BNPO: a penalty that leaves the range": (
         of(credit("bnpo"), **reward("overlong", buffer=4, penalty=0.5)),
-        "from 0 to 1, and with 'overlong' they are from -0.5 to 1; set its lowest and highest",
+        "from 0 to 1, but with 'overlong' they range from -0.5 to 1; set its lowest and highest",
     ),
     "BNPO: a scale that leaves the range": (
         of(credit({"name": "bnpo", "lowest": -10}), **reward("tulu3")),
-        "from -10 to 1, and with 'tulu3' they are from -10 to 10",
+        "from -10 to 1, but with 'tulu3' they range from -10 to 10",
     ),
     "BNPO: a cosine that leaves the range": (of(credit("bnpo"), **reward("cosine_length")), "from -0.5 to 1.1"),
     "BNPO: matched calls": (of(credit("bnpo"), **reward("toolrl")), "from -3 to 4"),
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "TTRV: an entropy under the group's mean": (of(credit("group_mean"), **reward("ttrv")), "cancels it"),
     "TTRV: groups of one": (
         of(credit("reinforce"), **reward("ttrv"), rollout={"samples_per_prompt": 1}),
-        "raise rollout.samples_per_prompt",
+        "set rollout.samples_per_prompt to 2",
     ),
     "judges: a weight under the deviation": (
         of(credit("group_mean"), **reward("judge", **CHAT, weight=2.0)),
@@ -137,23 +137,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of({"name": "grpo", "importance_cap": 2}),
         "already makes that correction",
     ),
-    "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both or neither"),
+    "REC: a regulariser without strength": (of({"name": "rec", "regulariser": "k2"}), "set both, or neither"),
     "REC: a regulariser of the ratio without one": (
         of({"name": "rec", "regulariser": "k2", "strength": 0.1, "ratio": "none"}),
         "regulariser k2, which uses the ratio",
     ),
     "REC: a weight of the ratio without one": (of({"name": "rec", "weigh": "sequence", "ratio": "none"}), "weigh seq"),
     # Settings that a loss passes over.
-    "CISPO: a clip, which is not its cap": (of({"name": "cispo", "clip_high": 0.2}), "does not read.*floor|is cap"),
-    "DISPO, TOPR: a clip": (of({"name": "topr", "clip_low": 0.2}), "does not read"),
-    "MinPRO, REC, DHPO, MiniRL: a dual clip": (of({"name": "rec", "dual_clip": 3}), "does not read"),
+    "CISPO: a clip, which is not its cap": (of({"name": "cispo", "clip_high": 0.2}), "does not use.*floor|by cap"),
+    "DISPO, TOPR: a clip": (of({"name": "topr", "clip_low": 0.2}), "does not use"),
+    "MinPRO, REC, DHPO, MiniRL: a dual clip": (of({"name": "rec", "dual_clip": 3}), "does not use"),
     "A-LoL: a weight by the policy that sampled, for a ratio to a reference": (
         of({"name": "a_lol", "ratio_to": "old", "importance_cap": 2}, **method("critic")),
-        "importance_cap, which its loss does not read",
+        "importance_cap, which its loss does not use",
     ),
     "DHPO: no ratio, which has its gradient": (of({"name": "dhpo", "ratio": "none"}), "would learn nothing"),
     "A2TGPO: no ratio, which has its gradient": (of({"name": "a2tgpo", "ratio": "none"}), "would learn nothing"),
-    "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not read"),
+    "RL-PLUS, ROVER, MiMo: a clip": (of({"name": "rover", "clip_high": 0.2}), "does not use"),
     "MiniRL: its weight a second time": (of({"name": "minirl", "importance_cap": 2}), "would do so again"),
     "a group by a key that is misspelt": (
         of(credit({"name": "group_mean", "group": ["uuid"]})),
@@ -198,18 +198,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "compares the answers",
     ),
     "Reinforce-Ada: keeps all it can draw": (of(PLAIN, **strategy("reinforce_ada", rounds=1)), "nothing to choose"),
-    "MoPPS, PCL and other samplers: one candidate": (of(PLAIN, **method("mopps", candidates=1)), "no choice"),
+    "MoPPS, PCL and other samplers: one candidate": (
+        of(PLAIN, **method("mopps", candidates=1)),
+        "no prompts to choose from",
+    ),
     "SEC, GDRO: a column that is not kept": (
         of(PLAIN, **method("sec", by="level"), prompts=TABLE),
         "'level'.*keep_col",
     ),
     "Composition-RL: depths that are not kept": (of(PLAIN, **method("depth_curriculum"), prompts=TABLE), "'depth'"),
-    "GDRO: one prompt in a step": (of(PLAIN, **method("prompt_gdro"), rollout={"prompts_per_step": 1}), "there is one"),
-    "Rollout-GDRO: bounds without room": (of(PLAIN, **method("rollout_gdro", least=4)), "leaves it 4"),
+    "GDRO: one prompt in a step": (
+        of(PLAIN, **method("prompt_gdro"), rollout={"prompts_per_step": 1}),
+        "there is only one",
+    ),
+    "Rollout-GDRO: bounds without room": (of(PLAIN, **method("rollout_gdro", least=4)), "always makes 4"),
     "Prompt-GDRO: all classes alike": (of(PLAIN, **method("prompt_gdro", gamma=1)), "less than 1"),
     "prompt augmentation: equal templates": (
         of(PLAIN, **method("prompt_augmentation", templates=[{"text": "{prompt}"}] * 2)),
-        "all alike",
+        "all equal; set",
     ),
     "prompt augmentation: a reward of formats without one": (
         of(PLAIN, **method("prompt_augmentation", format_weight=0.5)),
@@ -219,7 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
     "ArCHer: a critic that no advantage reads": (
         of(PLAIN, **method("archer_critic")),
-        "no advantage reads method archer_critic",
+        "no advantage uses the values of method archer_critic",
     ),
     "ArCHer: no critic": (of(credit("archer")), "add method archer_critic"),
     "ArCHer: a warm-up as long as the run": (of(credit("archer"), **method("archer_critic", warm_up=20)), "of 20"),
@@ -253,7 +259,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
-    "TOPR: a taper without a ratio": (of({"name": "topr", "ratio": "none"}), "the weight by the ratio .*: ratio none"),
+    "TOPR: a taper without a ratio": (
+        of({"name": "topr", "ratio": "none"}),
+        "the weight by the ratio .*, because ratio none",
+    ),
     "OPD: the student as it starts for its teacher": (of({"name": "opd", "role": "initial"}), "no other term changes"),
     "mixed losses without hinted rows": (of(MIXED), "no hinted or given row"),
     "RL-PLUS without expert rows": (of({"name": "rl_plus"}), "no hinted or given row"),

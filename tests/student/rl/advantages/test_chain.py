@@ -86,7 +86,9 @@ def test_chains_in_a_wrong_order_are_refused(entries: list[dict[str, Any]], word
         chain(*entries)
 
 
-@pytest.mark.parametrize(("fault", "word"), [("shape", "shape"), ("count", "gave 0 credits"), ("nan", "not finite")])
+@pytest.mark.parametrize(
+    ("fault", "word"), [("shape", "shape"), ("count", "returned 0 credits"), ("nan", "not finite")]
+)
 def test_credit_that_is_no_credit_is_refused(fault: str, word: str) -> None:
     with pytest.raises(PluginError, match=word):
         chain({"name": f"{ME}:Broken", "group": [fault]}).estimate([Outcome(0, "u", 0, reward=1.0, length=3)])

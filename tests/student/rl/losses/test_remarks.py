@@ -35,13 +35,13 @@ def recipe(objective: dict[str, Any], **train: int) -> Recipe:
 @pytest.mark.parametrize(
     ("objective", "train", "said"),
     [
-        ({"name": "grpo"}, {}, "clip_low and clip_high of term 'grpo' never act"),
-        ({"name": "grpo", "clip_low": None}, {}, "clip_high of term 'grpo' never act"),
+        ({"name": "grpo"}, {}, "clip_low and clip_high of term 'grpo' can never act"),
+        ({"name": "grpo", "clip_low": None}, {}, "clip_high of term 'grpo' can never act"),
         ({"name": "grpo"}, {"minibatches": 2}, None),
         ({"name": "grpo"}, {"epochs": 2}, None),
         ({"name": "rloo"}, {}, None),
         ({"name": "policy_gradient"}, {}, None),
-        ({"name": "rloo", "clip_low": 0.2}, {}, "clip_low of term 'rloo' never act: ratio none"),
+        ({"name": "rloo", "clip_low": 0.2}, {}, "clip_low of term 'rloo' can never act, because ratio none"),
         ({"name": "rloo"}, {"minibatches": 2}, "rows of older weights as on policy"),
         ({"name": "rloo", "advantage": {"name": "asym_re"}}, {"epochs": 2}, None),
         ({"name": "rloo", "advantage": {"name": "lpo"}}, {"epochs": 2}, None),

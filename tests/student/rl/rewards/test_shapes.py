@@ -77,7 +77,7 @@ def test_a_reward_of_a_kind_that_there_is_not_is_refused() -> None:
     class Total(Given):
         kind = "total"  # type: ignore[assignment]
 
-    with pytest.raises(ConfigError, match="reward mine is of kind 'total'; a kind is 'whole' or 'part'"):
+    with pytest.raises(ConfigError, match="reward mine is of kind 'total'; its kind must be 'whole' or 'part'"):
         RewardChain([Total({})])
 
 

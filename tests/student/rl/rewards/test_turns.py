@@ -137,7 +137,7 @@ def test_the_reward_is_the_format_and_six_times_the_share_less_three(make_row: A
     for calls, words in (
         (["look"], "needs a name and arguments"),
         ([{"name": "look", "arguments": "door"}], "needs a name and arguments"),
-        ("look", "'calls' of .* is 'look'; give a list of calls"),
+        ("look", "'calls' of .* is 'look'; it must be a list of calls"),
     ):
         other = make_row("x", prompt=Prompt.make("q", extra={"calls": calls}))
         with pytest.raises(DataError, match=words):
