@@ -157,7 +157,7 @@ class RolloutSettings(Settings):
         262_144,
         ge=1,
         description="Maximum number of tokens whose keys and values are held at once, counted as the number of "
-        "responses decoded together times the longest possible prompt and response. Where it is exceeded, fewer "
+        "responses decoded together times the longest possible prompt and response. If it would be exceeded, fewer "
         "responses are decoded together, but never fewer than four.",
     )
     verify_workers: int = Field(

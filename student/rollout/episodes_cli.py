@@ -49,7 +49,7 @@ def record(
         str, typer.Argument(help="Task whose problems come with a solution path (lock, rooms), or a run folder.")
     ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the task, for example size=5.")
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Settings of the task, for example depth=12.")
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Output file, JSON lines with prompt, environment and path.")

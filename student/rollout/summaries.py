@@ -57,7 +57,7 @@ class SummarySettings(Settings):
     most: int = Field(
         8,
         ge=1,
-        description="Maximum number of summaries in an episode. An episode that needs more ends with verdict context.",
+        description="Maximum number of summaries in an episode. An episode that needs more ends as `context`.",
     )
     instruction: str = Field(
         _INSTRUCTION, min_length=1, description="Text that asks for a summary, in place of the next observation."
