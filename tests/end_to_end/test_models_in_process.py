@@ -219,7 +219,7 @@ def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
     alone: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     text = check(alone(**SELF, contexts=HINTED), offline=False)
-    assert "model ema: the moving average of the student's weights, answered in process" in text
+    assert "model ema: the moving average of the student's weights, computed in process" in text
     assert f"teacher reads: '{SECRET}" in text
 
 
@@ -231,7 +231,7 @@ def test_a_dry_run_says_what_is_answered_in_process_and_what_it_reads(
             DataError,
             ["contexts.teacher", "missing"],
         ),
-        ({"contexts": {"teacher": {"prompt": "{{ prompt }}"}}}, DataError, ["contexts.teacher", "change nothing"]),
+        ({"contexts": {"teacher": {"prompt": "{{ prompt }}"}}}, DataError, ["contexts.teacher", "changes nothing"]),
         ({"contexts": {"teacher": {"prompt": "{{ prompt"}}}, ConfigError, ["contexts.teacher.prompt", "template"]),
         ({"contexts": {"teacher": {"system": "hint"}}}, DataError, ["plain text", "contexts.teacher.prompt"]),
         ({"contexts": {"ema": {"prompt": "{{ row.reason }}"}}, **NAMED}, DataError, ["contexts.ema", "reason"]),

@@ -146,7 +146,7 @@ def test_without_a_reward_of_their_own_prompts_without_answers_are_refused(alone
     [
         ([{"name": "overlng"}], {}, "did you mean 'overlong'"),
         ([{"name": "dler"}, {"name": "rl_struct"}], {}, "each give the whole reward"),
-        ([{"name": "hapo"}, {"name": "hapo"}], {}, "given twice"),
+        ([{"name": "hapo"}, {"name": "hapo"}], {}, "named twice"),
         ([{"name": "hapo"}], {"objective": [{"name": "sft", "rows": "all"}]}, "no term learns from them"),
         ([{"buffer": 3}], {}, "rewards.0 has no name"),
         ([{"name": "function", "function": "judges_of_rewards:long"}], {}, "cannot be imported"),

@@ -111,7 +111,7 @@ def test_the_dry_run_names_stop_tokens_of_the_teacher_that_do_not_stop_the_stude
 ) -> None:
     assert "also ends with" not in check(make_recipe(), offline=False)
     text = check(make_recipe(teachers={"endpoints": [renamed.address]}), offline=False)
-    assert "teacher teacher also ends with '<|pad|>', which the student goes on after: if it ends" in text
+    assert "teacher teacher also ends with '<|pad|>', after which the student continues: if it ends" in text
     named = make_recipe(teachers={"endpoints": [renamed.address]}, rollout={"stop_tokens": ["<|pad|>"]})
     assert "also ends with" not in check(named, offline=False)
 
