@@ -27,7 +27,7 @@ def test_every_kind_is_listed_and_one_kind_alone() -> None:
 
 def test_a_plugin_shows_its_documentation_and_its_settings() -> None:
     out = run("show", "opd")
-    assert "On-policy distillation" in out and "  k: default 64. Ids per position" in out
+    assert "On-policy distillation" in out and "  k: default 64. Number k of ids per position" in out
 
 
 def test_a_plugin_shows_its_formula_its_needs_and_how_it_is_known() -> None:

@@ -88,7 +88,7 @@ def test_a_run_is_not_resumed_while_another_process_writes_it_and_is_once_that_w
     command = [sys.executable, "-c", HOLD, str(job.run)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"locked\n"
-        with pytest.raises(RunFolderError, match=rf"another process .*process {other.pid} on .*wait for its end"):
+        with pytest.raises(RunFolderError, match=rf"another process .*process {other.pid} on .*wait until it ends"):
             train(job, resume=True)
         other.kill()
     with RunFolder.reopen(job).alone(), pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
