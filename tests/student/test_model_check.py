@@ -44,7 +44,7 @@ def test_joined_experts_whose_first_weights_have_other_names_are_refused(mixture
 
 def test_a_dense_student_has_its_first_weights_and_no_experts(world: Path, tmp_path: Path) -> None:
     assert "needs: " in check(recipe(tmp_path, world / "student", **SPARSITY), offline=False)
-    with pytest.raises(ConfigError, match="has no router of experts"):
+    with pytest.raises(ConfigError, match="found no router of experts"):
         check(recipe(tmp_path, world / "student", **ROUTING), offline=False)
 
 
