@@ -121,7 +121,7 @@ def _bare(text: str) -> list[Call | BadCall]:
 
 def _call(value: Any) -> Call | BadCall:
     if not isinstance(value, dict):
-        return BadCall(f"the tool call is a JSON {type(value).__name__}, not an object with name and arguments")
+        return BadCall(f"the tool call is JSON, but {type(value).__name__} and not an object with name and arguments")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return BadCall("the tool call has no name")
@@ -132,5 +132,5 @@ def _call(value: Any) -> Call | BadCall:
         except (ValueError, RecursionError) as error:
             return BadCall(f"the arguments of {name} are not valid JSON: {error}")
     if not isinstance(arguments, dict):
-        return BadCall(f"the arguments of {name} are a {type(arguments).__name__}, not an object")
+        return BadCall(f"the arguments of {name} are {type(arguments).__name__} and not an object")
     return Call(name, arguments)

@@ -23,7 +23,8 @@ Names = Annotated[
 ]
 Root = Annotated[Path, typer.Option("--root", help="Folder in which the lab keeps its models and runs.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Run a short form that only shows that everything works, in a minute or two.")
+    bool,
+    typer.Option("--quick", help="Use the short form, which only shows that everything works, in a minute or two."),
 ]
 Out = Annotated[
     Path | None,

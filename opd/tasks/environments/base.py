@@ -72,7 +72,7 @@ class Observation:
         """
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
-            raise DataError(f"the observation is a {type(text).__name__}, not text")
+            raise DataError(f"the observation is {type(text).__name__}, not text")
         # Environments are user code, so everything they return is checked here, whether or not it came from a process.
         tools, info, results = data.get("tools") or (), data.get("info") or {}, data.get("results") or ()
         if not (isinstance(results, (list, tuple)) and all(isinstance(result, str) for result in results)):

@@ -102,7 +102,7 @@ class Factory:
             return json.dumps({"error": call.reason})
         method = self._tools.get(call.name)
         if method is None:
-            return json.dumps({"error": f"there is no tool {call.name!r}; use one of {', '.join(self._tools)}"})
+            return json.dumps({"error": f"there is no tool {call.name!r}; there are {', '.join(self._tools)}"})
         try:
             arguments = _typed(call, self.schemas[list(self._tools).index(call.name)])
             return _text(_finished(method(**arguments)))

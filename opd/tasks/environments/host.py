@@ -69,7 +69,7 @@ def answer_with(seen: object) -> dict[str, Any]:
         TypeError: if that is not an observation.
     """
     if not isinstance(seen, Observation):
-        raise TypeError(f"it returned a {type(seen).__name__} instead of an Observation")
+        raise TypeError(f"it returned {type(seen).__name__} instead of an Observation")
     return {"observation": seen.to_dict()}
 
 

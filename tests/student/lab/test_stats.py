@@ -71,7 +71,7 @@ def test_a_share_has_wilsons_interval_and_is_never_certain() -> None:
 
 
 def test_unpaired_ratios_and_single_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="pairs"):
+    with pytest.raises(ValueError, match="as many of each"):
         paired_ratio([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="two"):
         t_interval([1.0])
