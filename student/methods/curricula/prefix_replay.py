@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from opd.errors import DataError
-from opd.tasks.environments.base import ENVIRONMENT, PATH
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
+from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import note_turns, turn_metrics
 
 if TYPE_CHECKING:
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
+
+
+_READER = "method prefix_replay"
 
 
 class PrefixReplaySettings(ControllerSettings):
@@ -64,29 +66,18 @@ class PrefixReplay(Controller):
         Raises:
             DataError: naming the first prompt of one.
         """
-        for prompt in prompts:
-            if ENVIRONMENT in prompt.extra:
-                self._path(prompt)
+        check_paths(prompts, _READER)
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Make each episode begin at a point of its path."""
         return replace(plan, rows=tuple(self._episode(row) for row in plan.rows))
 
     def _episode(self, row: PlannedRow) -> PlannedRow:
-        if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
+        if not is_played(row):
             return row
-        path = self._path(row.prompt)
+        path = path_of(row.prompt, _READER)
         place = self.place(row, len(path))
         return replace(row, episode=EpisodePlan(turns=self.settings.turns, replay=tuple(path[:place])))
-
-    @staticmethod
-    def _path(prompt: Prompt) -> list[str]:
-        path = prompt.extra.get(PATH)
-        if not path:
-            raise DataError(
-                f"{prompt.name} has no recorded path, which method prefix_replay needs; put one into its column 'path'."
-            )
-        return list(path)
 
     def place(self, row: PlannedRow, length: int) -> int:
         """The point t, drawn from the row's own random stream."""

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from opd.errors import DataError
-from opd.tasks.environments.base import ENVIRONMENT, PATH
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
+from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import DEPTH, mean_depth, note_turns, turn_divergences, turn_metrics
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
     from student.controllers import Services, StepReport
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
+
+
+_INSTEAD = "use order f2b"
 
 
 class TcodSettings(ControllerSettings):
@@ -115,9 +117,8 @@ class Tcod(Controller):
         Raises:
             DataError: naming the first prompt of one.
         """
-        for prompt in prompts if self.settings.order in ("b2f", "mixed") else ():
-            if ENVIRONMENT in prompt.extra:
-                self._path(prompt)
+        if self.settings.order in ("b2f", "mixed"):
+            check_paths(prompts, f"order {self.settings.order} of method tcod", _INSTEAD)
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Set where each episode begins or is cut, by the depth of the step."""
@@ -127,7 +128,7 @@ class Tcod(Controller):
         return replace(plan, rows=tuple(self._episode(row, depth) for row in plan.rows))
 
     def _episode(self, row: PlannedRow, depth: int) -> PlannedRow:
-        if ENVIRONMENT not in row.prompt.extra or (row.episode is not None and row.episode.given):
+        if not is_played(row):
             return row
         order, tags = self.settings.order, {**row.tags, DEPTH: str(depth)}
         if order == "mixed":
@@ -135,17 +136,8 @@ class Tcod(Controller):
             order = "f2b" if way else "b2f"
         if order != "b2f":
             return replace(row, episode=EpisodePlan(turns=depth), tags=tags)
-        path = self._path(row.prompt)
+        path = path_of(row.prompt, f"order {self.settings.order} of method tcod", _INSTEAD)
         return replace(row, episode=EpisodePlan(replay=tuple(path[: max(0, len(path) - depth)])), tags=tags)
-
-    def _path(self, prompt: Prompt) -> list[str]:
-        path = prompt.extra.get(PATH)
-        if not path:
-            raise DataError(
-                f"{prompt.name} has no recorded path, which order {self.settings.order} of method tcod needs; put one "
-                "into its column 'path', or use order f2b."
-            )
-        return list(path)
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Note the divergence of each turn."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from opd.tasks.environments.base import ENVIRONMENT
 from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
+from student.methods.curricula.paths import is_played
 from student.methods.curricula.turns import (
     DEPTH,
     mean_depth,
@@ -94,7 +94,7 @@ class TurnOpd(Controller):
                 episode=replace(row.episode or EpisodePlan(), turns=depth),
                 tags={**row.tags, DEPTH: str(depth)},
             )
-            if ENVIRONMENT in row.prompt.extra and not (row.episode is not None and row.episode.given)
+            if is_played(row)
             else row
             for row in plan.rows
         ]

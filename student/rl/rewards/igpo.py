@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from opd.errors import DataError
 from opd.tasks.environments.base import ENVIRONMENT
-from opd.wire.types import ScoreItem
 from student.rl.rewards.base import Reward, RewardSettings
+from student.rl.rewards.reference import reference_item, reference_of
 from student.scoring.needs import STUDENT, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
+    from opd.wire.types import ScoreItem
     from student.data.row import Row
     from student.rl.rewards.base import RewardServices
 
@@ -61,7 +61,7 @@ class Igpo(Reward):
         """
         for prompt in prompts:
             if ENVIRONMENT in prompt.extra:
-                _reference(prompt)
+                reference_of(prompt, self.label)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the rewards by turn of judged episodes; metrics belief (at the last turn's start) and gain (per turn).
@@ -86,17 +86,7 @@ class Igpo(Reward):
 
     def _item(self, row: Row, place: int, tokenizer: Any) -> ScoreItem:
         """The reference answer as a response to the episode before position `place`."""
-        reference = _reference(row.prompt)
-        before = tokenizer(self.settings.before, add_special_tokens=False)["input_ids"] if self.settings.before else []
-        answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
-        ids = np.concatenate([row.read_before(place), np.array([*before, *answer], dtype=np.uint32)])
-        return ScoreItem(ids, len(ids) - len(answer))
-
-
-def _reference(prompt: Prompt) -> str:
-    if not prompt.answer:
-        raise DataError(f"{prompt.name} has no reference answer, which reward igpo needs; add one.")
-    return prompt.answer
+        return reference_item(row.prompt, self.label, row.read_before(place), self.settings.before, tokenizer)
 
 
 def _belief(log_probs: Any) -> float:

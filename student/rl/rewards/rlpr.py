@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError, DataError
-from opd.wire.types import ScoreItem
+from opd.errors import ConfigError
 from student.rl.advantages.batch_scale import deviation
 from student.rl.rewards.base import Reward, RewardSettings, in_groups
+from student.rl.rewards.reference import reference_item, reference_of
 from student.scoring.needs import STUDENT, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
+    from opd.wire.types import ScoreItem
     from student.controllers import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
@@ -92,7 +93,7 @@ class Rlpr(Reward):
             DataError: naming the first of them.
         """
         for prompt in prompts:
-            _reference(prompt)
+            reference_of(prompt, self.label)
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if the run ends before the filter begins."""
@@ -121,13 +122,8 @@ class Rlpr(Reward):
 
     def _item(self, row: Row, reasoning: str, tokenizer: Any) -> ScoreItem:
         """The reference answer as a response to the prompt, the reasoning and `answer_start`."""
-        reference = _reference(row.prompt)
-        before = tokenizer(reasoning + self.settings.answer_start, add_special_tokens=False)["input_ids"]
-        answer = tokenizer(reference, add_special_tokens=False)["input_ids"]
-        if not answer:
-            raise DataError(f"{row.prompt.name} has an empty reference answer, which reward rlpr needs; fill it in.")
-        ids = np.concatenate([row.prompt_ids, np.array([*before, *answer], dtype=np.uint32)])
-        return ScoreItem(ids, len(ids) - len(answer))
+        lead = reasoning + self.settings.answer_start
+        return reference_item(row.prompt, self.label, row.prompt_ids, lead, tokenizer)
 
     def _format(self, text: str) -> float:
         start = text.find(self.settings.answer_start)
@@ -162,12 +158,6 @@ class Rlpr(Reward):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.average = state.get("average")
-
-
-def _reference(prompt: Prompt) -> str:
-    if prompt.answer is None:
-        raise DataError(f"{prompt.name} has no reference answer, which reward rlpr needs; add one.")
-    return prompt.answer
 
 
 def _mean_probability(log_probs: Any) -> float:
