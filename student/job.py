@@ -22,13 +22,13 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
 from student.evaluator import Evaluator
-from student.learning.early import learns_early
 from student.learning.learner import Learner
 from student.learning.model import Student, load_student
 from student.learning.objective import Objective
 from student.learning.rank_watch import RankWatch
 from student.learning.ranks import Ranks, make_accelerator
 from student.learning.sharding import shard
+from student.learns_early import learns_early
 from student.plugins import build_measure
 from student.preparation import Prepared, prepare
 from student.recipe import Recipe

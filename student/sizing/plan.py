@@ -61,7 +61,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
             teachers cannot.
     """
     from opd.errors import ConfigError
-    from student.learning.early import learns_early
+    from student.learns_early import learns_early
     from student.plugins import build_plugins
     from student.sizing.hardware import GIB
     from student.sizing.lengths import largest, lengths_of

@@ -14,7 +14,7 @@ P is the number of parameters that a token uses.
 
     a step             Rows are scored while others are still sampled, and learning begins when all are scored: the
                        longer of rollout and teachers, plus learning. If the job learns early
-                       (student/learning/early.py), all micro-batches but the last overlap with scoring. If steps are
+                       (student/learns_early.py), all micro-batches but the last overlap with scoring. If steps are
                        sampled ahead (train.max_staleness), the teachers work at the same time as the student, and
                        rollouts at the same time as learning if they have their own devices
 

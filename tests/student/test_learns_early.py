@@ -8,7 +8,8 @@ import pytest
 from opd.config import parse_settings
 from student.controllers import Controller
 from student.data.row import Row
-from student.learning.early import learns_early, reads_no_scores
+from student.learning.early import reads_no_scores
+from student.learns_early import learns_early
 from student.methods.distil.opd import OnPolicyDistillation
 from student.plugins import build_plugins
 from student.recipe import Recipe
