@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from student.learning.terms import Term
     from student.learning.updates import Update
     from student.recipe import Recipe
-    from student.rollout.engine import PolicySampler
+    from student.rollout.policy_sampler import PolicySampler
     from student.scoring.score import Scorer
 
 T = TypeVar("T")

@@ -34,8 +34,8 @@ from student.preparation import Prepared, prepare
 from student.recipe import Recipe
 from student.rl.rewards.chain import RewardChain
 from student.rollout.ahead import Ahead, copy_of
-from student.rollout.engine import PolicySampler
 from student.rollout.mismatch import Mismatch
+from student.rollout.policy_sampler import PolicySampler
 from student.rollout.strategy import Strategy
 from student.run.served_average import ServedAverage
 from student.sampling import engine_setup, open_ahead, open_sampler

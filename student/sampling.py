@@ -17,13 +17,13 @@ from student.rollout.engine import (
     EngineSetup,
     OnRow,
     PackedWeights,
-    PolicySampler,
     RolloutEngine,
     RolloutEngineSettings,
     Shards,
 )
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.gate import Gate
+from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
 from student.scoring.local import LocalModels
 

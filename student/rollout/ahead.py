@@ -34,9 +34,10 @@ from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.learning.learner import Learner
 from student.learning.sharding import full, placed
-from student.rollout.engine import OnRow, PackedWeights, RolloutEngine, sample_or_play
+from student.rollout.engine import OnRow, PackedWeights, RolloutEngine
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.gate import Gate
+from student.rollout.policy_sampler import sample_or_play
 
 _POLL_SECONDS = 0.5
 Lend = Callable[[], AbstractContextManager[RolloutEngine]]

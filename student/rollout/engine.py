@@ -4,8 +4,8 @@
 
 An engine samples from the trained model itself (`transformers`), or from a copy of the weights in an inference engine
 inside or outside the process; `sync` updates that copy. The loop, evaluations, probes and services sample through one
-`PolicySampler`, which syncs whenever the weights may have moved, so that no engine samples with old weights. A third
-party adds an engine through the entry-point group `opd.rollout_engines`.
+`PolicySampler` (`student.rollout.policy_sampler`), which syncs whenever the weights may have moved, so that no engine
+samples with old weights. A third party adds an engine through the entry-point group `opd.rollout_engines`.
 
 The conformance suite requires of every engine that a row's tokens depend only on the weights, the prompt and the row's
 own random stream (`student.data.streams`), that log-probs are those of the distribution sampled from, at the row's
@@ -15,15 +15,14 @@ temperature, and that every row carries the version of the weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import Field, model_validator
 
 from opd.config import Settings
-from opd.errors import PluginError, short
+from opd.errors import PluginError
 from opd.registry import Registry
 
 if TYPE_CHECKING:
@@ -32,11 +31,9 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.learning.learner import Learner
     from student.learning.model import Student
     from student.learning.ranks import Ranks
     from student.recipe import Recipe
-    from student.rollout.episodes import EpisodePlayer
     from student.rollout.spec import RolloutSpec
     from student.run.space import Space
 
@@ -268,133 +265,3 @@ class CopyEngine(TransformersRollout):
             if name in given:
                 parameter.data = given[name].to(parameter.device)
         super().sync(given.items(), version)
-
-
-def sample_or_play(
-    engine: RolloutEngine,
-    player: EpisodePlayer,
-    planned: Sequence[PlannedRow],
-    *,
-    purpose: tuple[object, ...] = ("rollout",),
-    on_row: OnRow = ignore,
-    poll: Callable[[], None] = lambda: None,
-) -> list[Row]:
-    """`RolloutEngine.sample`, except that `player` plays episodes turn by turn; `poll` may raise between turns."""
-    played = [row for row in planned if player.plays(row)]
-    if not played:
-        return engine.sample(planned, purpose=purpose, on_row=on_row)
-
-    def turn(rows: Sequence[PlannedRow], names: tuple[object, ...]) -> list[Row]:
-        return engine.sample(rows, purpose=names, on_row=lambda row: poll())
-
-    others = [row for row in planned if not player.plays(row)]
-    found = iter(engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
-    episodes = iter(player.play(played, turn, purpose=purpose, on_row=on_row))
-    return [next(episodes if player.plays(row) else found) for row in planned]
-
-
-class PolicySampler:
-    """The run's rollout engine, synced to the current weights before it samples.
-
-    Args:
-        engine: the opened engine.
-        learner: holds the weights to sample from.
-        player: plays the rows that are episodes.
-
-    Attributes:
-        version: number of steps that the weights have been trained for; the loop sets it through `moved`.
-        beside: whether a sampling-ahead thread borrows the engine through `lend`, on every rank. All ranks must then
-            call `sample` equally often.
-    """
-
-    def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer) -> None:
-        self._engine, self._learner, self._player = engine, learner, player
-        self.version = 0
-        self.beside = False
-        self._synced: tuple[int, int] | None = None
-        self._exposed = False
-        self._lock = threading.RLock()
-
-    def wait_for(self, space: Space) -> None:
-        """See `RolloutEngine.wait_for`."""
-        self._engine.wait_for(space)
-
-    def moved(self, version: int) -> None:
-        """Record that the weights have changed and are those after `version` steps."""
-        self.version, self._synced, self._exposed = version, None, False
-
-    def expose(self) -> None:
-        """Sync before every rollout until the next `moved`, because a controller holds tensors that it may write to."""
-        self._exposed = True
-
-    def sample(
-        self,
-        planned: Sequence[PlannedRow],
-        *,
-        purpose: tuple[object, ...] = ("rollout",),
-        on_row: OnRow = ignore,
-        poll: Callable[[], None] = lambda: None,
-    ) -> list[Row]:
-        """`sample_or_play` with the current weights; ranks of a sharded student call it together."""
-        # Steps alone do not tell weights apart, because a step may make several updates.
-        present = (self.version, self._learner.updates)
-        with self._lock:
-            if self.beside and self._engine.shared:
-                # A thread of another rank may still be sampling with other weights; it holds that rank's lock.
-                self._learner.ranks.gather(None)
-            if self._exposed or self._synced != present:
-                # Engines that gather shards themselves enter `bound` where a rank may fail alone.
-                gathers = self._learner.sharded and not self._engine.takes_shards
-                with self._learner.ranks.bound() if gathers else nullcontext():
-                    self._engine.sync(self._parameters(), self.version)
-                self._synced = present
-            try:
-                with self._learner.whole() if self._reads(planned) else nullcontext():
-                    if not planned:  # other ranks may have rows, and all ranks must gather the weights together
-                        return []
-                    rows = sample_or_play(
-                        self._engine, self._player, planned, purpose=purpose, on_row=on_row, poll=poll
-                    )
-                if not isinstance(rows, list) or len(rows) != len(planned):
-                    gave = f"{len(rows)} rows" if isinstance(rows, list) else short(rows)
-                    raise PluginError(
-                        f"{type(self._engine).__name__}.sample returned {gave} for {len(planned)} planned rows; it "
-                        "must return a list with one row for each."
-                    )
-                return rows
-            finally:
-                self._engine.rest()
-
-    def pack(self, version: int) -> PackedWeights:
-        """`RolloutEngine.pack` with the student's current weights."""
-        return self._engine.pack(self._parameters(), version)
-
-    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        learner = self._learner
-        return learner.named_parameters() if self._engine.takes_shards else learner.whole_parameters()
-
-    def _reads(self, planned: Sequence[PlannedRow]) -> bool:
-        """Whether any rank runs the student itself, to sample from it or to read answers that are given."""
-        if not self._engine.holds_weights:
-            return True
-        return self._learner.sharded and self._learner.ranks.any(any(row.answer is not None for row in planned))
-
-    @contextmanager
-    def lend(self) -> Iterator[RolloutEngine]:
-        """Lend the engine to another thread, which syncs it itself; `sample` waits until it is returned."""
-        with self._lock:
-            self._synced = None  # the borrower leaves its own weights in the engine
-            try:
-                yield self._engine
-            finally:
-                self._engine.rest()
-
-    def take(self) -> dict[str, float]:
-        """See `RolloutEngine.take`."""
-        return self._engine.take()
-
-    def fork(self, model: PreTrainedModel) -> RolloutEngine:
-        """See `RolloutEngine.fork`."""
-        engine = self._engine.fork(model)
-        engine.version = self.version
-        return engine

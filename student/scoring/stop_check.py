@@ -11,7 +11,7 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.data.plan import plan_step
 from student.data.row import Row
 from student.recipe import Recipe
-from student.rollout.engine import PolicySampler
+from student.rollout.policy_sampler import PolicySampler
 from student.scoring.needs import TEACHER, Needs, SignalNeed
 from student.scoring.score import Scorer
 from student.scoring.stops import StopMap, stop_log_ratios, teacher_stops

@@ -25,7 +25,8 @@ from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
 from student.rl.rewards.base import Reward
 from student.rl.samplers.base import Sampler, SamplerSettings
-from student.rollout.engine import ROLLOUT_ENGINES, PolicySampler, RolloutEngine, RolloutEngineSettings
+from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine, RolloutEngineSettings
+from student.rollout.policy_sampler import PolicySampler
 from student.rollout.rounds import Rollouts
 from student.rollout.strategy import STRATEGIES, Strategy, StrategySettings
 from student.run.series import Series

@@ -17,8 +17,9 @@ from student.lab.tiny.plans import ReinforcePlan, SftPlan, StepProgress
 from student.learning.model import load_student, load_tokenizer
 from student.loop import train
 from student.recipe import Recipe
-from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout, sample_or_play
+from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout
 from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.policy_sampler import sample_or_play
 from student.rollout.spec import RolloutSpec
 from student.run.telemetry import Telemetry
 

@@ -34,9 +34,7 @@ def reference_item(prompt: Prompt, reward: str, context: NDArray[np.uint32], lea
     """
     answer = tokenizer(reference_of(prompt, reward), add_special_tokens=False)["input_ids"]
     if not answer:
-        raise DataError(
-            f"{prompt.name} has a reference answer without tokens, and reward {reward} needs some; fill it in."
-        )
+        raise DataError(f"{prompt.name} has a reference answer without tokens; reward {reward} needs some.")
     before = tokenizer(lead, add_special_tokens=False)["input_ids"] if lead else []
     ids = np.concatenate([context, np.array([*before, *answer], dtype=np.uint32)])
     return ScoreItem(ids, len(ids) - len(answer))

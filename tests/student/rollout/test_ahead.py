@@ -27,12 +27,12 @@ from student.rollout.engine import (
     CopyEngine,
     EngineSetup,
     OnRow,
-    PolicySampler,
     RolloutEngine,
     RolloutEngineSettings,
     TransformersRollout,
     ignore,
 )
+from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))

@@ -11,9 +11,10 @@ import torch
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
 from student.learning.ranks import Ranks
-from student.rollout.engine import EngineSetup, PolicySampler
+from student.rollout.engine import EngineSetup
 from student.rollout.known_row import KnownRow, Reader
 from student.rollout.lost import EngineLostError
+from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
 from student.rollout.vllm.engine import VllmRollout
 from student.rollout.vllm.settings import VllmSettings
