@@ -85,7 +85,7 @@ class ServedAverage(Controller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `state_dict`."""
-        self._steps = int(state.get("steps", 0))
+        self._steps = int(state["steps"])
 
     def _follow(self, steps: int) -> dict[str, float]:
         """Have the servers load the average after `steps` steps.

@@ -105,4 +105,4 @@ class NoisyForward(GroupEstimator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.rate = float(state.get("rate", self.settings.false_negative))
+        self.rate = float(state["rate"])

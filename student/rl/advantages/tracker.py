@@ -102,4 +102,4 @@ class Tracker(Advantage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.values = {str(uid): float(value) for uid, value in state.get("values", {}).items()}
+        self.values = {str(uid): float(value) for uid, value in state["values"].items()}

@@ -104,4 +104,4 @@ class Entropic(PolicyGradient):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
-        self.error, self.total = float(state.get("error", 0.0)), float(state.get("total", 0.0))
+        self.error, self.total = float(state["error"]), float(state["total"])

@@ -104,4 +104,4 @@ class Epo(Term):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.means = {int(turn): float(mean) for turn, mean in state.get("means", {}).items()}
+        self.means = {int(turn): float(mean) for turn, mean in state["means"].items()}

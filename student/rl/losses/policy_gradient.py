@@ -396,4 +396,4 @@ class PolicyGradient(Term):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.chain.load_state_dict(state.get("advantage", {}))
+        self.chain.load_state_dict(state["advantage"])

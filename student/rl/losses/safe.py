@@ -138,7 +138,7 @@ class Safe(PolicyGradient):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
-        for name, value in state.get("safe", {}).items():
+        for name, value in state["safe"].items():
             setattr(self, name, value)
 
 

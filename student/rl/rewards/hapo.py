@@ -90,4 +90,4 @@ class Hapo(Reward):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.shortest = {str(uid): int(length) for uid, length in state.get("shortest", {}).items()}
+        self.shortest = {str(uid): int(length) for uid, length in state["shortest"].items()}

@@ -157,7 +157,7 @@ class Rlpr(Reward):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.average = state.get("average")
+        self.average = state["average"]
 
 
 def _mean_probability(log_probs: Any) -> float:

@@ -311,7 +311,7 @@ class SuccessRates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.known = {str(arm): float(rate) for arm, rate in state.get("rates", {}).items()}
+        self.known = {str(arm): float(rate) for arm, rate in state["rates"].items()}
 
 
 class RateSampler(Sampler):
