@@ -4,6 +4,7 @@ The Prometheus series are in `student.run.series`; docs/metrics.md lists them.
 """
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,10 +55,12 @@ _WIDE = 110
 def check_port(port: int, host: str = "127.0.0.1") -> None:
     """Check that the metrics port is free, before a model is loaded; port 0 means no endpoint.
 
+    Only rank 0 opens the port, so only it checks: ranks of one machine would find each other's checks in their way.
+
     Raises:
         PortInUseError: if the port cannot be opened.
     """
-    if port:
+    if port and os.environ.get("RANK", "0") == "0":
         server, thread = _open_port(CollectorRegistry(), port, host)
         server.shutdown()
         server.server_close()

@@ -2,13 +2,15 @@
 
 import io
 import re
+import socket
 
 import pytest
 from ports import held_port, listens
 from rich.console import Console
 
+from opd.errors import PortInUseError
 from student.recipe import Recipe
-from student.run.telemetry import Telemetry
+from student.run.telemetry import Telemetry, check_port
 
 METRICS = {
     "reverse_kl": 0.79312,
@@ -58,3 +60,14 @@ def test_metrics_stay_on_loopback_until_an_address_is_given() -> None:
         assert listens("127.0.0.2", port) is elsewhere  # a listener on all addresses answers there too
         telemetry.close()
     assert Recipe.model_fields["metrics_host"].default == "127.0.0.1"
+
+
+def test_only_the_rank_that_opens_the_metrics_port_asks_whether_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one machine all start at the same moment; one that checked would find the port taken by another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("RANK", "1")
+        check_port(port)
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(PortInUseError, match=f"metrics port {port} cannot be opened"):
+            check_port(port)
