@@ -6,6 +6,8 @@ import runpy
 import shutil
 import statistics
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -114,6 +116,19 @@ def test_a_manifest_is_valid_and_its_pods_are_restricted(manifest: Manifest) -> 
         assert_restricted(pod)
 
 
+def test_an_image_has_a_tag() -> None:
+    """Without one it is `latest`: pulled anew each time, so a run could go on with other code than it began with."""
+    images = [c["image"] for _, manifest in written() for pod in pods(manifest) for c in pod["containers"]]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {image.partition(":")[2] for image in images} == {"transformers", "vllm", version}
+
+
+def test_a_probe_waits_longer_for_a_busy_server_than_the_default_second() -> None:
+    texts = "".join(path.read_text() for path in FOLDER.rglob("*.yaml"))
+    probes = re.findall(r"(?:startup|readiness|liveness)Probe\b.*", texts)
+    assert len(probes) == 11 and all("timeoutSeconds: 5" in probe for probe in probes)
+
+
 def test_a_rollout_is_given_the_time_that_a_model_may_take_to_load() -> None:
     deployments = [manifest for _, manifest in written() if manifest["kind"] == "Deployment"]
     assert len(deployments) == 2
@@ -139,6 +154,26 @@ def test_every_kind_of_custom_resource_has_its_schema_and_mistakes_are_found() -
         broken["spec"][within[0]][within[1]] = wrong
         with pytest.raises(jsonschema.ValidationError):
             assert_valid(broken)
+
+
+def unchecked(schema: Any, value: Any, at: str) -> Iterator[str]:
+    """The places of a manifest for which the condensed schema says nothing."""
+    if schema is True:
+        yield at
+    elif isinstance(value, dict) and "properties" in schema:
+        for name in value.keys() & schema["properties"].keys():
+            yield from unchecked(schema["properties"][name], value[name], f"{at}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from unchecked(schema["items"], item, at)
+
+
+def test_no_field_of_a_custom_resource_is_left_unchecked() -> None:
+    """A field that was added after the schemas were made is `true` in them, and takes anything."""
+    for name, manifest in written():
+        if manifest["apiVersion"].partition("/")[0] in CUSTOM:
+            schema = CUSTOM_SCHEMAS[f"{manifest['apiVersion']} {manifest['kind']}"]["schema"]
+            assert not list(unchecked(schema, manifest, name)), "run scripts/crd_schemas.py"
 
 
 @needs_kubectl
@@ -241,6 +276,9 @@ def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
 @pytest.mark.parametrize(("begun", "ranks"), [(False, 1), (True, 1), (False, 2)])
 def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool, ranks: int) -> None:
     """The script that the pods run, with `opd` and `torchrun` replaced by programs that print their arguments."""
+    recipe = tmp_path / "etc" / "recipe.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text(f"run: {tmp_path / 'run'}\n")
     for name in ("opd", "torchrun"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -249,9 +287,11 @@ def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool
     if begun:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "recipe.yaml").touch()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    script = (FOLDER / "base" / "student" / "start.sh").read_text().replace("/etc/opd", str(recipe.parent))
     done = subprocess.run(
-        ["sh", str(FOLDER / "base" / "student" / "start.sh")],
-        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "RUN": str(tmp_path / "run"), "RANKS": str(ranks)},
+        ["sh", "-c", script],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "RANKS": str(ranks)},
         capture_output=True,
         text=True,
         check=True,
@@ -263,7 +303,7 @@ def test_the_start_script_begins_resumes_and_spreads(tmp_path: Path, begun: bool
     # torchrun hides the exit codes by which a mistake is told from an accident: a dry run comes before it.
     arguments = words[words.index("train") :]
     assert checks == [f"opd {' '.join(arguments)} --dry-run"] * (ranks > 1)
-    assert f"run={tmp_path / 'run'}" in words and "/etc/opd/recipe.yaml" in words
+    assert str(recipe) in words and not [word for word in words if word.startswith("run=")]
 
 
 def test_every_teacher_that_is_scraped_is_one_whose_absence_is_told() -> None:

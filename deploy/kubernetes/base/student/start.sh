@@ -1,7 +1,9 @@
 # Starts the run, or resumes it if it was already started, even before its first checkpoint. RANKS > 1 starts data-parallel ranks.
 set -eu
+# The run's folder is the recipe's. A recipe that cannot be read is reported by opd below, with its exit code.
+RUN=${RUN:-$(python -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["run"])' /etc/opd/recipe.yaml 2>/dev/null || true)}
 if [ -e "$RUN/recipe.yaml" ]; then set -- --resume; else set --; fi
-set -- train /etc/opd/recipe.yaml run="$RUN" metrics_port=9401 metrics_host=0.0.0.0 "$@"
+set -- train /etc/opd/recipe.yaml metrics_port=9401 metrics_host=0.0.0.0 "$@"
 if [ "${RANKS:-1}" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
     # torchrun ends with 1 whatever its ranks end with. This dry run finds errors that would occur again, and keeps their exit codes.
     opd "$@" --dry-run
