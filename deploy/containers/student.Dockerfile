@@ -1,8 +1,8 @@
 # A student job. Without a command it shows the verbs.
 #
-#   docker build -f deploy/containers/student.Dockerfile -t opd-student .
+#   docker build -f deploy/containers/student.Dockerfile -t opd-student:0.1.0 .
 #   docker run --gpus all --read-only --tmpfs /tmp:exec -v runs:/runs -v models:/models -v $PWD/recipe.yaml:/recipe.yaml:ro \
-#       opd-student train /recipe.yaml run=/runs/first
+#       opd-student:0.1.0 train /recipe.yaml run=/runs/first
 #
 # exec: Docker's tmpfs lets no library be loaded from it otherwise, such as the launchers that Triton compiles there.
 # Models of the hub are fetched to /tmp, which is memory here; `-e HF_HOME=/hub -v hub:/hub` keeps them on a disk.
