@@ -183,7 +183,6 @@ class ReplicaLife:
             self.not_before = now + min(60.0, 2**self._doublings) * self._settings.cool_off_seconds
         else:
             self.not_before = now
-        self.ping_failures = self.request_failures = 0
         return self._to(ReplicaState.DEAD, reason, now)
 
     def _to(self, after: ReplicaState, reason: str, now: float) -> Transition:

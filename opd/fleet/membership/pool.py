@@ -79,7 +79,7 @@ class Pool:
         pinned = self.weights_hash or pinned
         identities = {address: Identity.of(info) for address, info in seen.items()}
         self.identity = elect(identities, pinned)
-        if self.identity is None and (pinned or not seen):
+        if self.identity is None and pinned:
             found = ", ".join(f"{address} has {who.weights_hash[:12]}..." for address, who in identities.items())
             raise IncompatibleTeacherError(
                 f"teacher {self.name!r} must have weights {pinned[:12]}..., but {found}; "

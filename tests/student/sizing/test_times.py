@@ -103,14 +103,14 @@ def test_copies_of_weights_are_kept_for_what_reads_them_and_for_nothing_else() -
     plain = {"weights": 1000.0, "moments of AdamW": 2.0 * 900}
     assert kept() == plain
     assert kept(methods=[{"name": "effopd"}]) == plain | {"copies of effopd": 2.0 * 900}
-    windows = {
+    windows: dict[str, Any] = {
         "methods": [{"name": "adwin", "windows": [20]}],
         "objective": [{"name": "sft", "rows": "all", "aggregation": "constant"}],
     }
     assert kept(**windows) == plain | {"copy of adwin's probe": 1000.0 + 900}
     assert kept(2, **windows) == plain
-    reference = {"objective": [{"name": "sft", "rows": "all"}, {"name": "reference_kl"}]}
-    initial = {**reference, "teachers": {"reference": "initial"}}
+    reference: dict[str, Any] = {"objective": [{"name": "sft", "rows": "all"}, {"name": "reference_kl"}]}
+    initial: dict[str, Any] = {**reference, "teachers": {"reference": "initial"}}
     assert kept(**initial) == plain | {"copy for the reference initial": 900.0}
     assert kept(**initial, model={"lora": {"rank": 4}}) == plain  # without its adapters the model is the initial one
     assert kept(**reference, teachers={"reference": "ema"}) == plain | {"moving average": 90.0 * 4}

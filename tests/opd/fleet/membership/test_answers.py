@@ -56,8 +56,8 @@ ITEM = ScoreItem(np.array([1, 2], np.uint32), 1)
 
 
 def test_the_order_of_a_tie_does_not_matter_in_a_top_k_list() -> None:
-    one = answers([-0.7, -2.0, -2.0], [5, 3, 8], -1.6)
-    other = answers([-0.7, -2.0, -2.0], [5, 8, 3], -1.6)
+    one = answers([-0.7, -2.0, -2.0], [9, 3, 8], -1.6)
+    other = answers([-0.7, -2.0, -2.0], [9, 8, 3], -1.6)
     assert answer_distance(ITEM, PayloadSpec.topk(3), one, other) == 0.0
 
 
@@ -94,6 +94,9 @@ def test_hidden_states_in_bfloat16_with_scale_and_cap_are_compared_as_logits(tin
 
 
 def test_answers_of_another_form_are_infinitely_far() -> None:
+    short, long = (Scores(logits=np.zeros((length, 4), np.float32)) for length in (1, 2))
+    assert answer_distance(ITEM, PayloadSpec.full(), short, long) == np.inf
+    assert answer_distance(ITEM, PayloadSpec.full(), short, Scores()) == np.inf
     assert answer_distance(ITEM, PayloadSpec.sampled(), Scores(), answers([-1.0], [5], -0.5)) == np.inf
     assert (
         answer_distance(ITEM, PayloadSpec.topk(1), answers([-1.0], [5], -0.5), Scores(sampled=np.zeros(1, np.float32)))

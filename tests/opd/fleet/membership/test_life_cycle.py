@@ -157,9 +157,34 @@ def test_a_restarted_process_starts_afresh_but_unverified() -> None:
     assert life.usable
 
 
+def test_failures_of_before_a_check_do_not_count_after_it() -> None:
+    life = healthy()
+    for now in range(2):
+        life.ping_failed(now, "no answer")
+        life.request_failed(now, "x")
+    life.identity_changed(2.0, "its weights were replaced")
+    life.admitted(3.0)
+    life.ping_failed(4.0, "no answer")
+    life.request_failed(4.0, "x")
+    assert life.state is S.SUSPECT
+
+
+def test_the_deaths_of_an_old_process_lengthen_no_pause_of_the_new_one() -> None:
+    life = healthy()
+    for _ in range(3):
+        life.sent_corrupt_data(0.0, "crc")  # the last of these pauses is 4 s
+        life.restarted(0.0) if life.not_before == 4.0 else life.ping_answered(100.0)
+        life.admitted(100.0)
+    life.sent_corrupt_data(200.0, "crc")
+    assert life.not_before == 201.0
+
+
 def test_a_healthy_replica_whose_process_changed_must_be_checked_again() -> None:
     life = healthy()
+    life.ping_failed(0.0, "no answer")
+    life.ping_failed(0.5, "no answer")
     life.restarted(1.0)
+    life.ping_failed(1.5, "no answer")  # the first of this process
     assert life.state is S.UNVERIFIED
 
 
