@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from student.rollout.known_row import LikelyIds
-    from student.rollout.servers.engine import ServersEngine
     from student.rollout.servers.held import HeldWeights
+
+
+class Loads(Protocol):
+    """An engine of rollout servers, as its packed weights see it."""
+
+    def load(self, packed: Packed) -> None:
+        """Make the servers sample with these weights from now on."""
+
+    def drop(self, packed: Packed) -> None:
+        """Stop keeping these weights for servers that come back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +37,7 @@ class Packed:
         likely: finds candidates with these weights if the servers cannot; otherwise None.
     """
 
-    engine: ServersEngine
+    engine: Loads
     label: str
     source: Path | HeldWeights
     version: int
