@@ -11,7 +11,7 @@ from opd.fleet.membership.discovery import parse_endpoints, recorded_folder
 from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
-from student.rollout.episodes import EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
 from student.run.trackers import TrackerSettings
 from student.scoring.contexts import ContextSettings
 from student.scoring.ema import EmaSettings

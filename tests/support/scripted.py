@@ -12,7 +12,8 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
-from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 
 

@@ -26,7 +26,7 @@ from opd.config import Settings, load_settings
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
 from student.lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
-from student.rollout.episodes import EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
 
 SUFFIXES = (".yaml", ".yml")
 

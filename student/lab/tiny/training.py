@@ -18,7 +18,8 @@ from student.learning.model import load_student, load_tokenizer
 from student.loop import train
 from student.recipe import Recipe
 from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout
-from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.spec import RolloutSpec
 from student.run.telemetry import Telemetry

@@ -25,7 +25,8 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
-from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.servers import server as server_module
 from student.rollout.servers.engine import ServersEngine

@@ -16,7 +16,8 @@ from opd.wire.types import PayloadKind, Scores
 from student.data.plan import Branch, EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.lab.tiny.tokenizer import make_tokenizer
-from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.scoring.needs import STUDENT
 

@@ -17,7 +17,8 @@ from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.plugins import build_terms
-from student.rollout.episodes import EpisodePlayer, EpisodeSettings
+from student.rollout.episode_settings import EpisodeSettings
+from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategies.future_bridge import BRIDGE, STUDENT_ARM, TEACHER_ARM, worst
 from student.scoring.needs import TEACHER
