@@ -42,6 +42,24 @@ def test_a_check_that_hangs_is_ended_and_the_next_request_is_answered(worker):
     assert worker.ask({"do": "b"})["echo"] == "b"
 
 
+def test_closing_ends_a_check_in_progress(worker, tmp_path):
+    started, refusals = tmp_path / "started", []
+
+    def ask():
+        try:
+            worker.ask({"do": "hang", "started": str(started)})
+        except CheckFailed as error:
+            refusals.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(started.exists)
+    worker.close()
+    asking.join(PATIENCE)
+    assert refusals == ["the worker process ended"]
+    assert worker.ask({"do": "b"})["echo"] == "b"
+
+
 def test_what_a_module_imports_first_takes_no_time_from_its_checks(tmp_path, monkeypatch):
     (tmp_path / "slow_to_load.py").write_text(
         "import time\nready = []\n"

@@ -20,3 +20,10 @@ def test_an_environments_text_and_replayed_actions_are_read_and_not_written(orig
     assert found[f"cost/train/{name}"] == 6 + 2
     positions = found["cost/train/decoded_positions" if origin == "policy" else "cost/train/expert_positions"]
     assert positions == sum(len(one.prompt_ids) + 6 for one in (row(0), row(4)))
+
+
+def test_the_turns_that_a_branch_shares_are_not_written_again() -> None:
+    said = np.arange(6) == 2  # by the environment, between two turns of which the first is shared
+    costs = Costs()
+    costs.sampled("train", [make_row(6, turns=((0, 2), (3, 6)), notes={"branched": 1.0}, tool_mask=said)])
+    assert costs.take()["cost/train/sampled_tokens"] == 6 - 1 - 2

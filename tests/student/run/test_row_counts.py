@@ -41,9 +41,15 @@ def test_positions_that_teachers_need_not_score_are_counted_once_and_at_servers_
 
 
 def test_hints_are_judged_by_the_rows_that_have_one_also_where_another_role_of_these_has_none() -> None:
-    """One that says what the response does, read by the reference of both rows and by the teacher of one."""
+    """One that says what the response does, read by the reference of both rows; the teacher of one reads another."""
     told = np.arange(2, 10, dtype=np.uint32)
     rows = [make_row(told, contexts={"reference": told}, unread=frozenset({TEACHER})) for _ in range(2)]
-    rows[0].contexts[TEACHER], rows[0].unread = told, frozenset()
+    rows[0].contexts[TEACHER], rows[0].unread = told + 40, frozenset()
     found = row_metrics(count_rows(rows, 16))
     assert (found["hinted_share"], found["hint_quoted"], found["context_missing_share"]) == (1.0, 1.0, 0.5)
+
+
+def test_a_part_of_the_reward_is_averaged_over_the_rows_that_have_it() -> None:
+    rows = [make_row(4, reward_parts={"format": 1.0}), make_row(4, reward_parts={"format": 0.0, "length": -2.0})]
+    found = row_metrics(count_rows(rows, 8))
+    assert (found["reward_part/format"], found["reward_part/length"]) == (0.5, -2.0)
