@@ -116,5 +116,5 @@ def test_figures_skips_and_failures_are_rendered_where_they_belong(tmp_path: Pat
     assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"{END}\nafter\n") and "stale" not in text
     assert "| 64 | opd | 1.5 | 76,458 |  | 0.31 |  |" in text
     assert "| 64 | vllm |  |  |  |  | skipped: vllm is not installed |" in text
-    assert "NVIDIA H100, 2027-01-02, `python x.py`; torch 2.13." in text and "It failed: last line." in text
+    assert "NVIDIA H100, 2027-01-02, `python x.py`; torch 2.13." in text and "This part failed: last line." in text
     assert text.count("Not measured yet.") == len(TABLES) - 1

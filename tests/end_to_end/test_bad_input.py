@@ -73,7 +73,7 @@ def one_sentence(text: str) -> bool:
         ("model.path=studnet", ["'studnet' is not a folder here", "Qwen/Qwen3-1.7B"]),
         ("objective=[{name: grpo}]", ["grpo", "rollout.samples_per_prompt is 1"]),
         ("objective=[{name: rloo}]", ["rloo", "rollout.samples_per_prompt is 1"]),
-        ("methods=[{name: expert_rows, share: 0.01}]", ["share 0.01 of the 8 rows"]),
+        ("methods=[{name: expert_rows, share: 0.01}]", ["share 0.01 of method expert_rows", "none of the 8 rows"]),
         ("objective=[{name: opd, payload: hidden, watch_topk: 4000}]", ["watch_topk", "4000", "260"]),
     ],
 )
