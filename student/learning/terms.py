@@ -231,24 +231,24 @@ class TermSettings(Settings):
     name: str
     """Registered name, or a dotted path "package.module:Class"."""
     weight: float | WeightSchedule = 1.0
-    """Multiplies the term's loss: a number, or a schedule {from: 0, to: 0.1, steps: 100}."""
+    """Factor of the term's loss: a number, or a schedule {from: 0, to: 0.1, steps: 100}."""
     aggregation: str = "token_mean"
-    """How positions are averaged: token_mean (over all trained tokens of the update), sequence_mean (tokens of a
-    response first, then responses), prompt_mean (tokens of all responses to a prompt first, then prompts), turn_mean
-    (tokens of a turn of an episode first, then turns), constant (sum divided by responses times the length limit: a
-    truncated response keeps exactly the gradients of its tokens), or balanced (token mean within each of `strata`,
-    which weigh by their number of responses). An estimate from the sampled token that is unbiased at its position
-    stays unbiased over responses with constant alone: means divide by lengths, which depend on the sampled tokens.
-    token_mean is biased by about 1 / rows of the step (5 % at 4 rows, 0.3 % at 64 in docs/estimators.md),
-    sequence_mean by more (29 % with payload sampled, 11 % with gather), whatever the number of rows."""
+    """How positions are averaged. token_mean: over all trained tokens of the update. sequence_mean, prompt_mean and
+    turn_mean: first over the tokens of a response, of all responses to a prompt, or of a turn, then over these.
+    constant: the sum is divided by responses times the length limit, so a truncated response keeps exactly the
+    gradients of its tokens. balanced: token means within each of `strata`, weighted by their number of responses. An
+    estimate from the sampled token that is unbiased at its position stays unbiased over responses only with constant,
+    because means divide by lengths, which depend on the sampled tokens: token_mean is biased by about 1 / rows of the
+    step (5 % at 4 rows, 0.3 % at 64 in docs/estimators.md), sequence_mean by more (29 % with payload sampled, 11 %
+    with gather), whatever the number of rows."""
     strata: str = "domain"
-    """What aggregation balanced keeps apart: domain, teacher, or the name of a tag of the rows; in policy losses also
-    credit, the sign of the advantage."""
+    """Strata of aggregation balanced: domain, teacher, or the name of a tag of the rows; in policy losses also credit,
+    the sign of the advantage."""
     rows: Literal["all", "sampled", "expert"] = "all"
-    """Which rows the term learns from and averages over: all, those that the student sampled under the prompt that they
-    are trained under, or all others (see method expert_rows)."""
+    """Rows that the term learns from and averages over. all: every row; sampled: those that the student sampled under
+    the prompt that they are trained under; expert: the other rows (see method expert_rows)."""
     first_turns: int | None = Field(None, ge=1)
-    """Only the first so many turns of an episode are learnt from and averaged over; null for all."""
+    """Learn from and average over only this many turns of an episode, from the first on; null for all."""
 
 
 class Term:
