@@ -125,7 +125,7 @@ class Traitless(GroupEstimator):
 
 
 def test_an_advantage_whose_traits_forget_their_return_is_named() -> None:
-    with pytest.raises(PluginError, match=r"Traitless.traits gave None; it returns a .*Traits"):
+    with pytest.raises(PluginError, match=r"Traitless.traits returned None; it must return a .*Traits"):
         AdvantageChain({"name": "tests.student.test_plugin_mistakes:Traitless"}, "term 'mine'")
 
 

@@ -56,6 +56,7 @@ def traits_of(part: object, found: object) -> Traits:
     """
     if not isinstance(found, Traits):
         raise PluginError(
-            f"{type(part).__name__}.traits gave {short(found)}; it returns a student.rl.advantages.traits.Traits."
+            f"{type(part).__name__}.traits returned {short(found)}; it must return a "
+            "student.rl.advantages.traits.Traits."
         )
     return found
