@@ -159,6 +159,8 @@ def _credentials_and_options(
         AuthError: if a certificate cannot be read.
     """
     options = channel_options()
+    if is_loopback(endpoint):
+        options.append(("grpc.enable_http_proxy", 0))  # of the environment, which cannot reach this host as localhost
     if security.uses_tls:
         if security.server_name:
             options.append(("grpc.ssl_target_name_override", security.server_name))
@@ -167,6 +169,21 @@ def _credentials_and_options(
     if has_token and not security.allow_clear_token and not is_loopback(endpoint):
         raise ConfigError(f"the token for {endpoint} would be sent unencrypted; turn on TLS with tls or ca_file.")
     return None, options
+
+
+def proxy_for(endpoint: str) -> str:
+    """The environment variable whose proxy gRPC takes to an endpoint, unless no_grpc_proxy or no_proxy names its host.
+
+    "" for none. A host is spared if it ends with one of the names in those lists.
+    """
+    if is_loopback(endpoint):
+        return ""
+    host = endpoint.rpartition(":")[0] or endpoint
+    # gRPC reads these in lower case only.
+    spared = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
+    if any(host.endswith(part.strip()) for part in spared.split(",") if part.strip()):
+        return ""
+    return next((name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)), "")
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -13,7 +13,7 @@ from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, 
 from opd.fleet.membership.link import Description, ReplicaRequest
 from opd.fleet.settings import CallSettings
 from opd.wire.bounds import RequestBounds
-from opd.wire.channel import ClientSecurity, open_channel
+from opd.wire.channel import ClientSecurity, open_channel, proxy_for
 from opd.wire.decoder import ScoreStreamDecoder
 from opd.wire.head import HeadStreamDecoder
 from opd.wire.request import build_score_request
@@ -200,6 +200,8 @@ class GrpcLink:
                 text += (
                     ", because what answers there does not speak gRPC; check the port, which may be that of the metrics"
                 )
+            if proxy := proxy_for(self.address):
+                text += f", through the proxy of {proxy} (name the host in no_proxy if it is to be reached directly)"
             return UnavailableError(f"replica {self.address} cannot be reached, or dropped the connection: {text}.")
         if isinstance(found, AuthError):
             return AuthError(

@@ -167,7 +167,7 @@ def make_random_models(
     folder.parent.mkdir(parents=True, exist_ok=True)
     needed, free = sum(sizes.values()) * _BYTES[dtype], shutil.disk_usage(folder.parent).free
     if needed > free:
-        raise DataError(f"{folder} would take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} are free; use another disk.")
+        raise DataError(f"{folder} would take {needed / 1e9:.2g} GB, but {free / 1e9:.2g} are free; use another disk.")
     # Moved into place by one rename: a call that is killed leaves only a draft, not a folder that looks finished.
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
