@@ -86,8 +86,9 @@ class FleetCore:
             raise UnavailableError(
                 f"no replica of teacher {teacher!r} has passed its check yet; see `opd fleet status`."
             )
-        for item in items:  # one by one: limits of a request do not apply, since the scheduler makes requests that fit
-            check_items([item], spec, temperature, bounds)
+        # One by one: limits of a request do not apply, since the scheduler makes requests that fit.
+        for index, item in enumerate(items):
+            check_items([item], spec, temperature, bounds, first=index)
 
     def known(self, teacher: str) -> Pool:
         """The pool of a teacher in this fleet.

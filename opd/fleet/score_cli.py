@@ -157,6 +157,8 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
             continue
         try:
             row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError(f"it is {line.strip()[:60]}")
             if encode is not None and "prompt_ids" not in row:
                 # Special tokens only once: the response continues where the prompt ends.
                 prompt, response = encode(row["prompt"], True), encode(row["response"], False)
@@ -164,7 +166,7 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
                 prompt, response = _whole(row["prompt_ids"]), _whole(row["response_ids"])
             ids = np.array([*prompt, *response], dtype=np.uint32)
             gather = np.array([_whole(row_ids) for row_ids in row["gather_ids"]], dtype=np.uint32) if gathers else None
-            spans = tuple((start, end) for start, end in map(_whole, row.get("spans", ())))
+            spans = _spans(row.get("spans", []))
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             wanted = "prompt_ids and response_ids" + (" and gather_ids" if gathers else "")
             hint = "" if tokenizer else "; rows of text need --tokenizer"
@@ -174,9 +176,15 @@ def _read_rows(path: Path, spec: "PayloadSpec", tokenizer: str) -> Iterator["Sco
 
 
 def _whole(ids: Any) -> list[int]:
-    if not isinstance(ids, list) or not all(type(value) is int for value in ids):
-        raise TypeError(f"ids must be a list of whole numbers, not {str(ids)[:60]}")
+    if not isinstance(ids, list) or not all(type(value) is int and 0 <= value < 2**32 for value in ids):
+        raise TypeError(f"ids must be a list of whole numbers from 0 on, not {str(ids)[:60]}")
     return ids
+
+
+def _spans(found: Any) -> tuple[tuple[int, int], ...]:
+    if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 2 for one in found):
+        raise TypeError(f"spans must be a list of pairs [start, end], not {str(found)[:60]}")
+    return tuple((start, end) for start, end in map(_whole, found))
 
 
 def _encoder(tokenizer: str) -> Any:

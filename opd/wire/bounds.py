@@ -113,8 +113,10 @@ def check_payload(spec: PayloadSpec, temperature: float, bounds: RequestBounds) 
         )
 
 
-def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: float, bounds: RequestBounds) -> None:
-    """Check a whole request against a teacher's bounds, before it is sent.
+def check_items(
+    items: Sequence[ScoreItem], spec: PayloadSpec, temperature: float, bounds: RequestBounds, *, first: int = 0
+) -> None:
+    """Check a whole request against a teacher's bounds, before it is sent; messages count sequences from `first`.
 
     Raises:
         InvalidRequestError: if the request can never succeed; the message names the sequence, the value and the limit.
@@ -123,7 +125,7 @@ def check_items(items: Sequence[ScoreItem], spec: PayloadSpec, temperature: floa
     check_payload(spec, temperature, bounds)
     check_count(len(items), bounds)
     size = 0
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, first):
         check_lengths(index, len(item.token_ids), item.prompt_length, bounds)
         check_spans(index, item)
         check_ids(index, item, spec, bounds)

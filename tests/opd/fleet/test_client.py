@@ -148,8 +148,10 @@ def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: Si
     bad = ScoreItem(np.array([1, 2, 64], dtype=np.uint32), 1)
     long = ScoreItem(np.zeros(513, dtype=np.uint32), 1)
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
-        with pytest.raises(InvalidRequestError, match="64"):
+        with pytest.raises(InvalidRequestError, match="sequence 0 holds token id 64"):
             fleet.submit("math", bad, PayloadSpec.sampled())
+        with pytest.raises(InvalidRequestError, match="sequence 2 holds token id 64"):
+            fleet.submit_many("math", [*tiny.items(2), bad], PayloadSpec.sampled())
         with pytest.raises(InvalidRequestError, match="513"):
             fleet.submit("math", long, PayloadSpec.sampled())
         for odd in (np.array([[1, 2, 3]] * 3, np.uint32), np.array([1.5, 2, 3])):
