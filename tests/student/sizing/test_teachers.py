@@ -21,7 +21,7 @@ from opd.wire.types import PayloadSpec, ScoreItem
 from student.plugins import build_plugins
 from student.recipe import ModelSettings, Recipe
 from student.sizing.hardware import GIB, REACHED, TABLE, USABLE, Hardware
-from student.sizing.plan import describe
+from student.sizing.plan import describe, shape_of
 from student.sizing.shape import ModelShape
 from student.sizing.teachers import Ask, Fleet, asks_of, fleet_of, seconds_of
 from student.sizing.times import Times, times_of
@@ -94,6 +94,17 @@ def test_rows_go_to_the_teachers_that_the_recipe_names(recipe: Callable[..., Rec
 
 def times(job: Recipe, fleet: Fleet, device: Hardware = TABLE["h100"]) -> Times:
     return times_of(job, ModelShape(job.model), build_plugins(job).needs, device, mean=32.0, ranks=1, fleet=fleet)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "width"),
+    [("auto", "h100", 2), ("auto", "CPU", 4), ("bf16", "CPU", 2), ("no", "h100", 4)],
+)
+def test_the_student_of_a_plan_has_the_precision_in_which_it_trains_on_the_device(
+    precision: str, device: str, width: int, recipe: Callable[..., Recipe]
+) -> None:
+    of = TABLE.get(device, replace(TABLE["h100"], name="the CPU here"))
+    assert shape_of(recipe(train={"mixed_precision": precision}), of).width == width
 
 
 def test_devices_share_the_work_and_a_slow_teacher_bounds_the_step(recipe: Callable[..., Recipe], model: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from opd.config import parse_settings
+from opd.wire.types import PayloadSpec
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.sizing.hardware import Hardware
 from student.sizing.memory import memory_of
+from student.sizing.teachers import Ask, seconds_of
 from student.sizing.times import Times, times_of
 
 DEVICE = Hardware("a GPU", 1e12, flops=1000.0, bandwidth=100.0, overhead=0.5, reserve=0.0, reached=0.5)
@@ -92,6 +94,13 @@ def test_ranks_exchange_gradients_or_the_weights_of_sharded_layers() -> None:
     # all 100 for the rollout. Half of everything is another rank's.
     sharded = times(recipe(train={"sharding": "fsdp"}))
     assert sharded.exchanged == 0.5 * (4 * ((2 * 60 + 40) * 4 + 90 * 4) + 100 * 4)
+
+
+def test_a_teacher_computes_its_head_only_where_a_payload_needs_it() -> None:
+    hidden, sampled = Ask("t", PayloadSpec.hidden(), 1.0), Ask("t", PayloadSpec.sampled(), 0.5)
+    # 60 parameters of layers for 100 tokens that are read, and a head of 10 x 8 for 30 that are scored.
+    assert seconds_of([hidden], MODEL, 100, 30, DEVICE) == (2 * 60 * 100 / 500, "arithmetic")
+    assert seconds_of([hidden, sampled], MODEL, 100, 30, DEVICE) == (2 * (60 * 100 + 80 * 30) / 500, "arithmetic")
 
 
 def kept(ranks: int = 1, **changes: Any) -> dict[str, float]:
