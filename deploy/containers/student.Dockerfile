@@ -12,6 +12,8 @@ ARG PYTHON=python:3.12-slim-bookworm
 FROM ${PYTHON} AS build
 # Extras of pyproject.toml that students use, with commas; otel exports traces.
 ARG EXTRAS=otel
+# Another index for pip: https://download.pytorch.org/whl/cpu has torch without CUDA.
+ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential && rm -rf /var/lib/apt/lists/*
 WORKDIR /src

@@ -11,6 +11,10 @@ ARG PYTHON=python:3.12-slim-bookworm
 
 FROM ${PYTHON} AS build
 ARG ENGINE=transformers
+# One package more, such as ray for a teacher over several nodes: vLLM does not bring it.
+ARG PACKAGE=
+# Another index for pip: https://download.pytorch.org/whl/cpu has torch without CUDA.
+ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # A compiler for the one dependency that comes as source; it stays behind in this stage.
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential && rm -rf /var/lib/apt/lists/*
@@ -21,7 +25,7 @@ COPY teacher_server ./teacher_server
 COPY student ./student
 RUN python -m venv /opt/opd \
     && if [ "$ENGINE" = transformers ]; then extra=gpu,otel; else extra="$ENGINE,otel"; fi \
-    && /opt/opd/bin/pip install ".[$extra]"
+    && /opt/opd/bin/pip install ".[$extra]" ${PACKAGE:+"$PACKAGE"}
 
 FROM ${PYTHON}
 ARG ENGINE=transformers
