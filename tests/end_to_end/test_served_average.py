@@ -131,7 +131,7 @@ def test_two_ranks_have_one_average_served(
     ("changes", "said"),
     [
         ({"ema": {"served": "other"}}, "teachers.ema.served is 'other', but the run uses self"),
-        ({"train": {"max_staleness": 1}, "objective": [{"name": "opd", "payload": "hidden"}]}, "set it to 0"),
+        ({"train": {"max_staleness": 1}, "objective": [{"name": "opd", "payload": "hidden"}]}, "max_staleness to 0"),
     ],
 )
 def test_what_cannot_follow_is_refused_in_a_dry_run(
