@@ -89,9 +89,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         recipe: the recipe.
         stack: takes callbacks that close what the job opens.
         model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
-        poll: called repeatedly while waiting for the fleet; may raise to give up.
+        poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
     """
-    found = prepare(recipe, stack, model_path)
+    found = prepare(recipe, stack, model_path, poll)
     plugins = found.plugins
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)

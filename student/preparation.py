@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
 from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.stops import StopMap, map_of
+
+_SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,14 @@ class Prepared:
     contexts: Contexts
 
 
-def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepared:
+def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None, poll: Callable[[], None]) -> Prepared:
     """Build and check everything that does not need the student's weights, with the fastest checks first.
 
     Args:
         recipe: the job.
         stack: closes what was opened here.
         model_path: folder or hub id of the weights, in place of the recipe's model.path; None for those.
+        poll: called repeatedly while waiting for the teachers; may raise to give up.
     """
     _set_up_torch(recipe)
     plugins = build_plugins(recipe)
@@ -75,7 +79,7 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None) -> Prepare
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
     check_model(plugins, weights)
-    fleet = connect(recipe) if plugins.needs.served else None
+    fleet = connect(recipe, poll) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)
     models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
@@ -106,8 +110,12 @@ def check_model(plugins: Plugins, weights: Weights) -> None:
         controller.check_model(lm)
 
 
-def connect(recipe: Recipe) -> ScoreSource | None:
+def connect(recipe: Recipe, poll: Callable[[], None] | None = None) -> ScoreSource | None:
     """The client of the recipe's teachers; None if the recipe names no endpoints.
+
+    Args:
+        recipe: the job.
+        poll: called repeatedly while waiting for servers; may raise to give up.
 
     Raises:
         UnavailableError: if no server answers within teachers.fleet.connect_seconds.
@@ -118,9 +126,17 @@ def connect(recipe: Recipe) -> ScoreSource | None:
     # The ranks of a run share the servers, and so each gets its part of the limit on tokens in flight.
     tokens = max(1, fleet.calls.in_flight_tokens // ranks)
     settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
-    source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=_client_name(recipe.run, ranks))
+    name = _client_name(recipe.run, ranks)
+    source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=name, poll=poll)
     # Wait for all replicas: each must be checked against the run, and rows are compared between two of them.
-    source.settle()
+    end = time.monotonic() + settings.connect_seconds
+    try:
+        while not source.settle(min(_SETTLE_SECONDS, max(0.0, end - time.monotonic()))) and time.monotonic() < end:
+            if poll is not None:
+                poll()
+    except BaseException:
+        source.close()
+        raise
     return source
 
 

@@ -62,6 +62,7 @@ class TeacherFleet(ScoreSource):
         settings: FleetSettings | None = None,
         client: str = "student",
         link: LinkFactory | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> ScoreSource:
         """Find the servers, learn which teachers they serve, and check that the replicas of a teacher are the same.
 
@@ -72,6 +73,7 @@ class TeacherFleet(ScoreSource):
             settings: the fleet's settings; None for the defaults.
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
             link: makes the connection to an address; None for gRPC.
+            poll: called twice a second while servers are waited for; may raise to give up.
 
         Returns:
             A `TeacherFleet`, or a `RecordedFleet` for "store:FOLDER".
@@ -109,7 +111,11 @@ class TeacherFleet(ScoreSource):
 
         # On Ctrl-C too, because the caller has no fleet yet with which to end the thread and its connections.
         try:
-            core = asyncio.run_coroutine_threadsafe(make(), loop).result()
+            made = asyncio.run_coroutine_threadsafe(make(), loop)
+            while not concurrent.futures.wait([made], _WAIT_SECONDS).done:
+                if poll is not None:
+                    poll()
+            core = made.result()
         except BaseException:
             _end_loop(loop, thread)
             raise

@@ -142,6 +142,12 @@ def test_what_would_fail_again_is_not_repeated_and_the_journal_has_the_fix(serve
         found = (server.show(unit, "ExecMainStatus"), server.show(unit, "NRestarts"))
         assert found == (code, "0") and said in server.journal(unit), server.journal(unit)
 
+    # A student that waits for its servers has nothing to save.
+    server.sh("systemctl stop opd-teacher@math; systemctl start " + student(server))
+    wait_until(lambda: "waiting for 127.0.0.1:7070" in server.journal("opd-student@first"))
+    server.sh("systemctl stop opd-student@first")
+    assert server.show("opd-student@first", "ActiveState") == "inactive", server.journal("opd-student@first")
+
     # Without a network, the hub cannot be asked; that may pass, so it is tried five times.
     hub = teacher(server, "hub", "t=owner/name", port=0, metrics_port=-1)
     soon = f"/run/systemd/system/{hub}.service.d"

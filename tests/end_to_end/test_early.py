@@ -67,8 +67,8 @@ def reluctant(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Makes fleets reluctant; set while the learner has learnt from something of the step."""
     learnt = Event()
 
-    def make(recipe: Recipe) -> Any:
-        fleet = CONNECT(recipe)
+    def make(recipe: Recipe, poll: Callable[[], None]) -> Any:
+        fleet = CONNECT(recipe, poll)
         return None if fleet is None else Reluctant(fleet, learnt)
 
     def one(self: Learner, *arguments: Any) -> Any:

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from ports import held_port
 from run_records import metrics_of, records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
+from opd.fleet.client import TeacherFleet
 from student.controllers import Controller, Services, StepReport
 from student.data.row import Row
 from student.dry_run import check as check_recipe
@@ -22,6 +24,7 @@ from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober
 from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.run.interrupts import Interrupts
 from student.services import LoopServices
 
 EFFOPD = {
@@ -296,7 +299,7 @@ def test_a_resumed_run_says_that_its_teacher_has_other_weights(
     now = began["fleet"]["teacher"]["weights_hash"]
     began["fleet"]["teacher"]["weights_hash"] = "5" * 64
     record.write_text(json.dumps(began))
-    said = f"warning: teacher 'teacher' has weights {now[:12]} and had 555555555555 when the run began"
+    said = f"warning: teacher 'teacher' now has weights {now[:12]}, but had 555555555555 when the run began"
     assert said in check_recipe(recipe(2), offline=False, resume=True)
     train(recipe(2), resume=True)
     assert said in " ".join(capsys.readouterr().err.split())
@@ -327,3 +330,18 @@ def test_a_resumed_run_says_that_its_prompt_file_has_changed(
     assert said in " ".join(capsys.readouterr().err.split())
     train(recipe(4), resume=True)
     assert "have changed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_run_that_waits_for_its_teachers_stops_at_the_first_signal(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """Also if one has answered, and the others have not been checked yet."""
+    stop_at(monkeypatch, Interrupts, "poll", 1, "signal")
+    if served:
+        monkeypatch.setattr(TeacherFleet, "settle", lambda self, seconds: False)
+    away = {} if served else {"endpoints": [f"127.0.0.1:{held_port()}"]}
+    recipe = make_recipe(teachers={**away, "fleet": {"connect_seconds": 60}})
+    with pytest.raises(CancelledError):
+        train(recipe)
+    assert not recipe.run.exists()
