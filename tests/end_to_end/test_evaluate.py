@@ -135,7 +135,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp
 
     # Neither the model nor the recipe is there: they are not looked at any more.
     with pytest.raises(
-        ConfigError, match=r"folder of --out .*missing/report\.json does not exist; make .*missing first"
+        ConfigError, match=r"folder of --out .*missing/report\.json does not exist; create .*missing first"
     ):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path / "missing" / "report.json")
     with pytest.raises(ConfigError, match="is a folder; name a file in it"):

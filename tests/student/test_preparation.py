@@ -14,7 +14,7 @@ def test_servers_can_tell_runs_and_ranks_apart_and_ranks_share_what_one_would_ha
 ) -> None:
     asked: list[tuple[str, int]] = []
 
-    def note(endpoints: Any, *, settings: Any, client: str) -> Any:
+    def note(endpoints: Any, *, settings: Any, client: str, poll: Any) -> Any:
         asked.append((client, settings.calls.in_flight_tokens))
         return SimpleNamespace(settle=lambda: None)
 

@@ -9,7 +9,7 @@ from student.recipe import Recipe
 
 def test_every_key_of_a_recipe_is_listed_with_a_default_and_a_meaning() -> None:
     keys = {key: (default, text) for key, default, text in describe_keys(Recipe)}
-    assert keys["train.learning_rate"] == ("1.0e-05", "Peak learning rate of AdamW.")
+    assert keys["train.learning_rate"] == ("1.0e-05", "Peak learning rate, reached after the warm-up.")
     assert [keys[key][0] for key in ("model.dtype", "model.revision", "model.lora.dora")] == [
         "float32",
         "null",

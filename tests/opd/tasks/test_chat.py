@@ -151,7 +151,7 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
         assert [row.reward for row in rows] == [None, None] and made.fired["unknown"] == (2.0, 2.0)
     for name in ("judge", "http_judge", "checklist"):  # why is said, once by each
         assert caplog.text.count(f"reward {name} is unknown for an answer: http://127.0.0.1") == 1
-    assert "judge/unknown counts" in caplog.text
+    assert "counted in the metric judge/unknown" in caplog.text
 
 
 def test_any_service_can_score(server: Server) -> None:

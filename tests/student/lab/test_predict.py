@@ -58,7 +58,7 @@ def test_too_few_answers_and_no_teachers_are_refused(world: Path) -> None:
 def test_figures_that_could_not_be_kept_are_refused_before_they_are_measured(tmp_path: Path) -> None:
     verb = typer.Typer()
     verb.command()(premise)
-    for out, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "figures.json", "does not exist; make")):
+    for out, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "figures.json", "does not exist; create")):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(verb, [str(tmp_path / "recipe.yaml"), "--out", str(out)], catch_exceptions=False)
 
