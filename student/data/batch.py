@@ -223,5 +223,7 @@ def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     host = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return host.to(device)
     # The copy from pinned memory is asynchronous, so the host continues at once.
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return host.pin_memory().to(device, non_blocking=True)
