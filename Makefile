@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz soak chaos pages bench lab docs prometheus slurm systemd browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -88,6 +88,10 @@ envs: .venv-envs/.installed ## TextWorld, ALFWorld, ScienceWorld and Gymnasium, 
 fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each kind) and 300 drawn recipes; about twenty minutes
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
 	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
+
+devices: $(STAMP) ## a teacher's engine and 60 drawn recipes on a pretend accelerator, which refuses tensors left on the CPU
+	PYTHONPATH=tests/support OPD_FUZZ_RECIPES=60 $(BIN)/python -m pytest -n 3 --dist worksteal -p pretend_device \
+	    tests/teacher_server/engines/test_conformance.py tests/student/test_compositions.py --timeout 3000
 
 soak: $(STAMP) ## a server under load and abuse for 15 minutes, then a leaking one, which must be caught
 	$(BIN)/python benchmarks/server_soak.py
