@@ -77,7 +77,7 @@ class Worker:
             self._stop()
             self._child = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", *self._arguments()],
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env={**os.environ, "PYTHONPATH": python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # What a check prints would fill a pipe that is never read, and block it.
@@ -135,7 +135,7 @@ class Worker:
         self._stop()
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Where the child looks for modules: where this process does, so that it finds the same functions."""
     return os.pathsep.join(path for path in (os.environ.get("PYTHONPATH", ""), *sys.path) if path)
 

@@ -54,4 +54,4 @@ def check_critic(recipe: Recipe, who: str) -> None:
         ConfigError: naming it.
     """
     if not any(str(entry.get("name", "")).rpartition(":")[2].lower() == "critic" for entry in recipe.methods):
-        raise ConfigError(f"{who} needs the values of a critic; add method critic.")
+        raise ConfigError(f"{who} needs the values of a critic; add critic to methods.")

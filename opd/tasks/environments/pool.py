@@ -30,6 +30,7 @@ from opd.errors import ConfigError, DataError
 from opd.tasks.environments.base import Observation
 from opd.tasks.environments.host import prompt_to_dict
 from opd.tasks.prompt import Prompt
+from opd.tasks.worker import python_path
 
 Failure = Literal["raised", "hung", "died", "invalid", "diverged"]
 
@@ -98,6 +99,7 @@ class EnvironmentPool:
         with open(errors, "wb") as told:
             self._host = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "opd.tasks.environments.host", self._path, self._spec],
+                env={**os.environ, "PYTHONPATH": python_path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=told,

@@ -192,7 +192,7 @@ def recipe(**changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"methods": []}, "add method critic"),
+        ({"methods": []}, "add critic to methods"),
         ({"objective": [{"name": "grpo"}]}, "no advantage reads"),
         ({"objective": [{"name": "ppo", "advantage": [{"name": "gae"}, {"name": "outliers"}]}]}, "credit by token"),
     ],

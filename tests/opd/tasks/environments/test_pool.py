@@ -56,6 +56,14 @@ def test_an_environment_may_print_as_much_as_it_likes() -> None:
     assert seen == [Observation("you said a, 1"), Observation("you said b, 2")]
 
 
+def test_a_host_finds_the_modules_that_its_caller_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_script.py").write_text("from tests.support.environments import Chatty\n")
+    monkeypatch.syspath_prepend(tmp_path)  # as Python does with the folder of a script
+    with EnvironmentPool({"name": "beside_the_script:Chatty"}) as pool:
+        pool.reset({0: (Prompt.make("hello"), 0)})
+        assert pool.step({0: "a"})[0] == Observation("you said a, 1")
+
+
 @pytest.mark.parametrize(
     ("action", "kind", "reason"),
     [
