@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "one head",
     ),
     "R2-OPD: a gate that is the same everywhere": (of(credit({"name": "r2_opd", "beta": 0})), "distillation alone"),
-    "GAE, A-LoL, Direct Advantage PO: no critic": (of({"name": "ppo"}), "add method critic"),
+    "GAE, A-LoL, Direct Advantage PO: no critic": (of({"name": "ppo"}), "add critic to methods"),
     "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (of(PLAIN, **reward("kl_penalty")), "rewards tokens"),
     "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "rewards turns"),
     "rewards that no term learns from": (of({"name": "sft", "rows": "all"}, **reward("hapo")), "no term learns"),
