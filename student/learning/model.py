@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -72,6 +73,25 @@ class Weights:
             return cls(model.path, model.revision, Path(path))
         saved = adapter_settings(Path(path))
         return cls(str(saved.get("base_model_name_or_path") or model.path), saved.get("revision"), Path(path))
+
+    def skeleton(self, wanted: Callable[[PreTrainedConfig], bool] = lambda config: True) -> PreTrainedModel | None:
+        """The base model on torch's meta device, without weights; building a large one takes seconds.
+
+        Args:
+            wanted: whether a model with this config is to be built at all.
+
+        Returns:
+            None if it is not wanted or cannot be built, which loading it refuses with the reason.
+        """
+        try:
+            config = AutoConfig.from_pretrained(self.base, revision=self.revision)
+            if not wanted(config):
+                return None
+            with torch.device("meta"):
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        except (OSError, ValueError):
+            return None
+        return model
 
 
 class _AsRead(GenerationConfig):

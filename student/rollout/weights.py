@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from opd.errors import ConfigError
@@ -86,14 +86,9 @@ def check_merges(settings: ModelSettings, engine: str, *, merged: bool = True) -
     if settings.lora is None:
         return
     found = Weights.of(settings)
-    try:
-        config = AutoConfig.from_pretrained(found.base, revision=found.revision)
-        # Building a large model takes seconds, and a dense model has nothing to refuse.
-        if not _NAMES_EXPERTS.search(str(config.to_dict())):
-            return
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError):
+    # A dense model has nothing to refuse.
+    model = found.skeleton(lambda config: bool(_NAMES_EXPERTS.search(str(config.to_dict()))))
+    if model is None:
         return
     add_lora(model, settings.lora, base=found.base)
     from peft.tuners.tuners_utils import BaseTunerLayer  # installed, because add_lora would have refused otherwise
