@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, UnavailableError
 
 _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 """NAME or OWNER/NAME, as on the hub."""
@@ -13,8 +13,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def refuse_missing(model: str) -> None:
     """Refuse a name that can only be a folder but is none, and a folder with weights that may not be read.
 
-    What cannot be a hub id is a path. So is OWNER/NAME if there is a folder OWNER and the hub's cache does not have the
-    model: without a network, the hub takes a minute to say no.
+    What cannot be a hub id is a path. If the hub's cache does not have the model, so is OWNER/NAME with a folder OWNER
+    here, and a bare NAME: nearly all models have an owner, and without a network the hub takes a minute to say no.
 
     Args:
         model: folder or hub id.
@@ -32,7 +32,14 @@ def refuse_missing(model: str) -> None:
     there = next(parent for parent in path.absolute().parents if parent.is_dir())
     if _ID.fullmatch(model) is None:
         raise ConfigError(f"model folder {model} does not exist, though {there} does; give a folder or a hub id.")
-    if there == path.absolute().parent != Path.cwd() and not _is_cached(model):
+    if _is_cached(model):
+        return
+    if "/" not in model:
+        raise ConfigError(
+            f"model {model!r} is not a folder here, and the hub's cache has no model of that name; name a folder, or a "
+            "hub id with its owner, like Qwen/Qwen3-1.7B."
+        )
+    if there == path.absolute().parent != Path.cwd():
         raise ConfigError(
             f"model folder {model} does not exist, though {there} does; if it is a hub id, get it first: hf download "
             f"{model}."
@@ -55,6 +62,13 @@ def hub_is_away(error: BaseException) -> bool:
     if any(isinstance(each, OfflineModeIsEnabled) for each in causes):
         return False
     return any(isinstance(each, LocalEntryNotFoundError) and each.__cause__ is not None for each in causes)
+
+
+def hub_away(model: str) -> UnavailableError:
+    """The error for a model that has no folder here and cannot be fetched, see `hub_is_away`."""
+    return UnavailableError(
+        f"model {model!r} is not a folder here, and the hub cannot be reached for it; try again, or name a folder."
+    )
 
 
 def _is_cached(model: str) -> bool:

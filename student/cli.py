@@ -77,7 +77,7 @@ def train(
     build_plugins(job)
     resume = resume or _started_again(job.run)
     if not offline and not resume:
-        check_model_path(job.model.path, job.model.revision)
+        check_model_path(job.model.path)
     if dry_run:
         from student.dry_run import check
 

@@ -57,7 +57,7 @@ def examine_teacher(
     from opd.config import load_settings
 
     job = load_settings(Recipe, recipe, list(overrides))
-    check_model_path(job.model.path, job.model.revision)
+    check_model_path(job.model.path)
     for name, worth, obstacle in measure(job, model=model, prompts=prompts):
         if obstacle:
             yield Finding("note", name, f"the teacher gives no answers here: {obstacle}")

@@ -53,7 +53,7 @@ def premise(
     if out is not None:
         check_out(out)
     job = load_settings(Recipe, recipe, overrides or ())
-    check_model_path(job.model.path, job.model.revision)
+    check_model_path(job.model.path)
     if reference is not None and teacher is None:
         raise ConfigError("--reference can only be used with --teacher; give both.")
     for model in filter(None, (teacher, reference)):

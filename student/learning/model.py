@@ -27,11 +27,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
-from opd.errors import ConfigError, OpdError, UnavailableError, one_line
+from opd.errors import ConfigError, OpdError, one_line
 from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
-from opd.model_path import hub_is_away, refuse_missing
+from opd.model_path import hub_away, hub_is_away, refuse_missing
 from opd.tokenizer_files import read_otherwise
 from student.data.batch import MicroBatch
 from student.learning.hooks import ModelHook, Reading, around
@@ -190,7 +190,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
 def _cannot_load(path: str, error: Exception) -> OpdError:
     if not Path(path).exists():
         if hub_is_away(error):
-            return UnavailableError(f"the hub cannot be reached for model {path!r}; try again, or give a folder.")
+            return hub_away(path)
         return ConfigError(f"model {path!r} is not a folder, and the hub does not provide it; check its path.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, UnavailableError, one_line
-from opd.model_path import hub_is_away, refuse_missing
+from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, one_line
+from opd.model_path import hub_away, hub_is_away, refuse_missing
 from opd.tokenizer_files import read_otherwise
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
@@ -50,9 +50,7 @@ def _download(model: str, revision: str | None, *, with_code: bool) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:
         if hub_is_away(error):
-            raise UnavailableError(
-                f"the hub cannot be reached for model {model!r}; try again, or give a folder."
-            ) from error
+            raise hub_away(model) from error
         reason = one_line(error, 200)
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}.") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, UnavailableError
 from opd.model_path import refuse_missing
 
 RECIPE = {"run": "run", "prompts": {"task": "addition"}, "teachers": {"endpoints": ["127.0.0.1:1"]}}
@@ -19,8 +19,12 @@ RECIPE = {"run": "run", "prompts": {"task": "addition"}, "teachers": {"endpoints
 def opd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Call the command line in an empty folder of a machine without a network; gives the error, of exit code 2."""
 
-    def no_network(*arguments: Any, **keywords: Any) -> Any:
-        raise AssertionError(f"the network was asked for {arguments[0]}")
+    here = socket.getaddrinfo
+
+    def no_network(host: Any, *arguments: Any, **keywords: Any) -> Any:
+        if host == "127.0.0.1":  # which a server resolves to listen on it
+            return here(host, *arguments, **keywords)
+        raise AssertionError(f"the network was asked for {host}")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.chdir(tmp_path)
@@ -50,6 +54,7 @@ def opd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "eval runs/first/model --recipe recipe.yaml",
         "answers recipe.yaml --out out.jsonl --model runs/first/model",
         "merge out runs/first/model runs/first/model",
+        "serve --metrics-port -1 --model runs/first/model",
     ],
 )
 def test_a_folder_that_is_not_there_is_named_at_once(opd: Callable[..., str], command: str) -> None:
@@ -65,9 +70,49 @@ def test_what_can_only_be_a_path_is_refused(model: str) -> None:
         refuse_missing(model)
 
 
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "gpt2"])
-def test_what_may_be_an_id_is_left_to_the_hub(model: str) -> None:
-    refuse_missing(model)
+def test_what_may_be_an_id_is_left_to_the_hub() -> None:
+    refuse_missing("Qwen/Qwen3-1.7B")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train recipe.yaml model.path=studnet",
+        "plan recipe.yaml model.path=studnet",
+        "eval studnet --recipe recipe.yaml",
+        "serve --metrics-port -1 --model studnet",
+        "serve --metrics-port -1 --model math=studnet",
+        "doctor --fleet 127.0.0.1:1 --student studnet",
+    ],
+)
+def test_a_name_without_an_owner_that_is_no_folder_is_refused_alike_by_every_command(
+    opd: Callable[..., str], command: str
+) -> None:
+    error = opd(*command.split())
+    assert "error: model 'studnet' is not a folder here, and the hub's cache has no model of that name; name a" in error
+
+
+def test_a_name_without_an_owner_passes_if_the_cache_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--gpt2").mkdir()
+    refuse_missing("gpt2")
+
+
+def test_owner_and_name_without_a_hub_are_told_as_what_may_pass_by_student_and_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from student.learning.model import load_tokenizer
+    from teacher_server.engines.loading import resolve_folder
+
+    # Tests ask no hub; a real one that cannot be reached is asked again for most of a minute.
+    for module in ("student.learning.model", "teacher_server.engines.loading"):
+        monkeypatch.setattr(f"{module}.hub_is_away", lambda error: True)
+    said = []
+    for load in (load_tokenizer, lambda path: resolve_folder(path, None, with_code=False)):
+        with pytest.raises(UnavailableError) as caught:
+            load("nowhere/model")
+        said.append(str(caught.value))
+    assert said[0] == said[1] and "not a folder here, and the hub cannot be reached for it; try again" in said[0]
 
 
 def test_weights_that_may_not_be_read_are_told_from_missing_ones(
