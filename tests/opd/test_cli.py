@@ -58,6 +58,17 @@ def test_a_verb_is_loaded_without_the_others(
     assert sorted(asked) == ["serve", "train"], "a verb that is there is not loaded again"
 
 
+def test_the_package_can_be_run_as_the_command() -> None:
+    def ask(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, "-m", "opd", *words], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert ask("--version") == (0, f"opd {opd.__version__}\n", "")
+    code, out, error = ask("train", "missing.yaml")
+    assert (code, out) == (2, "") and error.startswith("error: missing.yaml cannot be read: ")
+    assert "Usage: python -m opd plugins list" in ask("plugins", "list", "--help")[1]
+
+
 def test_help_shows_defaults_in_brackets(call: Call) -> None:
     code, out, _ = call("serve", "--help")
     assert code == 0
