@@ -67,6 +67,9 @@ def doctor(
 
     Exits with 1 if something is broken or a teacher is not worth distilling. Notes are not failures.
     """
+    for word in overrides or ():
+        if "=" not in word:
+            raise ConfigError(f"{word!r} is not understood: {_meant(word)}.")
     for given, other, name, missing in (
         (overrides, teacher, "keys of a recipe do", "--teacher RECIPE.yaml"),
         (teacher_model, teacher, "--teacher-model does", "--teacher RECIPE.yaml"),
@@ -89,6 +92,18 @@ def doctor(
     _show(findings)
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _meant(word: str) -> str:
+    """How to write what was probably meant by a word that is not a key of a recipe."""
+    if word.rpartition(":")[2].isdigit():
+        return f"to check a teacher server, write opd doctor --fleet {word}"
+    if word.endswith((".yaml", ".yml")):
+        return f"to check the teachers of a recipe, write opd doctor --teacher {word}"
+    return (
+        "the doctor needs no argument to check this machine; name a server with --fleet HOST:PORT, or a recipe with "
+        "--teacher RECIPE.yaml"
+    )
 
 
 def _here(ports: list[int]) -> Iterator[Finding]:

@@ -56,6 +56,23 @@ def test_what_would_be_ignored_is_refused(given: list[str]) -> None:
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("127.0.0.1:7070", r"to check a teacher server, write opd doctor --fleet 127\.0\.0\.1:7070\.$"),
+        ("[::1]:7070", r"write opd doctor --fleet \[::1\]:7070\.$"),
+        ("recipe.yaml", r"to check the teachers of a recipe, write opd doctor --teacher recipe\.yaml\.$"),
+        ("node", r"^'node' is not understood: .*--fleet HOST:PORT, or a recipe with --teacher RECIPE\.yaml\.$"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--teacher", "first.yaml"]])
+def test_a_word_that_is_not_a_key_is_answered_with_what_was_meant(word: str, said: str, more: list[str]) -> None:
+    app = Typer()
+    app.command()(doctor)
+    with pytest.raises(ConfigError, match=said):
+        CliRunner().invoke(app, [word, *more], catch_exceptions=False)
+
+
 def test_a_taken_port_fails_with_the_process_that_has_it() -> None:
     with socket.create_server(("", 0)) as taken, socket.create_server(("", 0)) as free:
         port, other = taken.getsockname()[1], free.getsockname()[1]
