@@ -7,7 +7,8 @@
 Step n is always sampled with exactly the weights after n - k steps (the first k steps with the initial weights), and by
 the plan that the methods made then. The lag does not depend on which thread is faster, so a run is reproducible, and a
 resumed run equals the uninterrupted one bit for bit. A checkpoint holds the plans of the steps under way and the
-weights to sample them with; a resumed run samples them again.
+weights to sample them with; a resumed run samples them again. At the end of a run nothing is under way: if it is
+resumed with more steps, the first k + 1 of these are all sampled with the weights at that end.
 
 The thread only samples and submits. Planning, waiting for scores, rewards and all communication between ranks stay in
 the learner's thread. Sampling ahead costs k + 1 copies of the trained tensors in host memory and, if the engine has no

@@ -116,6 +116,19 @@ def test_a_step_has_the_weights_of_its_launch_whatever_the_learner_does_meanwhil
     ahead.close()
 
 
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_finished_run_with_more_steps_samples_the_first_of_them_with_its_last_weights(staleness: int) -> None:
+    short, _, learner = make(staleness, steps=4)
+    run(short, learner, range(4))
+    saved = short.state_dict(4)
+    short.close()
+    longer, _, learner = make(staleness, steps=9)
+    learner.weight += 4.0
+    longer.load_state_dict(saved, 4)
+    assert run(longer, learner, range(4, 9)) == [(step, max(4.0, step - staleness)) for step in range(4, 9)]
+    longer.close()
+
+
 def test_what_waits_for_more_rows_is_sent_when_all_of_a_step_are_sampled_and_not_when_it_is_learnt() -> None:
     told: list[Any] = []
     ended = threading.Event()
