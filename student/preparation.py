@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from student.scoring.contexts import Contexts
 from student.scoring.handshake import Scoring, shake_hands
 from student.scoring.prompt_check import check_contexts, check_prompts
 from student.scoring.stops import StopMap, map_of
-
-_SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +119,9 @@ def connect(recipe: Recipe, poll: Callable[[], None] | None = None) -> ScoreSour
     settings = fleet.model_copy(update={"calls": fleet.calls.model_copy(update={"in_flight_tokens": tokens})})
     name = _client_name(recipe.run, ranks)
     source = TeacherFleet.connect(recipe.teachers.endpoints, settings=settings, client=name, poll=poll)
-    # Wait for all replicas: each must be checked against the run, and rows are compared between two of them.
-    end = time.monotonic() + settings.connect_seconds
     try:
-        while not source.settle(min(_SETTLE_SECONDS, max(0.0, end - time.monotonic()))) and time.monotonic() < end:
-            if poll is not None:
-                poll()
+        # Wait for all replicas: each must be checked against the run, and rows are compared between two of them.
+        source.settle(poll=poll)
     except BaseException:
         source.close()
         raise

@@ -111,11 +111,7 @@ class TeacherFleet(ScoreSource):
 
         # On Ctrl-C too, because the caller has no fleet yet with which to end the thread and its connections.
         try:
-            made = asyncio.run_coroutine_threadsafe(make(), loop)
-            while not concurrent.futures.wait([made], _WAIT_SECONDS).done:
-                if poll is not None:
-                    poll()
-            core = made.result()
+            core = _result(asyncio.run_coroutine_threadsafe(make(), loop), poll)
         except BaseException:
             _end_loop(loop, thread)
             raise
@@ -212,10 +208,10 @@ class TeacherFleet(ScoreSource):
         """See `ScoreSource.update_weights`."""
         return self._run(self._core.update_weights(teacher, str(folder), timeout))
 
-    def settle(self, seconds: float | None = None) -> bool:
+    def settle(self, seconds: float | None = None, *, poll: Callable[[], None] | None = None) -> bool:
         """See `ScoreSource.settle`."""
         limit = self._core.settings.connect_seconds if seconds is None else seconds
-        return self._run(self._core.members.settle(limit))
+        return self._run(self._core.members.settle(limit), poll)
 
     def outages(self) -> list[Outage]:
         """See `ScoreSource.outages`."""
@@ -275,7 +271,7 @@ class TeacherFleet(ScoreSource):
 
         return self._run(call())
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[Any, Any, T], poll: Callable[[], None] | None = None) -> T:
         if self._forked:
             coroutine.close()
             raise _in_a_child()
@@ -285,9 +281,23 @@ class TeacherFleet(ScoreSource):
                 raise _closed()
             running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return running.result()
+            return _result(running, poll)
         except concurrent.futures.CancelledError as error:  # by `_run_loop`: another thread has closed the fleet
             raise _closed() from error
+
+
+def _result(running: concurrent.futures.Future[T], poll: Callable[[], None] | None) -> T:
+    """The result of what runs on the loop. `poll` is called twice a second until it is there; if it raises, so does this.
+
+    What runs is then cancelled.
+    """
+    try:
+        while poll is not None and not concurrent.futures.wait([running], _WAIT_SECONDS).done:
+            poll()
+    except BaseException:
+        running.cancel()
+        raise
+    return running.result()
 
 
 def _in_a_child() -> UnavailableError:

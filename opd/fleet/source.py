@@ -136,11 +136,14 @@ class ScoreSource(Protocol):
                 old weights stay in use.
         """
 
-    def settle(self, seconds: float | None = None) -> bool:
+    def settle(self, seconds: float | None = None, *, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the replicas on all servers that answer have been checked; returns False if that takes too long.
 
         `connect` returns with the first usable replica of every teacher; the others are checked while rows are scored.
-        If `seconds` is None, the settings' `connect_seconds` apply.
+
+        Args:
+            seconds: how long to wait; None for the settings' `connect_seconds`.
+            poll: called twice a second while waiting; may raise to give up.
         """
         return True
 

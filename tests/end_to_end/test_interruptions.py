@@ -1,5 +1,6 @@
 """A run that stops in the middle of a step, at any stage of it, resumes to the weights and metrics of a calm one."""
 
+import asyncio
 import json
 import signal
 import sys
@@ -14,7 +15,7 @@ from ports import held_port
 from run_records import metrics_of, records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
-from opd.fleet.client import TeacherFleet
+from opd.fleet.membership.members import Members
 from student.controllers import Controller, Services, StepReport
 from student.data.row import Row
 from student.dry_run import check as check_recipe
@@ -339,7 +340,7 @@ def test_a_run_that_waits_for_its_teachers_stops_at_the_first_signal(
     """Also if one has answered, and the others have not been checked yet."""
     stop_at(monkeypatch, Interrupts, "poll", 1, "signal")
     if served:
-        monkeypatch.setattr(TeacherFleet, "settle", lambda self, seconds: False)
+        monkeypatch.setattr(Members, "settle", lambda self, seconds: asyncio.Event().wait())
     away = {} if served else {"endpoints": [f"127.0.0.1:{held_port()}"]}
     recipe = make_recipe(teachers={**away, "fleet": {"connect_seconds": 60}})
     with pytest.raises(CancelledError):

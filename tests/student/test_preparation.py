@@ -16,7 +16,7 @@ def test_servers_can_tell_runs_and_ranks_apart_and_ranks_share_what_one_would_ha
 
     def note(endpoints: Any, *, settings: Any, client: str, poll: Any) -> Any:
         asked.append((client, settings.calls.in_flight_tokens))
-        return SimpleNamespace(settle=lambda seconds: True)
+        return SimpleNamespace(settle=lambda poll: True)
 
     monkeypatch.setattr(TeacherFleet, "connect", note)
     for run, environment in (

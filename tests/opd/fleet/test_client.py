@@ -125,6 +125,27 @@ def test_describe_and_teachers_list_what_is_served(tiny: SimpleNamespace) -> Non
             fleet.describe("poetry")
 
 
+def test_settling_can_be_given_up(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    async def forever(self: members.Members, seconds: float) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return True
+
+    def give_up() -> None:
+        raise KeyboardInterrupt
+
+    with TeacherFleet.connect(tiny.serve().address, settings=tiny.settings) as fleet:
+        monkeypatch.setattr(members.Members, "settle", forever)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.settle(poll=give_up)
+        assert ended.wait(PATIENCE)
+        fleet.score("math", tiny.items(2), PayloadSpec.sampled())
+
+
 def test_a_mapping_limits_a_teacher_to_its_replicas(tiny: SimpleNamespace) -> None:
     one, two = tiny.serve(names=("math", "code")), tiny.serve(names=("math", "code"))
     with TeacherFleet.connect({"math": [one.address], "code": [two.address]}, settings=tiny.settings) as fleet:
