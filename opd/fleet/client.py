@@ -287,9 +287,9 @@ class TeacherFleet(ScoreSource):
 
 
 def _result(running: concurrent.futures.Future[T], poll: Callable[[], None] | None) -> T:
-    """The result of what runs on the loop. `poll` is called twice a second until it is there; if it raises, so does this.
+    """The result of what runs on the loop; until it is there, `poll` is called twice a second.
 
-    What runs is then cancelled.
+    If `poll` raises, what runs is cancelled.
     """
     try:
         while poll is not None and not concurrent.futures.wait([running], _WAIT_SECONDS).done:
