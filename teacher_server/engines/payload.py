@@ -3,6 +3,7 @@
 Letters in shapes: N response rows of one payload, V rows of the vocabulary, K ids per row, H width of the hidden state.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,7 +54,10 @@ def reduce_rows(
         For each block, in order: `finite` [n] bool, False where the model produced NaN or infinity, and the fields of
         `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
     """
-    block = max(least_rows, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
+    block = logit_bytes // (BYTES_PER_LOGIT * len(head.weight))
+    if rows.hidden.device.type == "cpu":
+        block = min(block, _cached_rows(len(head.weight)))
+    block = max(least_rows, block, 1)
     if spec.kind is PayloadKind.HIDDEN:
         block = max(1, logit_bytes // (4 * rows.hidden.shape[1]))
     for first in range(0, len(rows.hidden), block):
@@ -69,6 +73,16 @@ def reduce_rows(
         logits = head.logits(part.hidden).div_(part.temperature[:, None])
         found = reduce_logits(logits, spec, part.targets, part.gather_ids)
         yield {name: tensor[:count] for name, tensor in found.items()}
+
+
+def _cached_rows(vocabulary: int) -> int:
+    """The most rows whose logits a CPU should hold at once.
+
+    Small blocks stay in its caches between the passes over them, and malloc reuses their memory, where each larger one
+    is mapped anew, page by page. Fewer than 128 rows would make the matrix product slower than that saves.
+    """
+    rows = max(128, (1 << 20) // vocabulary)
+    return rows if 4 * rows * vocabulary <= 16 << 20 else sys.maxsize
 
 
 def _part(rows: PayloadRows, part: slice) -> PayloadRows:
