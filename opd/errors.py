@@ -137,6 +137,10 @@ class DiskFullError(RunFolderError):
     """A run folder's disk or quota has no space left; once there is space, it can be written."""
 
 
+class OutputError(RunFolderError):
+    """Something else that a command writes cannot be written: a report, a merged model, a world of models."""
+
+
 class PortInUseError(OpdError):
     """The address to listen on is in use."""
 

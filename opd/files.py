@@ -1,10 +1,58 @@
-"""Writing files atomically, and letting others read what was written."""
+"""Checking that a file can be written, writing it atomically, and letting others read it."""
 
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from opd.errors import ConfigError, OutputError
+
+
+def check_out(out: Path, *, option: str = "--out") -> None:
+    """Check before the work begins that the file `out` can be written after it.
+
+    Args:
+        out: the file.
+        option: the option that names it.
+
+    Raises:
+        ConfigError: if `out` is a folder, or its parent folder does not exist.
+        OutputError: if it cannot be written.
+    """
+    if out.is_dir():
+        raise ConfigError(f"{option} {out} is a folder; name a file in it.")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"the folder of {option} {out} does not exist; create {out.parent} first.")
+    check_writable(out, f"{option} {out}")
+
+
+def check_writable(path: Path, what: str, fix: str = "choose another") -> None:
+    """Check before the work begins that the file or folder `path` can be created, or written if it exists.
+
+    Args:
+        path: its path; folders above it that do not exist can be created too.
+        what: what it is, with its name, for the message.
+        fix: what to do, likewise.
+
+    Raises:
+        OutputError: if it cannot; the message names the folder that cannot be written.
+    """
+    if path.exists() and not path.is_dir():  # a file, or a device such as /dev/stdout
+        if not os.access(path, os.W_OK):
+            raise OutputError(f"{what} cannot be written: Permission denied; {fix}.")
+        return
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        # Checked by writing, because a file system may be read-only or full whatever the permissions say.
+        with tempfile.TemporaryDirectory(prefix=".opd-", dir=place):
+            pass
+    except OSError as error:
+        because = "" if place == path.absolute() else f", because {place} cannot be written"
+        raise OutputError(f"{what} cannot be written{because}: {error.strerror}; {fix}.") from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

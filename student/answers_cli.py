@@ -95,8 +95,10 @@ def _check_out(out: Path, job: "Recipe") -> None:
 
     Raises:
         ConfigError: if it is.
+        OutputError: if it cannot be written.
     """
     from opd.errors import ConfigError
+    from opd.files import check_writable
     from opd.tasks.settings import files_of
 
     if out.is_dir():
@@ -105,3 +107,4 @@ def _check_out(out: Path, job: "Recipe") -> None:
         raise ConfigError(
             f"--out {out} is a file of the recipe's prompts, which would be overwritten; name another one."
         )
+    check_writable(out, f"--out {out}")

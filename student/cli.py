@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from student.arguments import Overrides, check_out
+from opd.files import check_out
+from student.arguments import Overrides
 
 
 def _print_keys(wanted: bool) -> None:

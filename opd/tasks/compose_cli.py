@@ -51,10 +51,12 @@ def compose(
     """
     from opd.config import parse_settings
     from opd.errors import DataError
+    from opd.files import check_out
     from opd.tasks.chat import ChatClient, ChatSettings
     from opd.tasks.compose import Linker, Problem, by_template, compositions
     from opd.tasks.compose_chat import ByChat
 
+    check_out(out)
     columns = {"prompt_column": prompt_column, "answer_column": answer_column}
     left: Counter[str] = Counter()
     first = _problems(prompts, columns, solved, left)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from student.arguments import Overrides, check_out
+from opd.files import check_out
+from student.arguments import Overrides
 
 if TYPE_CHECKING:
     from student.lab.predict import PremiseReport

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from opd.errors import ConfigError
-from opd.files import write_whole
+from opd.files import check_writable, write_whole
 from student.lab.curve import Curve
 from student.lab.experiment import ROUTED, RULE, Experiment
 from student.lab.experiments import NAMES, load_experiment
@@ -39,6 +39,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
 
     Raises:
         ConfigError: when none of the experiments has been begun, so that no empty report replaces another.
+        OutputError: when `out` cannot be written.
     """
     listed = [*(name for name in names if name not in NAMES), *NAMES] if {*names} & {*NAMES} else names
     experiments = [load_experiment(name) for name in listed]
@@ -47,6 +48,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
     if not started:
         raise ConfigError(f"{root} has no runs of the {form} form; give their folder with --root.")
     folder = out / "results"
+    check_writable(folder, f"--out {out}")
     folder.mkdir(parents=True, exist_ok=True)
     written, sections, missing = [], [], []
     for experiment in experiments:

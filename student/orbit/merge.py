@@ -26,9 +26,10 @@ from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
-from opd.files import share
+from opd.files import check_writable, share
 from opd.model_path import refuse_missing
 from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
+from student.run.space import drafted
 
 Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "slerp"]
 NEEDS_BASE: frozenset[str] = frozenset({"task_arithmetic", "ties", "dare_linear", "dare_ties"})
@@ -101,21 +102,24 @@ def merge(settings: MergeSettings, out: Path) -> Path:
     Raises:
         ConfigError: when a model's folder is missing or holds no model, tensors or tokenizers differ, `out` exists, or
             mergekit is not installed.
+        OutputError: when `out` cannot be written.
     """
     if out.exists():
         raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
+    check_writable(out, f"folder {str(out)!r}")
     names = [*([settings.base] if settings.base else []), *(model.path for model in settings.models)]
     check_fit(names)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    version = _run(settings, part)
-    record = {
-        "settings": settings.model_dump(mode="json"),
-        "inputs": {name: _hashes(name) for name in dict.fromkeys(names)},
-        "mergekit": version,
-    }
-    (part / "merge.json").write_text(json.dumps(record, indent=2) + "\n")
-    part.rename(out)
+    with drafted(part, f"folder {str(out)!r}"):
+        version = _run(settings, part)
+        record = {
+            "settings": settings.model_dump(mode="json"),
+            "inputs": {name: _hashes(name) for name in dict.fromkeys(names)},
+            "mergekit": version,
+        }
+        (part / "merge.json").write_text(json.dumps(record, indent=2) + "\n")
+        part.rename(out)
     return out
 
 

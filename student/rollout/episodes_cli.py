@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.errors import ConfigError, DataError
+from opd.files import check_out
 
 app = typer.Typer(no_args_is_help=True, help="Read a run's episodes, or record paths that solve problems.")
 _LEVELS = ((0.1, "green"), (1.0, "yellow"))
@@ -58,6 +59,7 @@ def record(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
 ) -> None:
     """Write prompts with paths that solve them: a task's own paths, or the student's successes in a run."""
+    check_out(out)
     folder = Path(task)
     lines = list(successes(folder) if (folder / "samples.jsonl").is_file() else gold(task, options or [], count, seed))
     if not lines:

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from opd.config import Settings, parse_settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, OutputError
 from opd.files import write_whole
 
 _NOISE_SECONDS = 1e-3
@@ -139,7 +139,8 @@ def write_expected(found: Mapping[str, float], path: Path, *, band: float, about
         source: where the figures come from.
 
     Raises:
-        ConfigError: if the file exists, as it may hold values entered by hand, or cannot be written.
+        ConfigError: if the file exists, as it may hold values entered by hand.
+        OutputError: if it cannot be written.
     """
     if path.exists():
         raise ConfigError(f"{path} exists already; remove it or name another file.")
@@ -151,5 +152,5 @@ def write_expected(found: Mapping[str, float], path: Path, *, band: float, about
     try:
         write_whole(path, json.dumps({"about": about, "expected": entries}, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror}; name another file.") from error
     return sum("band" in entry for entry in entries.values())

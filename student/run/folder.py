@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +16,7 @@ from typing import Any
 
 from opd.config.text import read_yaml, write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
-from opd.files import flush, write_whole
+from opd.files import check_writable, flush, write_whole
 from student.recipe import Recipe
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
@@ -85,18 +84,7 @@ class RunFolder:
             RunFolderError: if it holds something, or cannot be written.
         """
         cls.refuse_existing(path)
-        place = path
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        try:
-            # Checked by writing, because a file system may be read-only or full whatever the permissions say.
-            with tempfile.TemporaryDirectory(prefix=".opd-", dir=place):
-                pass
-        except OSError as error:
-            raise RunFolderError(
-                f"run folder {path} cannot be created, because {place} cannot be written: {error.strerror}; choose "
-                "another (run=...)."
-            ) from error
+        check_writable(path, f"run folder {path}", "choose another (run=...)")
 
     @contextlib.contextmanager
     def alone(self) -> Iterator["RunFolder"]:

@@ -1,11 +1,14 @@
 """Waiting for space on a full disk: the run keeps everything in memory instead of ending without its last steps."""
 
 import errno
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
-from opd.errors import DiskFullError
+from opd.errors import DiskFullError, OutputError, one_line
 
 T = TypeVar("T")
 _FIRST_SECONDS = 1.0
@@ -19,6 +22,28 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _NO_SPACE
     return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
+
+
+@contextmanager
+def drafted(draft: Path, what: str) -> Iterator[None]:
+    """Remove the folder `draft`, which the block fills and then renames, if the block fails.
+
+    Args:
+        draft: the folder.
+        what: what it becomes, with its name, for the message.
+
+    Raises:
+        OutputError: if the block failed because the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if is_full(error):
+            raise OutputError(
+                f"{what} cannot be written: {one_line(error)}; free space there, or choose another."
+            ) from error
+        raise
 
 
 class Space:

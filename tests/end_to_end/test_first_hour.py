@@ -118,7 +118,7 @@ def test_long_prompts_are_found_before_the_run(
 
 
 def test_the_dry_run_finds_a_run_folder_that_cannot_be_made(chat: Callable[..., Recipe]) -> None:
-    with pytest.raises(RunFolderError, match="/proc/opd/run cannot be created, because /proc cannot be written"):
+    with pytest.raises(RunFolderError, match="/proc/opd/run cannot be written, because /proc cannot be written"):
         check(chat(run="/proc/opd/run"), offline=True)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from opd.errors import ConfigError, DataError
+from opd.files import check_writable
 from student.lab.tiny.files import is_world_file
 from student.lab.tiny.plans import Progress, WorldPlan, model_seed
 from student.lab.tiny.presets import world_key, world_plan
@@ -30,7 +31,8 @@ def build_world(
 
     Raises:
         ConfigError: for an unknown preset, a file that does not describe a world, or a seed out of range.
-        DataError: when the folder holds another world or other files, or a model cannot be written.
+        DataError: when the folder holds another world or other files.
+        OutputError: when the folder or a model cannot be written.
     """
     plan = world_plan(str(preset))
     preset = Path(preset).stem if is_world_file(preset) else str(preset)
@@ -39,9 +41,10 @@ def build_world(
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose a folder for the world.")
-    folder.mkdir(parents=True, exist_ok=True)
     world = _open(folder, preset, seed, plan)
     if not world.complete:
+        check_writable(folder, f"folder {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             world = _open(folder, preset, seed, plan)  # another process may have continued it in the meantime
             if not world.complete:
@@ -80,7 +83,8 @@ def _open(folder: Path, preset: str, seed: int, plan: WorldPlan) -> WorldSummary
     key = world_key(plan, seed)
     found = read_summary(folder)
     if found is None:
-        others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        paths = folder.iterdir() if folder.exists() else ()
+        others = sorted(path.name for path in paths if not path.name.startswith("."))
         if others:
             raise DataError(f"{folder} is not empty ({others[0]} ...) and holds no {FILE}; choose another folder.")
         tasks = {name: task.model_dump(mode="json", exclude_defaults=True) for name, task in plan.tasks.items()}

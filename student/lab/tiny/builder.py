@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from opd.errors import ConfigError, DataError, RunFolderError
+from opd.errors import ConfigError, OutputError, RunFolderError, one_line
 from opd.files import share
 from opd.tasks import build_prompts
 from student.lab.tiny.model import make_model
@@ -41,7 +41,7 @@ class Builder:
             seed: seed of its weights and of its training.
 
         Raises:
-            DataError: when it cannot be written.
+            OutputError: when it cannot be written.
         """
         begun = time.perf_counter()
         draft = self.world.folder / f".{name}"
@@ -92,9 +92,10 @@ class Builder:
         models = tuple(MergeModel(path=str(self.world.models[name].path)) for name in plan.merged)
         return merge(MergeSettings(models=models, dtype="float32"), folder)
 
-    def _unwritten(self, name: str, error: Exception) -> DataError:
-        return DataError(
-            f"model {name!r} cannot be written to {self.world.folder}: {error}; free space there and build again."
+    def _unwritten(self, name: str, error: Exception) -> OutputError:
+        return OutputError(
+            f"model {name!r} cannot be written to {self.world.folder}: {one_line(error)}; free space there and build "
+            "again."
         )
 
     def _train(self, name: str, model: Path, seed: int, draft: Path) -> Path:

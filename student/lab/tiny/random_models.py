@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import ConfigError, DataError
-from opd.files import share
+from opd.files import check_writable, share
+from student.run.space import drafted
 
 STUDENT, TEACHER, PROMPTS = "student", "teacher", "prompts.jsonl"
 _LEAST_ROWS = 512
@@ -151,6 +152,7 @@ def make_random_models(
     Raises:
         ConfigError: for vocabularies that differ, or an unknown dtype.
         DataError: when the folder is not empty, or its disk is too full.
+        OutputError: when it cannot be written.
     """
     from student.lab.tiny.tokenizer import make_word_tokenizer
 
@@ -164,21 +166,23 @@ def make_random_models(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists already; remove it or choose another folder.")
     sizes = {name: count_parameters(shape) for name, shape in ((STUDENT, student), (TEACHER, teacher))}
+    draft = folder.with_name(f".{folder.name}.part")
+    check_writable(draft, f"folder {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     needed, free = sum(sizes.values()) * _BYTES[dtype], shutil.disk_usage(folder.parent).free
     if needed > free:
         raise DataError(f"{folder} would take {needed / 1e9:.2g} GB, but {free / 1e9:.2g} are free; use another disk.")
     # Moved into place by one rename: a call that is killed leaves only a draft, not a folder that looks finished.
-    draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     tokenizer = make_word_tokenizer(student.vocabulary, max_length=min(student.longest, teacher.longest))
-    for place, (name, shape) in enumerate(((STUDENT, student), (TEACHER, teacher))):
-        _save(shape, draft / name, seed=2 * seed + place, dtype=dtype)
-        tokenizer.save_pretrained(draft / name)
-    (draft / PROMPTS).write_text(_prompts(tokenizer, prompts, prompt_tokens, seed), encoding="utf-8")
-    if folder.exists():
-        folder.rmdir()
-    os.replace(draft, folder)
+    with drafted(draft, f"folder {folder}"):
+        for place, (name, shape) in enumerate(((STUDENT, student), (TEACHER, teacher))):
+            _save(shape, draft / name, seed=2 * seed + place, dtype=dtype)
+            tokenizer.save_pretrained(draft / name)
+        (draft / PROMPTS).write_text(_prompts(tokenizer, prompts, prompt_tokens, seed), encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        os.replace(draft, folder)
     return sizes
 
 

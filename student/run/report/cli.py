@@ -19,6 +19,15 @@ def report(
 
     The page needs no network and no JavaScript. A run also writes it when it ends or fails.
     """
+    from opd.errors import ConfigError, OutputError
     from student.run.report.page import write_report
 
-    typer.echo(f"report: {write_report(run, out)}")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file in it.")
+    try:
+        page = write_report(run, out)
+    except OSError as error:
+        raise OutputError(
+            f"the report of {run} cannot be written: {error.strerror}: {error.filename}; name another file with --out."
+        ) from error
+    typer.echo(f"report: {page}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, OutputError
 from student.run.expected import Expectation, against_expected, read_expected, write_expected
 
 
@@ -103,7 +103,7 @@ def test_written_figures_are_read_again_and_never_replace_a_file(tmp_path: Path)
     assert [line.verdict for line in against_expected(found, path)] == ["within"] * 6
     with pytest.raises(ConfigError, match="exists already"):
         write_expected(FOUND, path, band=0.1, about="", source="s")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         write_expected(FOUND, tmp_path / "no" / "mine.json", band=0.1, about="", source="s")
 
 

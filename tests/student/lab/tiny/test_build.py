@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from opd.errors import ConfigError, DataError
+from opd.errors import ConfigError, DataError, OutputError
 from opd.tasks import TaskSettings, build_prompts
 from student.lab.tiny import build_world
 from student.lab.tiny.plans import Shape
@@ -166,7 +166,7 @@ def test_a_build_killed_before_its_first_model_goes_on(plan, tmp_path):
 
 def test_a_model_that_cannot_be_written_is_named(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, folder: Path("/dev/full").write_text("x"))
-    with pytest.raises(DataError, match=r"'student' cannot be written to .*No space left"):
+    with pytest.raises(OutputError, match=r"'student' cannot be written to .*No space left"):
         build_world(tmp_path, plan)
 
 
