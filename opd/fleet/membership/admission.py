@@ -169,7 +169,7 @@ class Admission:
         """Check a replica. Every outcome, including a failed check, is a finding and not an exception."""
         if not self.ready(info):
             state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
-            return _Finding(postponed=f"its state is {state}")
+            return _Finding(postponed="it is still loading" if state == "loading" else f"its state is {state}")
         try:
             await self._compare(name, info, era)
         except _Disagreement as found:

@@ -125,12 +125,12 @@ class Members:
         self._discovery = asyncio.create_task(self._keep_discovering(), name="fleet discovery")
         start = self.now()
         answered_at: float | None = None
-        said = False
+        said = ""
         while True:
             now = self.now()
-            if not said and now - start >= _SILENT_SECONDS:
-                said = True
-                log.warning("waiting for %s, up to %g s", ", ".join(self.monitors), self.settings.connect_seconds)
+            if now - start >= _SILENT_SECONDS and (awaited := ", ".join(self._awaited())) != said:
+                said = awaited
+                log.warning("waiting for %s, up to %g s", awaited, self.settings.connect_seconds)
             if answered_at is None and any(monitor.instance for monitor in self.monitors.values()):
                 answered_at = now
             asked = all(monitor.contacted for monitor in self.monitors.values())
@@ -204,6 +204,12 @@ class Members:
         names = asked or set(self.pools)
         return sorted(name for name in names if not any(self._usable(name))) or ([] if names else [_ANY])
 
+    def _awaited(self) -> Iterator[str]:
+        """The servers, with what they are loading."""
+        for address, monitor in self.monitors.items():
+            names = ", ".join(name for name in monitor.loading if self.wants(name, address))
+            yield f"{address} (still loading {names})" if names else address
+
     def _why_not_connected(self) -> OpdError:
         monitors = self.monitors.values()
         errors = [monitor.error for monitor in monitors if monitor.error is not None]
@@ -216,8 +222,18 @@ class Members:
             if all(isinstance(error, AuthError) for error in errors):
                 return AuthError(f"no teacher server accepts this client's credentials: {sentences}")
             return UnavailableError(f"no teacher server answers: {sentences} Start one or correct the address.")
+        return self._why_missing(self._missing())
+
+    def _why_missing(self, missing: list[str]) -> OpdError:
+        monitors = self.monitors.values()
         served = sorted({name for monitor in monitors for name in monitor.infos})
-        missing = self._missing()
+        loading = [(a, name) for a, one in self.monitors.items() for name in one.loading if self.wants(name, a)]
+        for address, name in loading:
+            if missing == [_ANY] or name in missing:
+                return UnavailableError(
+                    f"{address} is still loading teacher {name!r} after {self.settings.connect_seconds:g} s; raise "
+                    "connect_seconds, or connect once it is loaded."
+                )
         if missing == [_ANY]:
             return TeacherNotFoundError(
                 f"{', '.join(self.monitors)} answered, but none of them has a teacher that may be used: load one, "

@@ -57,6 +57,7 @@ class ReplicaMonitor:
         self.contacted = False
         self.leaving = False
         self.admission = Admission(self, owner)
+        self._described: set[str] = set()
         self._owner = owner
         self._ping_now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +91,14 @@ class ReplicaMonitor:
     def usable(self) -> list[str]:
         """Teachers whose replica here may get rows."""
         return [name for name, life in self.lives.items() if life.usable]
+
+    @property
+    def loading(self) -> list[str]:
+        """Teachers that the server says it is loading; empty if it does not answer."""
+        if self.error is not None or self.load is None:
+            return []
+        found = {one.teacher for one in self.load.teachers if one.state == pb.TEACHER_STATE_LOADING}
+        return sorted(found | {name for name in self._described if self.infos[name].state == pb.TEACHER_STATE_LOADING})
 
     async def _run(self) -> None:
         while True:
@@ -149,6 +158,7 @@ class ReplicaMonitor:
             await self._describe(timeout)
         self.error = None
         now = self._owner.now()
+        self._see_missing(self.load, now)
         loads = {entry.teacher: entry.state for entry in self.load.teachers}
         for name, life in list(self.lives.items()):
             # A teacher that is missing from the report is judged by its description only.
@@ -184,11 +194,21 @@ class ReplicaMonitor:
                 self.apply(name, life.identity_changed(now, "its weights were replaced"))
             elif life.state is ReplicaState.RETIRED and self.admission.ready(info) and not self.leaving:
                 self.apply(name, life.identity_changed(now, "serves again, to be checked"))
-        loading = any(info.state == pb.TEACHER_STATE_LOADING for info in found.teachers.values())
-        for name in set(self.lives) - set(wanted):
-            if self.lives[name].state is ReplicaState.UNVERIFIED and loading:
-                # A server loads its teachers one after the other and lists each when its turn comes. What is known of
-                # this one came from the previous process; in the state LOADING it is neither checked nor given up.
+        self._described = set(wanted)
+
+    def _see_missing(self, load: pb.GetLoadResponse, now: float) -> None:
+        """Judge the replicas that the last description leaves out, as it does until they are loaded."""
+        states = {entry.teacher: entry.state for entry in load.teachers}
+        # A server loads its teachers one after the other and lists each when its turn comes; before the first, it lists
+        # none. A teacher that was loaded after the description is in the next description.
+        loading = bool(self.loading) or not (states or self._described)
+        for name in set(self.lives) - self._described:
+            life = self.lives[name]
+            waits = loading or states.get(name) in (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
+            if life.state in (ReplicaState.UNVERIFIED, ReplicaState.DEAD) and waits:
+                # What is known of it came from the previous process; in this state it is neither checked nor given up.
                 self.infos[name].state = pb.TEACHER_STATE_LOADING
+            elif states.get(name) == pb.TEACHER_STATE_FAILED:
+                self.apply(name, life.retired(now, "it has failed, see the log of its server"))
             else:
-                self.apply(name, self.lives[name].retired(now, "no longer served here"))
+                self.apply(name, life.retired(now, "no longer served here"))

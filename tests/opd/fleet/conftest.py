@@ -101,7 +101,8 @@ def is_check(request: pb.ScoreRequest) -> bool:
 
 class FakeServer:
     """Serves models by name. Knobs: `delay` seconds per row, `wedged` (never answers Score), `trouble(request)` may
-    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `deaf` (answers nothing), `spans`
+    raise an OpdError, `mangle(messages)` may change the answer, `draining`, `state`, `loading` (names that
+    only GetLoad lists), `failed` (likewise), `deaf` (answers nothing), `spans`
     (scores parts of responses, as servers do that know them), `request_bytes` (most of a request), `live_model` (scores
     rows, but not those that compare replicas)."""
 
@@ -117,6 +118,8 @@ class FakeServer:
         self.draining = False
         self.refusal = ""
         self.state = pb.TEACHER_STATE_READY
+        self.loading: list[str] = []
+        self.failed: list[str] = []
         self.trouble: Callable[[pb.ScoreRequest], None] = lambda request: None
         self.mangle: Callable[[list[Any]], list[Any]] = lambda messages: messages
         self.live_model: TinyModel | None = None
@@ -186,6 +189,8 @@ class FakeServer:
         self._maybe_deaf(context)
         state = pb.TEACHER_STATE_DRAINING if self.draining else self.state
         loads = [pb.TeacherLoad(teacher=name, queued_tokens=7, state=state) for name in self.models]
+        loads += [pb.TeacherLoad(teacher=name, state=pb.TEACHER_STATE_LOADING) for name in self.loading]
+        loads += [pb.TeacherLoad(teacher=name, state=pb.TEACHER_STATE_FAILED) for name in self.failed]
         return pb.GetLoadResponse(teachers=loads, instance_id=self.instance)
 
     def GetHead(self, request: pb.GetHeadRequest, context: Any) -> Iterator[pb.GetHeadResponse]:

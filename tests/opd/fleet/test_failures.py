@@ -74,7 +74,7 @@ def test_a_teacher_that_a_restarted_server_has_yet_to_load_is_awaited_and_not_re
         # Another process, which loads its first teacher and has not come to the second.
         code, one.state = one.models.pop("code"), pb.TEACHER_STATE_LOADING
         one.instance = "restarted"
-        tiny.wait_until(lambda: {r.reason for r in fleet.status().replicas} == {"its state is loading"})
+        tiny.wait_until(lambda: {r.reason for r in fleet.status().replicas} == {"it is still loading"})
         assert {r.state for r in fleet.status().replicas} == {"unverified"}
         one.models["code"] = code
         one.state = pb.TEACHER_STATE_READY
