@@ -3,7 +3,6 @@
 Letters in shapes: N response rows of one payload, V rows of the vocabulary, K ids per row, H width of the hidden state.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opd.heads import OutputHead
+from opd.maths.blocks import row_blocks
 from opd.wire.types import PayloadKind, PayloadSpec
 
-# Bytes per logit while a row is reduced: the logit and the temporary of logsumexp, both float32.
-BYTES_PER_LOGIT = 8
+BYTES_PER_LOGIT = 4  # float32; temporaries are as large as a row block, see opd.maths.blocks
 
 VALUE_DTYPES = {"f16": torch.float16, "f32": torch.float32, "u16": torch.float32, "bf16": torch.bfloat16}
 _SMALLEST_HALF = -65504.0
@@ -41,7 +40,7 @@ class PayloadRows:
 def reduce_rows(
     rows: PayloadRows, spec: PayloadSpec, head: OutputHead, logit_bytes: int, least_rows: int = 1
 ) -> Iterator[dict[str, Tensor]]:
-    """Reduce rows to a payload, one block of rows at a time.
+    """Reduce rows to a payload: project a large block of them, then reduce a few at a time.
 
     Args:
         rows: the rows.
@@ -51,13 +50,10 @@ def reduce_rows(
         least_rows: least number of rows in a block; a shorter block is filled up with rows that are discarded again.
 
     Yields:
-        For each block, in order: `finite` [n] bool, False where the model produced NaN or infinity, and the fields of
-        `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
+        For some rows at a time, in order: `finite` [n] bool, False where the model produced NaN or infinity, and the
+        fields of `opd.wire.types.Scores` that the payload carries, as tensors on the device (ids as int32).
     """
-    block = logit_bytes // (BYTES_PER_LOGIT * len(head.weight))
-    if rows.hidden.device.type == "cpu":
-        block = min(block, _cached_rows(len(head.weight)))
-    block = max(least_rows, block, 1)
+    block = max(least_rows, logit_bytes // (BYTES_PER_LOGIT * len(head.weight)))
     if spec.kind is PayloadKind.HIDDEN:
         block = max(1, logit_bytes // (4 * rows.hidden.shape[1]))
     for first in range(0, len(rows.hidden), block):
@@ -71,18 +67,9 @@ def reduce_rows(
             part = _filled(part, least_rows - count)
         # Dividing by 1.0 is exact, so a row does not depend on the temperatures of its neighbours.
         logits = head.logits(part.hidden).div_(part.temperature[:, None])
-        found = reduce_logits(logits, spec, part.targets, part.gather_ids)
-        yield {name: tensor[:count] for name, tensor in found.items()}
-
-
-def _cached_rows(vocabulary: int) -> int:
-    """The most rows whose logits a CPU should hold at once.
-
-    Small blocks stay in its caches between the passes over them, and malloc reuses their memory, where each larger one
-    is mapped anew, page by page. Fewer than 128 rows would make the matrix product slower than that saves.
-    """
-    rows = max(128, (1 << 20) // vocabulary)
-    return rows if 4 * rows * vocabulary <= 16 << 20 else sys.maxsize
+        for few in row_blocks(logits[:count]):
+            ids = None if part.gather_ids is None else part.gather_ids[few]
+            yield reduce_logits(logits[few], spec, part.targets[few], ids)
 
 
 def _part(rows: PayloadRows, part: slice) -> PayloadRows:

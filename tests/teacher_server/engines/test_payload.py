@@ -95,6 +95,18 @@ def test_blocks_of_one_row_give_what_one_block_gives(spec: PayloadSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", [PayloadSpec.topk(4, "f32"), PayloadSpec.gather(4, "f32"), PayloadSpec.full()])
+def test_a_block_is_reduced_a_few_rows_at_a_time(spec: PayloadSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = OutputHead(torch.randn(50, 8, generator=torch.Generator().manual_seed(4)), None, 1.0, 0.0)
+    rows = _rows(13, spec.k)
+    (whole,) = reduce_rows(rows, spec, head, 1 << 30)
+    monkeypatch.setattr("opd.maths.blocks._CPU_BLOCK", 5 * 50)
+    pieces = list(reduce_rows(rows, spec, head, 1 << 30))
+    assert [len(piece["finite"]) for piece in pieces] == [5, 5, 3]
+    for name, expected in whole.items():
+        assert torch.equal(torch.cat([piece[name] for piece in pieces]), expected), name
+
+
+@pytest.mark.parametrize("spec", [PayloadSpec.topk(4, "f32"), PayloadSpec.gather(4, "f32"), PayloadSpec.full()])
 def test_rows_that_fill_a_block_up_leave_no_trace(spec: PayloadSpec) -> None:
     head = OutputHead(torch.randn(50, 8, generator=torch.Generator().manual_seed(4)), None, 1.0, 0.0)
     rows = _rows(13, spec.k)
