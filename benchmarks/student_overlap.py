@@ -253,8 +253,8 @@ def run_all(options: argparse.Namespace, world: Path, scratch: Path) -> None:
                 print(f"  max_staleness {lag}: step {step:.3f} s, {share}", flush=True)
 
 
-def paced(made: list[PacedFleet], seconds: float, recipe: Recipe) -> Any:
-    fleet = CONNECT(recipe)
+def paced(made: list[PacedFleet], seconds: float, *asked: Any) -> Any:
+    fleet = CONNECT(*asked)
     if fleet is None:
         return None
     made.append(PacedFleet(fleet, seconds))
