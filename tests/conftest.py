@@ -1,6 +1,7 @@
 """Fixtures that several packages share: the test world, built once per run, and real server processes."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton reads this when it is first imported, which any test may cause: without a GPU its kernels are interpreted.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Under nohup, or in the background of a script, programs inherit that these signals are ignored; tests that send them
+# would wait in vain. A handler that does nothing lets pytest alone ignore them: what it starts gets the default again.
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 @pytest.hookimpl(optionalhook=True)
