@@ -14,11 +14,10 @@ def _print_keys(wanted: bool) -> None:
     """Print every key of a recipe and exit."""
     if not wanted:
         return
-    from opd.config.reference import describe_keys
+    from opd.config.reference import print_keys
     from student.recipe import Recipe
 
-    for key, default, text in describe_keys(Recipe):
-        typer.echo(f"{key}: {default}. {text}")
+    print_keys(Recipe)
     raise typer.Exit
 
 

@@ -32,6 +32,17 @@ _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
 """The setting that each flag stands for."""
 
 
+def _print_keys(wanted: bool) -> None:
+    """Print every setting of a server and exit."""
+    if not wanted:
+        return
+    from opd.config.reference import print_keys
+    from teacher_server.settings import ServerSettings
+
+    print_keys(ServerSettings)
+    raise typer.Exit
+
+
 def serve(
     model: Annotated[
         list[str],
@@ -42,8 +53,17 @@ def serve(
         typer.Option(help="Name of the teacher, with a single --model. Default: the last part of its path or hub id."),
     ] = "",
     config: Annotated[
-        Path | None, typer.Option(help="YAML file with any of the server's settings; flags override it.")
+        Path | None, typer.Option(help="YAML file with any of the server's settings (see --keys); flags override it.")
     ] = None,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys",
+            is_eager=True,
+            callback=_print_keys,
+            help="Print every setting that --config takes, with its default, then exit.",
+        ),
+    ] = False,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gRPC service [0: a free one].")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 turns it off.")] = None,

@@ -31,7 +31,7 @@ _GATHERED_LAYERS = 2
 VLLM_CACHE = "keys and values of vLLM"
 CASTS = "casts of the weights"
 WIDENED = "a weight widened from 4 bits"
-_SLOT_PARTS = ("keys and values", "those of a layer, laid out to be read", "logits of a decoding step")
+_SLOT_PARTS = ("keys and values", "copy for one layer's attention", "logits of a decoding step")
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOGIT_COPIES = 4
 """Float32 [slots, vocabulary] arrays of a decoding step: logits, log-probs, probabilities and their padded blocks."""

@@ -122,8 +122,8 @@ def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
         which = ", ".join(name for name in unknown if name)
         which = f"of {which} " if which else ""
         option = f"--teacher {'NAME=' if which else ''}MODEL"
-        yield f"  time {which}as teachers is not known: name the model with {option} to opd plan"
-    without = "" if not unknown else ", without waiting for these"
+        yield f"  scoring time {which}unknown: describe the model with {option} (opd plan)"
+    without = "" if not unknown else ", not counting the scoring"
     yield f"  {times.tokens / times.step:.0f} response tokens per second, a step of {times.step:.2f} s{without}"
     slowest, teachers = times.slowest, times.stages.get("teachers", 0.0)
     enough = ""

@@ -61,6 +61,7 @@ ELSEWHERE = {
     r"opd doctor --port": ("tests/opd/test_doctor.py", '"--port"'),
     r"opd doctor --self-test": ("tests/student/checks/test_doctor.py", "examine_payloads("),
     r"opd doctor --teacher": ("tests/student/checks/test_doctor.py", "examine_teacher("),
+    r"opd fleet status .*--set security": ("tests/chaos/test_weights.py", '"--set", token'),
     r"opd fleet update-weights": ("tests/opd/fleet/test_weights.py", "update_weights"),
     r"pip install alfworld": ("scripts/envs.sh", "'alfworld=="),
     r"pip install ./my_package": ("tests/docs/test_plugin_example.py", "my_package"),

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from opd.config.text import read_options
 from opd.errors import ConfigError
-from teacher_server.cli import _settings, _teachers
+from teacher_server.cli import _settings, _teachers, serve
 from teacher_server.settings import ServerSettings
 
 
@@ -65,6 +67,16 @@ def test_flags_win_over_the_file_and_unknown_keys_name_the_nearest(tmp_path: Pat
     file.write_text("host: 2026-99-99\n")
     with pytest.raises(ConfigError, match="not valid YAML"):
         _settings(file, {})
+
+
+def test_the_settings_are_printed_without_a_model() -> None:
+    app = typer.Typer()
+    app.command()(serve)
+    result = CliRunner().invoke(app, ["--keys"])
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split(": ", 1) for line in result.output.splitlines())
+    assert lines["limits.max_k"].startswith("1024. ")
+    assert {"host", "calls.max_calls", "security.tokens"} <= lines.keys()
 
 
 def test_every_setting_is_documented_where_it_is_declared() -> None:

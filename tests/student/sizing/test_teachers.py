@@ -161,8 +161,8 @@ def test_the_plan_names_the_stage_that_bounds_a_step_and_the_devices_that_suffic
         return result.output
 
     unknown = plan()
-    assert "time as teachers is not known: name the model with --teacher MODEL to opd plan" in unknown
-    assert "the step is bound by rollout\n" in unknown and "without waiting for these" in unknown
+    assert "scoring time unknown: describe the model with --teacher MODEL (opd plan)" in unknown
+    assert "the step is bound by rollout\n" in unknown and "not counting the scoring" in unknown
     known = plan("--teacher", str(model), "--teacher-gpus", "2", "--teacher-hardware", "l40s")
     assert "teachers on 2 x NVIDIA L40S, 0.0 GiB of weights once" in known and "not known" not in known
     job, shape = recipe(), ModelShape(ModelSettings(path=str(model), dtype="bfloat16"))
