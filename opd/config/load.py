@@ -16,16 +16,18 @@ _Group = tuple[str | None, type[BaseModel]]
 """A group of settings, with its tag if it is a member of a tagged union."""
 
 
-def load_settings(model: type[S], path: str | Path, overrides: Iterable[str] = ()) -> S:
+def load_settings(model: type[S], path: str | Path | None, overrides: Iterable[str] = ()) -> S:
     """Read `path` (YAML), apply "dotted.key=value" overrides (values are YAML too), validate as `model`.
+
+    If `path` is None, the overrides apply to the defaults.
 
     Raises:
         ConfigError: for a missing or unreadable file, an unknown key (with the nearest valid one) or a bad value.
     """
-    data = read_mapping(path)
+    data = {} if path is None else read_mapping(path)
     for override in overrides:
         _apply(data, override)
-    return parse_settings(model, data, source=str(path))
+    return parse_settings(model, data, source="overrides" if path is None else str(path))
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
@@ -77,9 +79,22 @@ def _yaml(text: str, what: str) -> Any:
         return _Loader(text).get_single_data()
     # Besides its own errors, PyYAML passes on those of the types that it constructs, as for the date 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{what} is not valid YAML: {_said(error)}.") from error
+
+
+def _said(error: Exception) -> str:
+    """What PyYAML found and where, on one line, without the lines of the text that it quotes."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
         # PyYAML's name for a text that it did not read from a file.
-        said = one_line(error).replace('in "<unicode string>", line', "in line")
-        raise ConfigError(f"{what} is not valid YAML: {said}.") from error
+        return one_line(error).replace('in "<unicode string>", ', "in ")
+    said = f"{one_line(error.problem)} in {_place(error.problem_mark)}"
+    if error.context and error.context_mark is not None:
+        said += f", {error.context} that begins in {_place(error.context_mark)}"
+    return said.replace("'<stream end>'", "the end of the text")
+
+
+def _place(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

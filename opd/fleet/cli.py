@@ -1,7 +1,6 @@
 """`opd fleet status`, `verify` and `update-weights`. Whatever is slow to import is imported inside the commands."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,8 +31,7 @@ def fleet_settings(path: Path | None, overrides: list[str]) -> "FleetSettings":
     from opd.config import load_settings
     from opd.fleet.settings import FleetSettings
 
-    # Without a file an empty one is read, so that overrides are handled in one place.
-    return load_settings(FleetSettings, path or os.devnull, overrides)
+    return load_settings(FleetSettings, path, overrides)
 
 
 @app.command()

@@ -128,6 +128,26 @@ def test_unusable_files_and_overrides_are_refused(tmp_path: Path, text: str, ove
         load_settings(Car, write(tmp_path, text), overrides)
 
 
+def test_a_mistake_in_yaml_is_said_on_one_line_with_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nwheels: [1, 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Car, path)
+    assert str(caught.value) == (
+        f"{path} is not valid YAML: expected ',' or ']', but got the end of the text in line 3, column 1, while "
+        "parsing a flow sequence that begins in line 2, column 9."
+    )
+    with pytest.raises(ConfigError, match=r"mapping values are not allowed here in line 1, column 8\.$"):
+        load_settings(Car, write(tmp_path, "name: a: b"))
+    with pytest.raises(ConfigError, match=r"unacceptable character #x0000: .* in position 7\.$"):
+        load_settings(Car, write(tmp_path, "name: a\0"))
+
+
+def test_without_a_file_overrides_apply_to_the_defaults() -> None:
+    assert load_settings(Car, None, ["name=a"]).name == "a"
+    with pytest.raises(ConfigError, match=r"^overrides: unknown key 'nmae'; did you mean 'name'"):
+        load_settings(Car, None, ["name=a", "nmae=b"])
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"name: \xff\xfe")
