@@ -192,6 +192,8 @@ def _cannot_load(path: str, error: Exception) -> OpdError:
         if hub_is_away(error):
             return hub_away(path)
         return ConfigError(f"model {path!r} is not a folder, and the hub does not provide it; check its path.")
+    if Path(path).is_file():
+        return ConfigError(f"model {path!r} is a file; give the folder that save_pretrained wrote.")
     if not (Path(path) / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
         return ConfigError(f"model folder {path!r} does not hold a model: it has no config.json{hint}")

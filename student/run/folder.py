@@ -70,8 +70,10 @@ class RunFolder:
         Raises:
             RunFolderError: if it exists and is not an empty folder.
         """
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(f"run folder {path} is a file; choose another folder (run=...).")
         # A run that was killed while writing its recipe leaves only a draft, which is not worth keeping.
-        if path.exists() and (not path.is_dir() or not all(map(_is_draft, path.iterdir()))):
+        if path.exists() and not all(map(_is_draft, path.iterdir())):
             raise RunFolderError(
                 f"run folder {path} exists already; resume it with --resume, or choose another folder (run=...)."
             )

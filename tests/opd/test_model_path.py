@@ -124,6 +124,14 @@ def test_weights_that_may_not_be_read_are_told_from_missing_ones(
         refuse_missing(str(tmp_path))
 
 
+def test_a_file_in_place_of_the_models_folder_is_said_to_be_one(tmp_path: Path) -> None:
+    from student.learning.model import load_tokenizer
+
+    (tmp_path / "recipe.yaml").write_text("run: a")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml' is a file; give the folder that save_pretrained wrote"):
+        load_tokenizer(str(tmp_path / "recipe.yaml"))
+
+
 def test_what_is_there_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worlds" / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -9,8 +9,9 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 import opd.cli
-from opd.errors import ConfigError, OutputError
+from opd.errors import ConfigError, OutputError, RunFolderError
 from opd.files import check_out, check_writable
+from student.run.folder import RunFolder
 
 RECIPE = "{run: run, model: {path: models/m}, prompts: {task: addition}, eval: {reverse_kl: false}}"
 PROC = "cannot be written, because /proc cannot be written: No such file or directory; choose another.\n"
@@ -56,6 +57,12 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work_begins(call: C
 @pytest.mark.parametrize("line", ["merge rows.jsonl/out a b", "tiny random rows.jsonl/out"])
 def test_a_file_on_the_way_to_the_folder_is_named(call: Callable[..., str], line: str) -> None:
     assert "rows.jsonl cannot be written: Not a directory" in call(line, OutputError.exit_code)
+
+
+def test_a_run_folder_that_is_a_file_is_not_offered_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(RunFolderError, match=r"^run folder \S+run is a file; choose another folder \(run=\.\.\.\)\.$"):
+        RunFolder.check_new(tmp_path / "run")
 
 
 @pytest.mark.parametrize("line", ["compose rows.jsonl", "episodes record lock"])
