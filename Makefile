@@ -67,7 +67,8 @@ bench-peers: .venv-oracles/.installed ## a distillation step against TRL's, with
 	.venv-oracles/bin/python benchmarks/peers.py --world mid --rounds 2 --steps 7
 
 quantized: $(VENV)/.quantized ## 4-bit base models and 8-bit optimizer moments, with bitsandbytes, which it adds to the environment
-	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/end_to_end/test_quantized.py -rs
+	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/student/learning/test_adamw_8bit.py \
+		tests/end_to_end/test_quantized.py -rs
 
 $(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
 	@bash scripts/quantized.sh $(VENV) $(PYTHON)

@@ -253,7 +253,7 @@ def _check_summaries(recipe: Recipe, controllers: Sequence[Controller], strategy
 
 
 def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
-    """Refuse 4-bit weights and 8-bit moments where they do not work, and where bitsandbytes is missing.
+    """Refuse 4-bit weights where they do not work, and them and 8-bit moments where bitsandbytes is missing.
 
     Raises:
         ConfigError: naming the setting and why.
@@ -266,12 +266,12 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
             "on disk, not from the 4-bit base that is trained over (model.lora.quantize); set rollout.engine to "
             "{name: transformers}, or quantize to null."
         )
+    if four and recipe.train.sharding == "fsdp":
+        raise ConfigError(
+            "model.lora.quantize stores blocks of codes with scales, which train.sharding fsdp cannot split into rows "
+            "as it does the weights; set train.sharding: none, or remove model.lora.quantize."
+        )
     for asked, key in ((four, "model.lora.quantize"), (eight, "train.optimizer adamw_8bit")):
-        if asked and recipe.train.sharding == "fsdp":
-            raise ConfigError(
-                f"{key} stores blocks of codes with scales, which train.sharding fsdp cannot split into rows as it "
-                f"does the weights; set train.sharding: none, or remove {key}."
-            )
         if asked and importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigError(
                 f"{key} needs bitsandbytes, which is not installed; install it with pip install 'opd[quantized]'."

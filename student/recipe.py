@@ -230,7 +230,7 @@ class TrainSettings(Settings):
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
         description="Optimizer. adamw_8bit holds AdamW's moments in 8 bits (bitsandbytes; extra quantized): 2 bytes a "
-        "parameter instead of 8, at the price of more coarsely rounded updates.",
+        "parameter instead of 8, at the price of more coarsely rounded updates (docs/scale.md).",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate, reached after the warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up to the peak.")

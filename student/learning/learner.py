@@ -17,10 +17,10 @@ from torch import Tensor
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
 from student.data.batch import HeadLookup, MicroBatch, collate, split
 from student.data.row import Row
+from student.learning.adamw_8bit import AdamW8bit, same_kind
 from student.learning.layout import lay_out
 from student.learning.model import ProjectionSpec, Student
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
-from student.learning.quantized import adamw_8bit, same_kind
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
 from student.learning.sharding import full, placed, recover, reshard, units, whole
@@ -86,7 +86,7 @@ class Learner:
             times = rate / settings.learning_rate
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
         student.hooks = [*student.hooks, *objective.hooks()]
-        adamw = adamw_8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
+        adamw = AdamW8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
         # Not wrapped by accelerate, whose wrapper serves TPUs and float16 and searches for a package twice a step.
         self.optimizer: torch.optim.Optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
         # FSDP2 averages gradients itself, and accelerate's own FSDP support would be plain DDP on a CPU.
@@ -361,7 +361,7 @@ class Learner:
                 )
             moments = state["moments"][name]
             if moments:
-                # The step count is a scalar and, unlike the moments, is not sharded like its parameter.
+                # The step count is a scalar and, unlike moments and scales, is not sharded like its parameter.
                 self.optimizer.state[parameter] = {
                     key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
                     for key, value in moments.items()

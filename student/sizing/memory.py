@@ -113,9 +113,10 @@ def memory_of(
     """
     sharded = recipe.train.sharding == "fsdp"
     parts = ranks if sharded else 1
+    eight = recipe.train.optimizer == "adamw_8bit"
     always = {
         "weights": shape.weight_bytes,
-        "moments of AdamW": shape.small_moments if recipe.train.optimizer == "adamw_8bit" else 2 * shape.trained_bytes,
+        "moments of AdamW": shape.small_moments(parts) if eight else 2 * shape.trained_bytes,
         **_copies(recipe, shape, needs.local | _asked_by_name(recipe), gpu=gpu, ranks=ranks),
     }
     here = slots(recipe, ranks)

@@ -14,9 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from opd.errors import ConfigError
 from opd.model_path import refuse_missing
+from student.learning.adamw_8bit import moment_bytes
 from student.learning.lora import add_lora
 from student.learning.model import Student
-from student.learning.quantized import four_bit_bytes, moment_bytes
+from student.learning.quantized import four_bit_bytes
 from student.learning.sharding import layer_of
 from student.recipe import ModelSettings
 
@@ -37,7 +38,6 @@ class ModelShape:
         weight_bytes: bytes of all parameters.
         trained_bytes: bytes of the trained parameters, and so of their gradients.
         widened: bytes of the largest weight that is held in 4 bits once it is dequantized for a product.
-        small_moments: bytes of AdamW's moments in 8 bits.
         head_bytes: bytes of the float32 gradients of head and embeddings before they are added to those that are kept;
             tied weights have two such gradients, frozen ones have none.
         layer: parameters of the largest decoder layer.
@@ -74,7 +74,7 @@ class ModelShape:
         self.weight_bytes, self.trained_bytes = (_bytes(found) for found in (parameters, trained))
         self.weight_bytes += sum(four_bit_bytes(p.numel()) for p in quantized) - _bytes(quantized)
         self.widened = max((p.numel() for p in quantized), default=0) * lm.dtype.itemsize
-        self.small_moments = moment_bytes(p.numel() for p in trained)
+        self._trained_shapes = [tuple(p.shape) for p in trained]
         self.width = (autocast or lm.dtype).itemsize
         parts: dict[int | None, int] = {None: 0}
         for name, parameter in lm.named_parameters():
@@ -93,6 +93,10 @@ class ModelShape:
             self.head_bytes = sum(weight.numel() * 4 for weight in both if weight.requires_grad)
             self.layers = int(config.get_text_config().num_hidden_layers)
             self.cache_bytes = self._cache_bytes(lm)
+
+    def small_moments(self, ranks: int) -> int:
+        """Bytes of AdamW's moments in 8 bits, sharded over `ranks` ranks, on all of them together."""
+        return moment_bytes(self._trained_shapes, ranks)
 
     def _cache_bytes(self, lm: Any) -> int:
         cache = DynamicCache(config=lm.config)

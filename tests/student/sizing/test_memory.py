@@ -133,6 +133,24 @@ def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(w
     assert whole.rollout[CASTS] == gathered.rollout[CASTS] == 0
 
 
+def test_moments_in_eight_bits_are_counted_in_float32_where_ranks_cut_blocks(world: Path, tmp_path: Path) -> None:
+    recipe = make(world, tmp_path, *CASES["activations"])
+    shape, needs = ModelShape(recipe.model), build_plugins(recipe).needs
+
+    def of_all(ranks: int, **train: str) -> float:
+        changed = recipe.model_copy(update={"train": recipe.train.model_copy(update=train)})
+        found = memory_of(changed, shape, needs, CPU, gpu=False, ranks=ranks).always["moments of AdamW"]
+        return ranks * found if train["sharding"] == "fsdp" else found
+
+    eight = {"optimizer": "adamw_8bit"}
+    alone = of_all(1, **eight, sharding="none")
+    assert 2.03 * shape.trained < alone < 2.04 * shape.trained
+    assert of_all(2, **eight, sharding="fsdp") == of_all(3, **eight, sharding="none") == alone
+    # Of 4,096 rows of embeddings, three ranks take 1,366 each, and four rows of 192 fill whole blocks.
+    embeddings = 4096 * 192
+    assert 5.96 * embeddings < of_all(3, **eight, sharding="fsdp") - alone < 8 * shape.trained - alone
+
+
 def test_a_micro_batch_has_no_more_rows_than_a_rank_unless_methods_add_some(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
     data = recipe.model_dump(mode="json")
