@@ -36,7 +36,8 @@ from typing import Any
 import psutil
 
 from opd.config import parse_settings
-from student.controllers import Controller, ControllerSettings, StepReport
+from student.controllers import Controller, ControllerSettings
+from student.data.report import StepReport
 from student.recipe import Recipe
 
 WARM = 3

@@ -27,7 +27,8 @@ import torch
 from engines_race import LARGE
 
 from opd.config import parse_settings
-from student.controllers import Controller, ControllerSettings, StepReport
+from student.controllers import Controller, ControllerSettings
+from student.data.report import StepReport
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.loop import train
 from student.plugins import build_plugins

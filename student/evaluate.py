@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from opd.tasks.verdict import VerdictStatus
-from student.controllers import EvalReport
+from student.data.report import EvalReport
 from student.data.row import Row
 from student.figures import half_width, ks_up_to, pass_at_k, repetition
 from student.learning.learner import Learner

@@ -10,8 +10,9 @@ from math import ceil
 from typing import Any, overload
 
 from opd.tasks.prompt import Prompt
-from student.controllers import EvalReport, Workbench
+from student.controllers import Workbench
 from student.data.plan import StepPlan, plan_step
+from student.data.report import EvalReport
 from student.data.row import Row
 from student.evaluate import Answer, EvalMeasure, report
 from student.learning.terms import TokenBatch

@@ -20,9 +20,10 @@ from typing import Any
 from opd.errors import CancelledError, OpdError, RunFolderError
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
-from student.controllers import Controller, EvalReport, StepReport
+from student.controllers import Controller
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import StepPlan, plan_step
+from student.data.report import EvalReport, StepReport
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
 from student.learning.updates import Update, Updated, make_updates, plan_updates

@@ -9,10 +9,11 @@ from torch import Tensor
 from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
-from student.controllers import EvalReport, Workbench
+from student.controllers import Workbench
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan
+from student.data.report import EvalReport
 from student.data.row import Row
 from student.data.streams import stream
 from student.evaluator import Evaluator

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opd.errors import PluginError
-from student.controllers import StepReport
 from student.data.outcome import Outcome
+from student.data.report import StepReport
 from student.data.row import Row
 from student.learning.aggregation import position_weights, positions_of
 from student.learning.schedule import WeightSchedule

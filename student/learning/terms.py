@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from opd.heads import OutputHead
     from opd.maths import TokenScores
-    from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.hooks import ModelHook
     from student.learning.model import Student

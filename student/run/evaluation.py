@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from student.controllers import EvalReport
+from student.data.report import EvalReport
 from student.job import Job
 from student.orbit.figures import describe_modes, recovery
 from student.run.samples import entries

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import CheckpointError, RunFolderError
-from student.controllers import EvalReport
 from student.data.outcome import Outcome
+from student.data.report import EvalReport
 from student.job import Job
 from student.learning.ranks import ALONE
 from student.learning.sharding import mesh_of

@@ -16,7 +16,8 @@ from run_records import metrics_of, records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError
 from opd.fleet.membership.members import Members
-from student.controllers import Controller, Services, StepReport
+from student.controllers import Controller, Services
+from student.data.report import StepReport
 from student.data.row import Row
 from student.dry_run import check as check_recipe
 from student.learning.terms import TermOutput, TokenBatch

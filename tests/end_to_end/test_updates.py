@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from opd.errors import CancelledError, ConfigError, NonFiniteError
 from opd.fleet.membership.outage import Outage
-from student.controllers import Controller, StepReport
+from student.controllers import Controller
+from student.data.report import StepReport
 from student.learning.learner import Learner
 from student.learning.updates import Update
 from student.loop import train

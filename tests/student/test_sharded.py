@@ -48,7 +48,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.maths import linear_divergence
-from student.controllers import EvalReport
+from student.data.report import EvalReport
 from student.methods.jumps.effopd import EffOpd, EffOpdSettings
 from student.learning.model import Student
 

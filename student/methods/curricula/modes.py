@@ -28,9 +28,10 @@ from student.scoring.needs import TEACHER, Needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services, StepReport
+    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import PlannedRow, StepPlan
+    from student.data.report import StepReport
     from student.learning.terms import Term
     from student.recipe import Recipe
 

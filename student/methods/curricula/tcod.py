@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services, StepReport
+    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
 
 

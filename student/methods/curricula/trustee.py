@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services, StepReport
+    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

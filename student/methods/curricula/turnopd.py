@@ -35,9 +35,10 @@ from student.methods.curricula.turns import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services, StepReport
+    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
 
 

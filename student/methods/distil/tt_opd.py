@@ -35,7 +35,7 @@ from student.methods.distil.tip import TipSettings, TokenSelection
 from student.scoring.needs import EMA, Needs, merge
 
 if TYPE_CHECKING:
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.recipe import Recipe
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import EvalReport, Services
+    from student.controllers import Services
+    from student.data.report import EvalReport
     from student.learning.terms import Term
     from student.recipe import Recipe
 

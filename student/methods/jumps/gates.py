@@ -22,7 +22,7 @@ from pydantic import Field
 from opd.config import Settings
 
 if TYPE_CHECKING:
-    from student.controllers import EvalReport
+    from student.data.report import EvalReport
 
 
 class GateSettings(Settings):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import TokenBatch
     from student.recipe import Recipe

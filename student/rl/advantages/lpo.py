@@ -32,8 +32,8 @@ from student.scoring.needs import STUDENT, Needs, SignalNeed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.data.report import StepReport
 
 _ROW = ("step", "uid", "sample", "turn", "agent")
 

@@ -25,7 +25,7 @@ from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.recipe import Recipe
 
 

@@ -23,8 +23,8 @@ from student.rl.advantages.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.data.report import StepReport
     from student.recipe import Recipe
 
 

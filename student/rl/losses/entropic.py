@@ -34,7 +34,7 @@ from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.recipe import Recipe
 
 

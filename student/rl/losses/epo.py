@@ -21,7 +21,7 @@ from student.rl.losses.ratios import turn_in_row
 from student.scoring.needs import HIDDEN, SCORES, Needs
 
 if TYPE_CHECKING:
-    from student.controllers import StepReport
+    from student.data.report import StepReport
 
 _BY_TURN = "entropy_by_turn/"
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from student.controllers import StepReport
     from student.data.outcome import Outcome
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.recipe import Recipe
     from student.rl.advantages.base import Credit

@@ -29,7 +29,7 @@ from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.controllers import StepReport
+    from student.data.report import StepReport
 
 _WINDOW, _MOMENTUM = 50, 5.0
 _PHASES = {"warm_up": 1.5, "climbing": 1.2, "plateau": 0.8, "converged": 1.0}

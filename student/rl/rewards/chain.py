@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

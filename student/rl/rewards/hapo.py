@@ -23,7 +23,7 @@ from student.rl.rewards.base import Reward, RewardSettings, is_correct
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from opd.wire.types import ScoreItem
-    from student.controllers import StepReport
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services, StepReport
+    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import PlannedRow, StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe, RolloutSettings

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.learning.terms import Term
     from student.recipe import Recipe
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
     from student.data.plan import PlannedRow, StepPlan
+    from student.data.report import StepReport
     from student.recipe import Recipe
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.rl.samplers.gps_model import GpsModel
 
 _WIDTH = 64

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
+    from student.data.report import StepReport
 
 
 class MoppsSettings(SamplerSettings):

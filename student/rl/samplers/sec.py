@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
 
 
 class SecSettings(SamplerSettings):

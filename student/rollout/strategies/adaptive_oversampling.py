@@ -25,8 +25,8 @@ from student.scoring.needs import Needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

@@ -23,8 +23,8 @@ from student.rollout.strategies.replay import Replaying, ReplaySettings, as_repl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import StepReport
     from student.data.plan import StepPlan
+    from student.data.report import StepReport
     from student.data.row import Row
     from student.learning.terms import Term
     from student.recipe import Recipe

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import student.rl  # noqa: F401  (registers the names)
-from student.controllers import StepReport
+from student.data.report import StepReport
 from student.learning.objective import Objective, add
 from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
 from student.plugins import build_terms

@@ -8,9 +8,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.modes import ModeSettings, mode_of
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan, plan_step
+from student.data.report import StepReport
 from student.methods.curricula.modes import Modes
 from student.plugins import build_plugins
 from student.recipe import Recipe

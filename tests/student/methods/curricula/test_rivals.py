@@ -14,9 +14,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import EpisodePlan, StepPlan, plan_step
+from student.data.report import StepReport
 from student.methods.curricula.episode_filter import EpisodeFilter, EpisodeFilterSettings
 from student.methods.curricula.prefix_replay import PrefixReplay, PrefixReplaySettings
 from student.methods.curricula.turnopd import TurnOpd, TurnOpdSettings, horizon

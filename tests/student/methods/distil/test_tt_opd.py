@@ -9,7 +9,7 @@ import torch
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
-from student.controllers import StepReport
+from student.data.report import StepReport
 from student.methods.distil.tt_opd import TtOpd
 from student.plugins import build_terms
 from student.recipe import Recipe

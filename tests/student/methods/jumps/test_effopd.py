@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.controllers import EvalReport
+from student.data.report import EvalReport
 from student.methods.jumps.effopd import EffOpd, EffOpdSettings
 
 MOVED, HELD = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from student.controllers import EvalReport
+from student.data.report import EvalReport
 from student.methods.jumps.gates import GateSettings, passes
 
 

@@ -9,8 +9,8 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
-from student.controllers import StepReport
 from student.data.outcome import Outcome
+from student.data.report import StepReport
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.rl.advantages.bnpo import beta_of, inverse_density

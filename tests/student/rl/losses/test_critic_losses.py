@@ -7,8 +7,8 @@ import pytest
 import torch
 from rows import make_row
 
-from student.controllers import StepReport
 from student.data.outcome import Outcome
+from student.data.report import StepReport
 from student.plugins import build_terms
 from student.rl.losses.safe import Safe, SafeSettings
 from student.scoring.needs import REFERENCE, STUDENT

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from student.controllers import StepReport
+from student.data.report import StepReport
 from student.plugins import build_terms
 
 LENGTH, VOCABULARY, STEPS = 3, 3, 200

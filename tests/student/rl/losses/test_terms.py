@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from opd.errors import ConfigError
-from student.controllers import StepReport
+from student.data.report import StepReport
 from student.plugins import build_terms
 
 

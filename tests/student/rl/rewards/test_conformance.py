@@ -13,8 +13,8 @@ from saved_state import save_state
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
-from student.controllers import StepReport
 from student.data.outcome import outcome_of, reward_of
+from student.data.report import StepReport
 from student.data.row import Row
 from student.rl import REWARDS
 from student.rl.rewards.base import Reward

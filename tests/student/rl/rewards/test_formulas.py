@@ -11,8 +11,8 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import outcome_of, reward_of
+from student.data.report import StepReport
 from student.data.row import Row
 from student.plugins import build_terms
 from student.rl import REWARDS

@@ -8,9 +8,9 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan, plan_step
+from student.data.report import StepReport
 from student.rl.samplers.gdro import NEW, Gdro, PromptGdro, PromptGdroSettings, RolloutGdro, RolloutGdroSettings
 
 

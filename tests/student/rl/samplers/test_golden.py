@@ -10,8 +10,8 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import Outcome, outcome_of
+from student.data.report import StepReport
 from student.data.templates import in_template
 from student.rl.samplers.gdro import Gdro, GdroSettings, allocate, class_weights
 from student.rl.samplers.gps import features_of

@@ -8,9 +8,9 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from opd.tasks.prompt import Prompt
-from student.controllers import StepReport
 from student.data.outcome import Outcome
 from student.data.plan import plan_step
+from student.data.report import StepReport
 from student.rl.samplers.gps import features_of
 from student.rl.samplers.gps_model import GpsModel, _kl
 

@@ -10,9 +10,9 @@ import thread_ranks
 from saved_state import save_state
 from thread_ranks import Ordered, build, keys, of, place, sampled, together
 
-from student.controllers import StepReport
 from student.data.outcome import outcome_of
 from student.data.plan import PlannedRow
+from student.data.report import StepReport
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.rollout.strategy import Strategy
