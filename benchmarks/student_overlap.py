@@ -36,8 +36,9 @@ from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
 from student.data.plan import PlannedRow
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.lab.tiny.build import build_world
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.loop import train
 from student.recipe import Recipe
 from student.rollout.ahead import copy_of

@@ -10,9 +10,9 @@ from typing import Protocol
 from opd.tasks.verdict import VerdictStatus
 from student.data.report import EvalReport
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.figures import half_width, ks_up_to, pass_at_k, repetition
 from student.learning.learner import Learner
-from student.learning.terms import TokenBatch
 from student.scoring.needs import Needs
 
 

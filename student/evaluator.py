@@ -14,8 +14,8 @@ from student.controllers import Workbench
 from student.data.plan import StepPlan, plan_step
 from student.data.report import EvalReport
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.evaluate import Answer, EvalMeasure, report
-from student.learning.terms import TokenBatch
 from student.orbit.figures import is_trained, judge_budgets, mode_figures
 from student.orbit.leakage import leakage as measure_leakage
 from student.recipe import Recipe

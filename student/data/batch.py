@@ -11,8 +11,8 @@ from torch import Tensor
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
 from student.data.row import Row
+from student.data.token_batch import SignalTokens
 from student.learning.hooks import Reading
-from student.learning.terms import SignalTokens
 
 HeadLookup = Callable[[str, Row], OutputHead]
 

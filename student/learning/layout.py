@@ -9,8 +9,8 @@ from torch import Tensor
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, signal_tokens
+from student.data.token_batch import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 from student.learning.model import ProjectionSpec, project
-from student.learning.terms import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 from student.scoring.needs import SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 
 Signals = Mapping[tuple[str, PayloadKind], SignalTokens]

@@ -18,13 +18,13 @@ from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, Plugi
 from student.data.batch import HeadLookup, MicroBatch, collate, split
 from student.data.row import Row
 from student.learning.adamw_8bit import AdamW8bit, same_kind
+from student.data.token_batch import TokenBatch
 from student.learning.layout import lay_out
 from student.learning.model import ProjectionSpec, Student
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.learning.ranks import Ranks
 from student.learning.schedule import learning_rate
 from student.learning.sharding import full, placed, recover, reshard, units, whole
-from student.learning.terms import TokenBatch
 from student.recipe import TrainSettings
 from student.run.random_state import random_state, set_random_state
 from student.scoring.needs import HIDDEN, Needs

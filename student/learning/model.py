@@ -34,10 +34,10 @@ from opd.maths.linear.divergence import gathered
 from opd.model_path import hub_away, hub_is_away, refuse_missing
 from opd.tokenizer_files import read_otherwise
 from student.data.batch import MicroBatch
+from student.data.token_batch import StudentTokens
 from student.learning.hooks import ModelHook, Reading, around
 from student.learning.lora import add_lora, load_factors
 from student.learning.quantized import four_bits, keep_layout
-from student.learning.terms import StudentTokens
 from student.recipe import LoraSettings, ModelSettings
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 

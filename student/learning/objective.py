@@ -18,9 +18,10 @@ from opd.errors import PluginError
 from student.data.outcome import Outcome
 from student.data.report import StepReport
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.learning.aggregation import position_weights, positions_of
 from student.learning.schedule import WeightSchedule
-from student.learning.terms import Term, TermOutput, TokenBatch, losses_of
+from student.learning.terms import Term, TermOutput, losses_of
 from student.named_states import load_states, names_of, states_of
 from student.scoring.needs import Needs, merge
 

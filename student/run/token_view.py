@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.heads import OutputHead
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 ALTERNATIVES = 3
 LONGEST = 512

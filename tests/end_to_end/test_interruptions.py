@@ -19,8 +19,9 @@ from opd.fleet.membership.members import Members
 from student.controllers import Controller, Services
 from student.data.report import StepReport
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.dry_run import check as check_recipe
-from student.learning.terms import TermOutput, TokenBatch
+from student.learning.terms import TermOutput
 from student.loop import train
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober

@@ -19,10 +19,10 @@ from student.data.batch import collate, signal_tokens, split
 from student.data.outcome import gather_outcomes
 from student.data.plan import plan_step
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.learning.model import ProjectionSpec, Student, load_tokenizer, project
 from student.learning.objective import Objective
 from student.learning.schedule import learning_rate
-from student.learning.terms import TokenBatch
 from student.loop import train
 from student.plugins import build_terms
 from student.recipe import Recipe

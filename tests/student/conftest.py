@@ -17,10 +17,11 @@ from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind
 from student.data.plan import plan_step
 from student.data.row import Row, RowKey
+from student.data.token_batch import SignalTokens, StudentTokens, TokenBatch
 from student.learning.learner import Learner
 from student.learning.model import load_student, load_tokenizer
 from student.learning.objective import Objective
-from student.learning.terms import SignalTokens, StudentTokens, Term, TokenBatch
+from student.learning.terms import Term
 from student.plugins import build_terms
 from student.recipe import TrainSettings
 from student.rollout.transformers import RolloutSpec, rollout

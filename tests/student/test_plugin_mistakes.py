@@ -17,8 +17,9 @@ from opd.tasks.prompt import Prompt
 from student.controllers import CONTROLLERS, Controller, ControllerSettings, Services
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
+from student.data.token_batch import TokenBatch
 from student.learning.objective import Objective
-from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings, TokenBatch
+from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
 from student.rl.advantages.chain import AdvantageChain

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.maths import score_tokens
-from student.learning.terms import TeacherShare
+from student.data.token_batch import TeacherShare
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 from student.scoring.needs import TEACHER

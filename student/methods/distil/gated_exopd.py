@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import have
+from student.data.token_batch import have
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 from student.scoring.needs import REFERENCE, SCORES, TEACHER, Needs, SignalNeed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class GatedExOpdSettings(TokenRewardSettings):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from student.data.row import Row
-    from student.learning.terms import Term, TokenBatch
+    from student.data.token_batch import TokenBatch
+    from student.learning.terms import Term
 
 
 def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class IwOpdSettings(TokenRewardSettings):

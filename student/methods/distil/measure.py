@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from student.data.row import Row
+    from student.data.token_batch import TokenBatch
     from student.learning.learner import Learner
-    from student.learning.terms import TokenBatch
     from student.recipe import TeacherSettings
     from student.scoring.needs import Needs
 

@@ -38,8 +38,9 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.token_batch import TokenBatch, have
 from student.learning.early import reads_no_scores
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.maths import Divergence
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
     Metrics = dict[str, tuple[Tensor | float, Tensor | float]]
 

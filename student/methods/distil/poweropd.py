@@ -17,7 +17,7 @@ from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class PowerOpdSettings(TokenRewardSettings):

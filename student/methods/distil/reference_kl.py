@@ -19,7 +19,8 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import weighted
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from student.learning.terms import have
+from student.data.token_batch import have
 from student.methods.distil.selection import top_share
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class ReopoldSettings(TokenRewardSettings):

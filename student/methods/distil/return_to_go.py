@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opd.wire.types import PayloadKind
-from student.learning.terms import have
+from student.data.token_batch import have
 from student.scoring.needs import TEACHER
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 def future_sum(values: Float[Tensor, " n"], row: Int[Tensor, " n"], discount: float) -> Float[Tensor, " n"]:

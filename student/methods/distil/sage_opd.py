@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.learning.terms import TermOutput, TokenBatch
+from student.data.token_batch import TokenBatch
+from student.learning.terms import TermOutput
 from student.methods.curricula.sage import NOTE
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.scoring.needs import SCORES, Needs
 
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.selection import spread, top_share
 from student.scoring.needs import SCORES, Needs
 

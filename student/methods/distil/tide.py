@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import TermOutput, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import TermOutput
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 from student.scoring.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 

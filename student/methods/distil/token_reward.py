@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.token_batch import TokenBatch, have
 from student.learning.early import reads_no_scores
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import refuse_given_rows
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
 

@@ -21,14 +21,15 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import TermOutput, have
+from student.data.token_batch import have
+from student.learning.terms import TermOutput
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
 from student.scoring.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class TropdSettings(TokenRewardSettings):

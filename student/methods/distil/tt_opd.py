@@ -29,8 +29,9 @@ from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
 from student.data.outcome import reward_of
+from student.data.token_batch import TokenBatch
 from student.learning.schedule import WeightSchedule
-from student.learning.terms import TermOutput, TokenBatch
+from student.learning.terms import TermOutput
 from student.methods.distil.tip import TipSettings, TokenSelection
 from student.scoring.needs import EMA, Needs, merge
 

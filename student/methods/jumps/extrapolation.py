@@ -22,7 +22,7 @@ from pydantic import Field
 
 from opd import maths
 from opd.config import Settings
-from student.learning.terms import SignalTokens, TokenBatch, have
+from student.data.token_batch import SignalTokens, TokenBatch, have
 from student.methods.distil.token_set import TokenSetSettings, among
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
     from student.recipe import Recipe
 
 Credit: TypeAlias = "float | NDArray[np.float32]"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
     from student.recipe import Recipe
     from student.rl.advantages.base import Credit
     from student.rl.advantages.traits import Scope, Source, Traits

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from student.learning.terms import have
+from student.data.token_batch import have
 from student.rl.advantages.base import AdvantageSettings, Credit, Modifier, known
 from student.scoring.needs import SCORES, Needs
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class WeightedGrpoSettings(AdvantageSettings):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.learning.terms import TermOutput, TokenBatch
+from student.data.token_batch import TokenBatch
+from student.learning.terms import TermOutput
 from student.rl.advantages.a2tgpo import A2tgpo
 from student.rl.advantages.turns import TurnSettings, spread
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, _ByRow

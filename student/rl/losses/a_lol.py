@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import have
+from student.data.token_batch import have
 from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import PolicyGradientSettings, advantage_field
 from student.rl.losses.weighted import WeightedGradient
@@ -27,7 +27,7 @@ from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 
 class ALolSettings(PolicyGradientSettings):

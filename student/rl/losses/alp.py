@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.data.token_batch import TokenBatch
 from student.learning.layer_noise import LayerNoise
-from student.learning.terms import TermOutput, TokenBatch
+from student.learning.terms import TermOutput
 from student.rl.losses.policy_gradient import PolicyGradient
 from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import ClippedSettings

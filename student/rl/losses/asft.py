@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from opd.config import Settings
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.rl.text_spans import pieces_of
 from student.scoring.needs import SCORES, Needs
 

@@ -18,7 +18,8 @@ from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.outcome import reward_of
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.rl.text_spans import ends_of, pieces_of
 from student.rl.value_head import check_critic
 from student.scoring.needs import REFERENCE, SCORES, Needs, SignalNeed

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.learning.terms import TermOutput, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from opd import maths
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.scoring.needs import HIDDEN, Needs
 
 if TYPE_CHECKING:

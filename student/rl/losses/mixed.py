@@ -26,7 +26,8 @@ from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.controllers import CONTROLLERS
-from student.learning.terms import TermOutput, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import advantage_field
 from student.rollout.strategy import STRATEGIES

@@ -26,7 +26,8 @@ import numpy as np
 from opd.errors import ConfigError, PluginError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.outcome import gather_outcomes
-from student.learning.terms import Term, TermOutput, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.ratios import at_grain
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings

@@ -19,7 +19,8 @@ from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.outcome import reward_of
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.scoring.needs import HIDDEN, REFERENCE, Needs, SignalNeed
 
 if TYPE_CHECKING:

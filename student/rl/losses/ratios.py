@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from student.learning.terms import TokenBatch
+    from student.data.token_batch import TokenBatch
 
 Ratio: TypeAlias = Literal["token", "turn", "sequence", "response", "prefix", "none"]
 

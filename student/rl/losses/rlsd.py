@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.token_batch import TokenBatch, have
 from student.learning.schedule import WeightSchedule
-from student.learning.terms import TermOutput, TokenBatch, have
+from student.learning.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 from student.scoring.needs import Needs, SignalNeed, merge
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.learning.terms import Term, TermOutput, TokenBatch, have
+from student.data.token_batch import TokenBatch, have
+from student.learning.terms import Term, TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.scoring.needs import TEACHER, Needs, SignalNeed, merge
 

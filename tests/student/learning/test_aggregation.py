@@ -11,8 +11,9 @@ from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from student.data.outcome import gather_outcomes
 from student.data.row import RowKey
+from student.data.token_batch import TokenBatch
 from student.learning.objective import Objective
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.plugins import build_terms
 
 CPU = torch.device("cpu")

@@ -6,8 +6,9 @@ import torch
 
 import student.rl  # noqa: F401  (registers the names)
 from student.data.report import StepReport
+from student.data.token_batch import TokenBatch
 from student.learning.objective import Objective, add
-from student.learning.terms import Term, TermOutput, TermSettings, TokenBatch
+from student.learning.terms import Term, TermOutput, TermSettings
 from student.plugins import build_terms
 
 

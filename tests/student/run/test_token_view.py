@@ -8,7 +8,7 @@ from rows import make_row
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
 from student.data.row import Row
-from student.learning.terms import SignalTokens, StudentTokens, TokenBatch
+from student.data.token_batch import SignalTokens, StudentTokens, TokenBatch
 from student.run.token_view import pieces, view_of_batch, view_of_row
 from student.scoring.needs import TEACHER
 

@@ -9,8 +9,8 @@ import torch
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.data.token_batch import SignalTokens
 from student.learning.objective import Objective
-from student.learning.terms import SignalTokens
 from student.plugins import build_plugins, build_terms
 from student.recipe import Recipe
 
