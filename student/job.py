@@ -21,6 +21,7 @@ from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.controllers import Controller, Workbench
 from student.data.cursor import PromptCursor
+from student.evaluate import EvalMeasure
 from student.evaluator import Evaluator
 from student.learning.learner import Learner
 from student.learning.model import Student, load_student
@@ -28,7 +29,6 @@ from student.learning.objective import Objective
 from student.learning.rank_watch import RankWatch
 from student.learning.ranks import Ranks, make_accelerator
 from student.learning.sharding import shard
-from student.learns_early import learns_early
 from student.plugins import build_measure
 from student.preparation import Prepared, prepare
 from student.recipe import Recipe
@@ -54,8 +54,7 @@ from student.services import LoopServices
 class Job:
     """The parts of a run; each is documented at its class.
 
-    `asks_ahead` says whether rows sampled ahead are sent to the models at once, or only verified because the strategy
-    may still drop them; `learns_early`, whether the gradient of a step may begin before all its scores are there.
+    `asks_ahead` and `learns_early` are those of `student.preparation.Prepared`.
     """
 
     recipe: Recipe
@@ -92,7 +91,6 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
     """
     found = prepare(recipe, stack, model_path, poll)
-    plugins = found.plugins
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)
     watch = RankWatch(ranks)
@@ -101,39 +99,14 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
     scorers = _scorers(found, student, accelerator, ranks, stack)
     scorer, local = scorers.objective(), scorers.local
     learner = _learner(found, student, accelerator, ranks, scorer)
-    # Evaluations may need other payloads than the objective, and then have a scorer of their own. Candidates are kept
-    # once, at the rollout, as many as the more demanding of the two needs.
-    measure = build_measure(found.models.infos, plugins.needs, recipe.teachers)
-    kl_needs = merge([] if measure is None else [measure.needs()], temperature=recipe.rollout.temperature)
-    setup = engine_setup(found, learner, max(plugins.needs.candidates, kl_needs.candidates))
+    measured = _measured(found, scorers)
+    setup = engine_setup(found, learner, _candidates(found, measured))
     sampler = open_sampler(found, setup, learner, stack)
-    asks_ahead = plugins.rewards.reads_signals or not plugins.strategy.judges
-    ahead = open_ahead(
-        found,
-        setup,
-        sampler,
-        learner,
-        local,
-        twin=twin,
-        # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
-        on_row=scorer.submit if asks_ahead else scorer.verify,
-        on_end=scorer.flush,
-        stack=stack,
-    )
+    ahead = open_ahead(found, setup, sampler, learner, scorer, local, twin, stack)
     bench = Workbench(learner, sampler, scorer, poll, stack.callback)
-    measured = None if measure is None else (measure, scorers.make(kl_needs))
     evaluator = Evaluator(recipe, bench, found.tokenizer, scorers.verification, measured)
     cursor = PromptCursor(found.source)
-    services = LoopServices(
-        bench,
-        scorers.objective,
-        evaluator=evaluator,
-        local=local,
-        cursor=cursor,
-        tokenizer=found.tokenizer,
-        seed=recipe.seed,
-    )
-    scorers.services = services  # set afterwards: rewards use the services, which hold a scorer
+    services = _services(found, bench, scorers, evaluator, cursor)
     return Job(
         recipe=recipe,
         accelerator=accelerator,
@@ -144,24 +117,49 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         tokenizer=found.tokenizer,
         learner=learner,
         cursor=cursor,
-        strategy=plugins.strategy,
+        strategy=found.plugins.strategy,
         sampler=sampler,
         ahead=ahead,
-        asks_ahead=asks_ahead,
-        learns_early=_learns_early(found),
-        mismatch=Mismatch(plugins.engine.settings, local, ranks, accelerator.autocast, services.costs),
+        asks_ahead=found.asks_ahead,
+        learns_early=found.learns_early,
+        mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, services.costs),
         scorer=scorer,
         local=local,
-        controllers=[*plugins.controllers, *_followers(found, local, learner, poll)],
-        rewards=plugins.rewards,
+        controllers=[*found.plugins.controllers, *_followers(found, local, learner, poll)],
+        rewards=found.plugins.rewards,
         services=services,
         stop_check=_stop_check(found, sampler, scorers),
-        remarks=plugins.remarks,
+        remarks=found.plugins.remarks,
     )
 
 
-def _learns_early(found: Prepared) -> bool:
-    return found.fleet is not None and learns_early(found.recipe, found.plugins)
+def _measured(found: Prepared, scorers: Scorers) -> tuple[EvalMeasure, Scorer] | None:
+    """The measure of evaluations, and a scorer of its own: it may need other payloads than the objective."""
+    measure = build_measure(found.models.infos, found.plugins.needs, found.recipe.teachers)
+    if measure is None:
+        return None
+    return measure, scorers.make(merge([measure.needs()], temperature=found.recipe.rollout.temperature))
+
+
+def _candidates(found: Prepared, measured: tuple[EvalMeasure, Scorer] | None) -> int:
+    """How many candidates a rollout keeps, once for both: as many as the objective or the measure needs."""
+    return max(found.plugins.needs.candidates, 0 if measured is None else measured[1].needs.candidates)
+
+
+def _services(
+    found: Prepared, bench: Workbench, scorers: Scorers, evaluator: Evaluator, cursor: PromptCursor
+) -> LoopServices:
+    services = LoopServices(
+        bench,
+        scorers.objective,
+        evaluator=evaluator,
+        local=scorers.local,
+        cursor=cursor,
+        tokenizer=found.tokenizer,
+        seed=found.recipe.seed,
+    )
+    scorers.services = services  # set afterwards: rewards use the services, which hold a scorer
+    return services
 
 
 def _followers(found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]) -> list[Controller]:
@@ -231,7 +229,7 @@ def _learner(found: Prepared, student: Student, accelerator: Accelerator, ranks:
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
         ranks=ranks,
-        shortest_first=_learns_early(found),
+        shortest_first=found.learns_early,
     )
 
 

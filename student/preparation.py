@@ -19,6 +19,7 @@ from student.controllers import Controller
 from student.data.prompts import fit_prompts
 from student.learning.model import Weights, load_tokenizer
 from student.learning.ranks import launched_ranks
+from student.learns_early import learns_early
 from student.plugins import Plugins, build_plugins
 from student.recipe import Recipe
 from student.scoring.contexts import Contexts
@@ -54,6 +55,16 @@ class Prepared:
     stop_ids: Sequence[int]
     stops: StopMap
     contexts: Contexts
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether rows sampled ahead go to the models at once, or are only verified as the strategy may drop them."""
+        return self.plugins.rewards.reads_signals or not self.plugins.strategy.judges
+
+    @property
+    def learns_early(self) -> bool:
+        """Whether the gradient of a step may begin before all of its scores have arrived."""
+        return self.fleet is not None and learns_early(self.recipe, self.plugins)
 
 
 def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None, poll: Callable[[], None]) -> Prepared:

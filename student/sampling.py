@@ -1,7 +1,7 @@
 """Builds what samples the rows of a run: the rollout engine, the sampler of the loop, and what samples ahead."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from student.rollout.ahead import Ahead, copy_of
 from student.rollout.engine import (
     CopyEngine,
     EngineSetup,
-    OnRow,
     PackedWeights,
     RolloutEngine,
     RolloutEngineSettings,
@@ -26,6 +25,7 @@ from student.rollout.gate import Gate
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
 from student.scoring.local import LocalModels
+from student.scoring.score import Scorer
 
 
 def engine_setup(found: Prepared, learner: Learner, candidates: int) -> EngineSetup:
@@ -71,11 +71,9 @@ def open_ahead(
     setup: EngineSetup,
     sampler: PolicySampler,
     learner: Learner,
+    scorer: Scorer,
     local: LocalModels,
-    *,
     twin: PreTrainedModel | None,
-    on_row: OnRow,
-    on_end: Callable[[], None],
     stack: ExitStack,
 ) -> Ahead | None:
     """What samples ahead: the engine if it holds weights, or one on a copy; None if `train.max_staleness` is 0.
@@ -85,10 +83,9 @@ def open_ahead(
         setup: what the engine was opened with.
         sampler: the sampler of the loop.
         learner: gives the weights and the ranks.
+        scorer: gets each row, in the sampling thread, as soon as it is finished.
         local: the models in this process, which lend the weights that a step is sampled with.
         twin: an unsharded copy of a sharded student; None to copy the student.
-        on_row: called in the sampling thread with each row as soon as it is finished.
-        on_end: called in the sampling thread once all rows of a step are finished.
         stack: closes what is opened here.
     """
     train, engine = found.recipe.train, found.plugins.engine
@@ -118,8 +115,9 @@ def open_ahead(
         learner,
         lend,
         player,
-        on_row,
-        on_end,
+        # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
+        scorer.submit if found.asks_ahead else scorer.verify,
+        scorer.flush,
         pack if packs else None,
         Gate(learner.ranks) if shares else None,
     )
