@@ -1,8 +1,9 @@
-"""Keeps the states of a list of plug-ins by their names, so that a resumed run gives none the state of another.
+"""Saves the states of a list of plug-ins under their names, so that a resumed run restores each to its own plug-in.
 
-The second plug-in of a name is NAME#2, the third NAME#3. A resumed run may list its plug-ins in another order, add
-some, which begin anew, and leave some out, whose state is dropped; a warning names both. A name given several times
-must be given as often as before, and in the same order: nothing else tells which state belongs to which.
+The second plug-in of a name is NAME#2, the third NAME#3. A resumed run may list its plug-ins in another order. It may
+also add plug-ins, which start with fresh state, and leave some out, whose saved state is discarded; each is logged as
+a warning. Plug-ins of the same name must be as many as before, and in the same order: nothing else tells which state
+belongs to which.
 """
 
 import logging
@@ -30,7 +31,7 @@ class Stateful(Protocol):
 
 
 def names_of(parts: Sequence[Stateful]) -> list[str]:
-    """A name for each plug-in, all different: its registered name or its path, from the second on with #2, #3 ..."""
+    """A unique name for each plug-in: its registered name or its path, with #2, #3 ... from the second of a name on."""
     seen: Counter[str] = Counter()
     found = []
     for part in parts:
@@ -46,7 +47,7 @@ def states_of(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
 
 
 def load_states(parts: Sequence[Stateful], states: Mapping[str, dict[str, Any]], where: str) -> None:
-    """Give each plug-in the state of its name; a new plug-in keeps the state that it has.
+    """Load the state saved under the name of each plug-in; a plug-in without one keeps the state that it has.
 
     Args:
         parts: the plug-ins of the recipe.
@@ -54,7 +55,7 @@ def load_states(parts: Sequence[Stateful], states: Mapping[str, dict[str, Any]],
         where: the key of the recipe that lists them, for messages.
 
     Raises:
-        CheckpointError: if a plug-in cannot take its state, or is given several times and not as often as before.
+        CheckpointError: if a plug-in cannot load its state, or is listed several times but not as often as before.
     """
     named = dict(zip(names_of(parts), parts, strict=True))
     _check_counts(list(named), states, where)
@@ -62,12 +63,10 @@ def load_states(parts: Sequence[Stateful], states: Mapping[str, dict[str, Any]],
         if name in states:
             _load(part, states[name], f"{where}.{name}")
         elif part.state_dict():
-            log.warning("%s.%s is not in the checkpoint and begins anew", where, name)
+            log.warning("the checkpoint has no state of %s.%s, which starts afresh", where, name)
     for name, state in states.items():
         if name not in named and state:
-            log.warning(
-                "%s.%s has a state in the checkpoint, which is dropped: the recipe no longer lists it", where, name
-            )
+            log.warning("the recipe no longer lists %s.%s; its state in the checkpoint is discarded", where, name)
 
 
 def _check_counts(names: Sequence[str], states: Mapping[str, dict[str, Any]], where: str) -> None:
@@ -80,9 +79,8 @@ def _check_counts(names: Sequence[str], states: Mapping[str, dict[str, Any]], wh
         kept = any(state for other, state in states.items() if other.partition("#")[0] == name)
         if kept and count != before[name]:
             raise CheckpointError(
-                f"{where} lists {name} {times(count)}, and listed it {times(before[name])} when the checkpoint was "
-                f"written, so that it is not known which state belongs to which; list it {times(before[name])} and in "
-                "the same order, or begin a new run."
+                f"{where} lists {name} {times(count)}, but the checkpoint has the states of {before[name]}; list it "
+                f"{times(before[name])}, in the same order, or start a new run."
             )
 
 
@@ -93,6 +91,6 @@ def _load(part: Stateful, state: dict[str, Any], where: str) -> None:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"the load_state_dict of {where} cannot take its state in the checkpoint ({error!r}); resume with the "
-            "recipe, the plug-ins and the version of opd that wrote it, or begin a new run."
+            f"{where} could not load its state from the checkpoint ({error!r}); resume with the recipe, the plug-ins "
+            "and the version of opd that wrote it, or start a new run."
         ) from error

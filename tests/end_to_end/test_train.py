@@ -207,7 +207,7 @@ def test_resuming_with_other_plugins_gives_none_what_another_remembers(
     # A method that is new begins as in a new run; what is left out is named.
     added = [{"name": "mopps"}]
     train(make_recipe(**rl, train={"steps": 4}, rewards=rewards[:1], methods=added), resume=True)
-    assert "rewards.hapo has a state in the checkpoint, which is dropped" in caplog.text
-    assert "methods.mopps is not in the checkpoint and begins anew" in caplog.text
+    assert "the recipe no longer lists rewards.hapo; its state in the checkpoint is discarded" in caplog.text
+    assert "the checkpoint has no state of methods.mopps, which starts afresh" in caplog.text
     saved = json.loads(state[4].read_text())
     assert list(saved["rewards"]) == ["overlong"] and list(saved["methods"]) == ["mopps"]
