@@ -1,7 +1,7 @@
 """Write docs/methods/, one page per method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
 
 Formula and source come from the docstring of the module, settings from the class. What to watch, when a method fails
-and which claims of the lab are about it come from the notes; outcomes come from the lab's own pages.
+and which claims of the lab are about it come from the notes; outcomes come from the lab's own results.
 """
 
 import inspect
@@ -14,7 +14,6 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods"
 NOTES = Path(__file__).with_name("method_notes.yaml")
-RESULTS = {"results.md": "", "results/first-edition.md": " (under review)"}
 SHARED = {"weight", "weight.start", "weight.to", "weight.steps", "rows", "aggregation", "first_turns"}
 """Settings of every term of an objective."""
 SHARED_TEXT = (
@@ -51,22 +50,16 @@ def settings(plugin: Any) -> str:
 
 
 def claims(pattern: str) -> str:
-    """The claims of the lab's pages that match, each with its outcome and a link to the experiment."""
+    """The claims of the lab's results that match, each with its outcome and a link to the experiment."""
     lines: list[str] = []
-    again: set[str] = set()
-    for page, mark in RESULTS.items():
-        heading = letter = ""
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        for line in text.splitlines():
-            if line.startswith("## "):
-                heading, letter = line[3:], line[4:].partition(")")[0]
-            if mark and any(later.startswith(letter) for later in again):
-                continue  # has been run again
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            outcome = cells[1] if len(cells) == 3 else ""
-            if re.match("holds|does not hold|not shown|not judged|failed", outcome) and re.search(pattern, cells[0]):
-                lines.append(f"| {cells[0]} | {outcome}{mark} | [{heading}](../{page}) |")
-        again |= set(re.findall(r"^## \((\w+)\)", text, re.MULTILINE))
+    heading = ""
+    for line in (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            heading = line[3:]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        outcome = cells[1] if len(cells) == 3 else ""
+        if re.match("holds|does not hold|not shown|not judged|failed", outcome) and re.search(pattern, cells[0]):
+            lines.append(f"| {cells[0]} | {outcome} | [{heading}](../results.md) |")
     return "\n".join(["| claim | outcome | experiment |", "| --- | --- | --- |", *lines]) + "\n" if lines else ""
 
 
