@@ -15,9 +15,9 @@ from opd.config import Settings
 from opd.registry import Registry
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan
-from student.data.report import EvalReport, StepReport
+from student.data.report import EvalReport
 from student.data.row import Row
-from student.scoring.needs import Needs
+from student.step_plugin import StepPlugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
     from student.learning.hooks import ModelHook
     from student.learning.learner import Learner
-    from student.learning.terms import Term
     from student.learning.updates import Update
-    from student.recipe import Recipe
     from student.rollout.policy_sampler import PolicySampler
     from student.scoring.score import Scorer
 
@@ -144,8 +142,8 @@ class Services(Protocol):
         """Names of parameters and their optimizer state tensors (exp_avg, exp_avg_sq), writable."""
 
 
-class Controller:
-    """Base class of controllers; every hook has a default that does nothing."""
+class Controller(StepPlugin):
+    """Base class of controllers; every hook, here and in `StepPlugin`, has a default that does nothing."""
 
     settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
     why_not_stale: ClassVar[str] = "it does not state that it can plan a step before the earlier steps are observed"
@@ -157,7 +155,7 @@ class Controller:
     """Whether the rows that it adds have log-probs under a policy, for the ratio to that policy."""
 
     def __init__(self, settings: Any) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._services: Services | None = None
 
     @property
@@ -167,20 +165,9 @@ class Controller:
             raise RuntimeError(f"{type(self).__name__} uses its services before it was started.")
         return self._services
 
-    def needs(self) -> Needs:
-        """What the controller needs besides the needs of the objective."""
-        return Needs()
-
     def hooks(self) -> Sequence[ModelHook]:
         """Hooks on the student's forward pass; see `student.learning.hooks`."""
         return ()
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Check the whole recipe before anything is loaded, in dry runs too.
-
-        Raises:
-            ConfigError: if the method cannot work with it.
-        """
 
     def check_model(self, lm: PreTrainedModel) -> None:
         """Look at the student, whose tensors are still without content, before it is loaded, also in a dry run.
@@ -188,25 +175,6 @@ class Controller:
         Raises:
             ConfigError: if the method cannot work with such a model.
         """
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first training prompts before the student is loaded, also in a dry run.
-
-        Raises:
-            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
-        """
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """Names of the tags that it puts on all rows of a prompt, by which advantages may then form groups."""
-        return frozenset()
-
-    def against_summaries(self) -> str:
-        """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
-        return ""
-
-    def remarks(self, recipe: Recipe) -> list[str]:
-        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
-        return []
 
     def begin(self, services: Services) -> None:
         """Keep the services and call `start`; called by the loop."""
@@ -248,16 +216,6 @@ class Controller:
         """
         return {}
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from the report of a finished step."""
-
     def finished(self) -> bool:
         """Whether the run should end before `train.steps`; called before each step on every rank."""
         return False
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""

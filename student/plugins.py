@@ -21,6 +21,7 @@ from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.strategy import STRATEGIES, Strategy
 from student.scoring.contexts import reads_outcomes
 from student.scoring.needs import STUDENT, TEACHER, Needs, merge, needs_of
+from student.step_plugin import StepPlugin
 
 if TYPE_CHECKING:
     from opd.wire.v1 import teacher_pb2 as pb
@@ -80,9 +81,8 @@ def build_plugins(recipe: Recipe) -> Plugins:
     for term in terms:
         _check_own_weights(recipe, term)
         term.check(recipe)
-    for controller in controllers:
-        controller.check(recipe, terms)
-    strategy.check(recipe, terms)
+    for plugin in (*controllers, strategy):
+        plugin.check(recipe, terms)
     rewards.check(recipe, terms)
     engine: RolloutEngine = _build(ROLLOUT_ENGINES, RolloutEngine, recipe.rollout.engine, "rollout.engine")
     _check_summaries(recipe, controllers, strategy)
@@ -96,7 +96,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     engine.check(recipe)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})
-    speaking: list[Term | Controller | Strategy] = [*terms, *controllers, strategy]
+    speaking: list[Term | StepPlugin] = [*terms, *controllers, strategy]
     remarks = [remark for part in speaking for remark in part.remarks(recipe)]
     remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe)]
@@ -243,7 +243,7 @@ def _check_summaries(recipe: Recipe, controllers: Sequence[Controller], strategy
     Raises:
         ConfigError: naming it and why.
     """
-    parts: list[Controller | Strategy] = [*controllers, strategy] if recipe.rollout.episodes.summarised else []
+    parts: list[StepPlugin] = [*controllers, strategy] if recipe.rollout.episodes.summarised else []
     for part in parts:
         if why := part.against_summaries():
             raise ConfigError(

@@ -18,23 +18,17 @@ party adds a strategy through the entry-point group `opd.rollout_strategies`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from opd.config import Settings
 from opd.errors import PluginError
 from opd.registry import Registry
 from student.learning.early import reads_no_scores
-from student.scoring.needs import Needs
+from student.step_plugin import StepPlugin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from opd.tasks.prompt import Prompt
     from student.data.plan import StepPlan
-    from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
     from student.rollout.rounds import Rollouts
 
 STRATEGIES = Registry("rollout_strategy", "opd.rollout_strategies", member="settings_type")
@@ -92,8 +86,8 @@ class StrategySettings(Settings):
     """Registered name, or a dotted path "package.module:Class"."""
 
 
-class Strategy:
-    """Base class of rollout strategies; subclasses implement `run`."""
+class Strategy(StepPlugin):
+    """Base class of rollout strategies; subclasses implement `run` and may override the hooks of `StepPlugin`."""
 
     settings_type: ClassVar[type[StrategySettings]] = StrategySettings
     why_not_stale: ClassVar[str] = "it does not state that its first round is exactly the plan"
@@ -104,39 +98,6 @@ class Strategy:
 
     gives_rows: ClassVar[bool] = False
     """Whether it returns rows that the student did not sample in this step under the prompt that they train."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
-    def needs(self) -> Needs:
-        """What the strategy needs besides the needs of the objective and the methods."""
-        return Needs()
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Check the whole recipe before anything is loaded, in dry runs too.
-
-        Raises:
-            ConfigError: if the strategy cannot work with it.
-        """
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first training prompts before the student is loaded, also in a dry run.
-
-        Raises:
-            DataError, ConfigError: when they lack what it reads, or it cannot work with them.
-        """
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """Names of the tags that it puts on all rows of a prompt, by which advantages may then form groups."""
-        return frozenset()
-
-    def against_summaries(self) -> str:
-        """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
-        return ""
-
-    def remarks(self, recipe: Recipe) -> list[str]:
-        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
-        return []
 
     def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
         """Sample the rows of the step and have them scored.
@@ -151,16 +112,6 @@ class Strategy:
             This rank's rows, in whole groups; may be empty.
         """
         raise PluginError(f"{type(self).__name__} does not implement run.")
-
-    def observe(self, report: StepReport) -> None:
-        """Learn from the report of a finished step, which is the same on every rank."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 class Single(Strategy):

@@ -28,9 +28,8 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
-    for controller in plugins.controllers:
-        controller.check_prompts(prompts)
-    plugins.strategy.check_prompts(prompts)
+    for plugin in (*plugins.controllers, plugins.strategy):
+        plugin.check_prompts(prompts)
     plugins.rewards.check_prompts(prompts)
     _check_groups(plugins, prompts)
     if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
@@ -50,9 +49,8 @@ def _check_groups(plugins: Plugins, prompts: Sequence[Prompt]) -> None:
     parts = {part: set(part.settings.group) - set(KEYS) for chain in chains for part in chain.parts}
     for prompt in prompts if any(parts.values()) else ():
         tags = {"ended"} if ENVIRONMENT in prompt.extra else set()
-        for controller in plugins.controllers:
-            tags |= controller.tags(prompt)
-        tags |= plugins.strategy.tags(prompt)
+        for plugin in (*plugins.controllers, plugins.strategy):
+            tags |= plugin.tags(prompt)
         for part, wanted in parts.items():
             for tag in sorted(wanted - tags):
                 raise ConfigError(
