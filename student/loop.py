@@ -222,7 +222,7 @@ class _Run:
         rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
         stages.any = rollouts.any
         with closing(stages):
-            rows = rollouts.run(job.strategy, self._planned(step))
+            rows = rollouts.run(job.strategy.run, self._planned(step))
             version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
             mismatch = job.mismatch.measure(rows, version, weights)
             costs = job.services.costs

@@ -17,7 +17,6 @@ from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import PlannedRow, StepPlan
 from student.data.row import Row, are_rows
 from student.learning.ranks import Ranks
-from student.rollout.strategy import Strategy
 
 T = TypeVar("T")
 _SUMMARIES = ("summaries", "summaries_empty", "summaries_cut", "context_saved")
@@ -132,8 +131,12 @@ class Rollouts:
         """The number of ranks and the index of this one."""
         return self._ranks.count, self._ranks.index
 
-    def run(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
-        """Run `strategy` on the whole plan and return its scored rows; if it fails on one rank, it fails on all.
+    def run(self, strategy: Callable[[StepPlan, "Rollouts"], list[Row]], plan: StepPlan) -> list[Row]:
+        """Run a strategy on the whole plan and return its scored rows; if it fails on one rank, it fails on all.
+
+        Args:
+            strategy: the strategy's method `run`.
+            plan: the plan of all ranks.
 
         Raises:
             OpdError: if the strategy failed on this rank.
@@ -141,16 +144,15 @@ class Rollouts:
         """
         return self._ranks.agree(lambda: self._ran(strategy, plan))
 
-    def _ran(self, strategy: Strategy, plan: StepPlan) -> list[Row]:
-        rows = strategy.run(self._mine(plan), self)
+    def _ran(self, strategy: Callable[[StepPlan, "Rollouts"], list[Row]], plan: StepPlan) -> list[Row]:
+        rows = strategy(self._mine(plan), self)
         if not are_rows(rows):
             raise PluginError(
-                f"{type(strategy).__name__}.run returned {short(rows)}; it must return a list of rows, which may be "
-                "empty."
+                f"{strategy.__qualname__} returned {short(rows)}; it must return a list of rows, which may be empty."
             )
         if any(id(row) in self._unscored for row in rows):
             raise PluginError(
-                f"{type(strategy).__name__}.run returned rows that it sampled but did not score; return "
+                f"{strategy.__qualname__} returned rows that it sampled but did not score; return "
                 "rollouts.score(rows), or sample with rollouts.judge."
             )
         if self._waiting is not None:

@@ -137,7 +137,7 @@ def together(
         cursor = PromptCursor(SOURCE)
         rollouts = Rollouts(ByReward(reward, rewards, judges_first, longest), plan, cursor, meeting.rank(index))
         try:
-            return rollouts.run(make(), plan(cursor.take(groups))), rollouts, cursor
+            return rollouts.run(make().run, plan(cursor.take(groups))), rollouts, cursor
         except (CancelledError, OutageError, RuntimeError) as error:
             return error
 
