@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.config import Settings
-from opd.errors import PluginError, short
+from opd.errors import ConfigError, PluginError, short
 from opd.registry import Registry
 from student.data.token_batch import TokenBatch
 from student.learning.schedule import WeightSchedule
@@ -257,7 +257,16 @@ class Term:
         """
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Look at this rank's rows of an update, before they are split into micro-batches."""
+        """Look at this rank's rows of an update, before they are split into micro-batches.
+
+        Raises:
+            ConfigError: if the term would learn from given rows and cannot (`takes_given`).
+        """
+        if not self.takes_given and any(not row.on_policy and self.selects(row) for row in rows):
+            raise ConfigError(
+                f"term {self.settings.name!r} estimates from the sampled token, so it needs rows that the student "
+                "sampled; set its rows to sampled, or use payload gather or hidden."
+            )
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """The loss of each position of a micro-batch."""

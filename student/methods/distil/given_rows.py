@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opd.errors import ConfigError
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Int
     from torch import Tensor
 
-    from student.data.row import Row
     from student.data.token_batch import TokenBatch
-    from student.learning.terms import Term
-
-
-def refuse_given_rows(term: Term, rows: Sequence[Row]) -> None:
-    """Refuse given rows, for terms that estimate from the response token alone.
-
-    Raises:
-        ConfigError: if the term would learn from a row that the student did not sample.
-    """
-    if any(not row.on_policy and term.selects(row) for row in rows):
-        raise ConfigError(
-            f"term {term.settings.name!r} estimates from the sampled token, so it needs rows that the student "
-            "sampled; set its rows to sampled, or use payload gather or hidden."
-        )
 
 
 def untied_tokens(batch: TokenBatch, candidates: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:

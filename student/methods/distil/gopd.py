@@ -27,9 +27,8 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.token_batch import TokenBatch, have
-from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings
-from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
+from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.opd import tempered
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.token_set import token_ids
@@ -143,12 +142,6 @@ class GeneralisedOpd(Term):
     def takes_given(self) -> bool:
         """Not with payload sampled: it estimates from the response token alone."""
         return self.settings.payload != "sampled"
-
-    @reads_no_scores
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Refuse given rows with payload sampled."""
-        if self.settings.payload == "sampled":
-            refuse_given_rows(self, rows)
 
     def reward_scale(self, row: Row) -> float:
         """The lambda of a row: that of its domain, or else that of its step."""

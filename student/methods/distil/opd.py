@@ -39,19 +39,15 @@ from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.token_batch import TokenBatch, have
-from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings
-from student.methods.distil.given_rows import refuse_given_rows, untied_tokens
+from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate
 from student.scoring.needs import EMA, HIDDEN, INITIAL, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from opd.heads import OutputHead
     from opd.maths import Divergence
-    from student.data.row import Row
     from student.methods.distil.output import Metrics
     from student.recipe import Recipe
 
@@ -223,12 +219,6 @@ class OnPolicyDistillation(Term):
     def takes_given(self) -> bool:
         """Not with payload sampled: it estimates from the response token alone."""
         return self.settings.payload != "sampled"
-
-    @reads_no_scores
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Refuse rows that the student did not sample if the payload carries the sampled token alone."""
-        if self.settings.payload == "sampled":
-            refuse_given_rows(self, rows)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Divergence per position, nats, reported under the name of the divergence."""

@@ -14,18 +14,12 @@ from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.token_batch import TokenBatch, have
-from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings
-from student.methods.distil.given_rows import refuse_given_rows
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Float
     from torch import Tensor
-
-    from student.data.row import Row
 
 
 class TokenRewardSettings(TermSettings):
@@ -51,11 +45,6 @@ class TokenReward(Term):
         """The teacher's log-probs of the response tokens."""
         signal = SignalNeed(TEACHER, PayloadSpec.sampled(), self.settings.teacher_temperature)
         return Needs(signals=(signal,), student=frozenset({SCORES}))
-
-    @reads_no_scores
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Refuse given rows."""
-        refuse_given_rows(self, rows)
 
     def reward(
         self, student: Float[Tensor, " n"], teacher: Float[Tensor, " n"], batch: TokenBatch

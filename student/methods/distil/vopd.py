@@ -19,16 +19,12 @@ from pydantic import Field
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.token_batch import TokenBatch, have
-from student.learning.early import reads_no_scores
 from student.learning.terms import Term, TermOutput, TermSettings
-from student.methods.distil.given_rows import refuse_given_rows
 from student.methods.distil.output import divergence_metrics
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from student.data.row import Row
+    pass
 
 
 class VopdSettings(TermSettings):
@@ -62,11 +58,6 @@ class Vopd(Term):
         """The teacher's log-probs at the student's top k."""
         signal = SignalNeed(TEACHER, PayloadSpec.gather(self.settings.k), self.settings.teacher_temperature)
         return Needs(signals=(signal,), student=frozenset({SCORES}))
-
-    @reads_no_scores
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Refuse given rows."""
-        refuse_given_rows(self, rows)
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Estimate of KL(student || teacher) per position, nats, with the baseline in its gradient only."""
