@@ -17,8 +17,8 @@ from torch import Tensor
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
 from student.data.batch import HeadLookup, MicroBatch, collate, split
 from student.data.row import Row
-from student.learning.adamw_8bit import AdamW8bit, same_kind
 from student.data.token_batch import TokenBatch
+from student.learning.adamw_8bit import AdamW8bit, same_kind
 from student.learning.layout import lay_out
 from student.learning.model import ProjectionSpec, Student
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
