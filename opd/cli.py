@@ -76,6 +76,8 @@ def main() -> None:
     try:
         _add_verbs(sys.argv[1:])
         code = app(standalone_mode=False)
+        if code == CancelledError.exit_code:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         sys.stdout.flush()  # here, where a failure still gets a message
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:

@@ -69,6 +69,15 @@ def test_the_package_can_be_run_as_the_command() -> None:
     assert "Usage: python -m opd plugins list" in ask("plugins", "list", "--help")[1]
 
 
+def test_ctrl_c_is_one_word_and_a_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opd.plugins_cli.registries", interrupted)
+    code, out, error = call("plugins", "list")
+    assert (code, out) == (130, "") and error.split() == ["interrupted"]
+
+
 def test_help_shows_defaults_in_brackets(call: Call) -> None:
     code, out, _ = call("serve", "--help")
     assert code == 0
