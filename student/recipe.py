@@ -225,7 +225,7 @@ class TrainSettings(Settings):
         description="Number of steps by which the sampling weights lag the trained ones. 0 alternates sampling and "
         "training. With k, step n is sampled with exactly the weights of step n - k, while earlier steps are trained "
         "on. This takes k + 1 copies of the trained tensors on the host, one on the device, and an objective that "
-        "allows for it (docs/scale.md).",
+        "allows for it (docs/rollouts.md).",
     )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
