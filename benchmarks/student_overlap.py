@@ -202,6 +202,8 @@ def main() -> None:
     )
     parser.add_argument("--world", type=Path, help="folder of a tiny world; by default one is built")
     options = parser.parse_args()
+    if options.steps < WARM + 2:
+        parser.error(f"--steps is {options.steps}, but it must be at least {WARM + 2}: the first {WARM} are left out.")
     with tempfile.TemporaryDirectory() as scratch:
         world = options.world or Path(scratch) / "world"
         if options.world is None:

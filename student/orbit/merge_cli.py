@@ -48,7 +48,8 @@ def merge(
         "dtype": dtype,
     }
     settings = parse_settings(MergeSettings, raw, source="merge")
-    typer.echo(f"merged {len(settings.models)} models by {settings.method} into {run(settings, out)}")
+    count = len(settings.models)
+    typer.echo(f"merged {count} model{'s' if count > 1 else ''} by {settings.method} into {run(settings, out)}")
 
 
 def _model(text: str) -> dict[str, object]:

@@ -78,7 +78,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe, ranks)
-    yield f"student of {shape.total / 1e6:.1f} M parameters, {shape.trained / 1e6:.2f} M trained, on {device.name}"
+    yield f"student of {_parameters(shape.total)} parameters, {_parameters(shape.trained)} trained, on {device.name}"
     yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
     row, limit = largest(recipe), recipe.train.micro_batch_tokens
     if row.sequences > 1:
@@ -141,3 +141,8 @@ def shape_of(recipe: Any, device: Any) -> Any:
     mixed = recipe.train.mixed_precision
     half = mixed == "bf16" or (mixed == "auto" and device.gpu)
     return ModelShape(recipe.model, torch.bfloat16 if half else None, sharded=recipe.train.sharding == "fsdp")
+
+
+def _parameters(count: float) -> str:
+    """A number of parameters in thousands or millions."""
+    return f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count / 1e3:.1f} k"
