@@ -7,6 +7,7 @@ thread cannot be interrupted: if it takes too long it is given up, but it keeps 
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -79,7 +80,7 @@ class Turn:
         Raises:
             DeadlineError: if it takes longer than the loader's limit.
         """
-        loader = self._loader
+        loader, began = self._loader, time.monotonic()
         task = asyncio.ensure_future(asyncio.to_thread(work))
         try:
             # `wait` leaves the task alone on a timeout, which is needed as a thread cannot be cancelled.
@@ -89,21 +90,25 @@ class Turn:
                 if not loader._closing():
                     await asyncio.wait((task,), timeout=loader._seconds)
             finally:
-                self._leave(what, task, discard)
+                self._leave(what, task, discard, began)
             raise
         if not done:
-            self._leave(what, task, discard)
+            self._leave(what, task, discard, began)
             raise DeadlineError(
                 f"{what} did not load within {loader._seconds:g} s; check the model, or raise engine.load_seconds."
             )
         return task.result()
 
-    def _leave(self, what: str, task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
-        """Discard the task's result whenever it arrives, and keep the turn until then."""
+    def _leave(self, what: str, task: "asyncio.Future[R]", discard: Callable[[R], object], began: float) -> None:
+        """Discard the task's result whenever it arrives, and keep the turn until then; `began` is when it started."""
         if task.done():
             _discard(task, discard)
             return
-        _log.error("gave up reading a model", extra={"model": what, "seconds": self._loader._seconds})
+        extra = {"model": what, "seconds": round(time.monotonic() - began, 1)}
+        if self._loader._closing():
+            _log.info("ended while a model was being read", extra=extra)
+        else:
+            _log.error("gave up reading a model", extra=extra)
         self._loader._given_up, self.running = what, task
 
         def end(done: "asyncio.Future[R]") -> None:
