@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -141,6 +141,13 @@ slurm: $(STAMP) ## the job of deploy/slurm under a real Slurm of two nodes on th
 systemd: $(STAMP) ## the units of deploy/systemd under a real systemd, which boots a container (Debian, Ubuntu; as root)
 	@command -v systemd-nspawn >/dev/null || bash scripts/systemd.sh
 	$(BIN)/python -m pytest tests/deploy/test_systemd.py -rs
+
+containers: .venv-containers/.installed $(STAMP) ## the Compose file of deploy/containers, built and run by Podman on CPU (Debian, Ubuntu; as root)
+	PATH="$(CURDIR)/.venv-containers/bin:$$PATH" $(BIN)/python -m pytest tests/deploy/test_containers.py -rs
+
+.venv-containers/.installed: scripts/environment.sh scripts/containers.sh
+	@bash scripts/containers.sh .venv-containers $(PYTHON)
+	@touch $@
 
 CHROMIUM := $(VENV)/chromium/chromium
 browser: $(CHROMIUM) $(STAMP) ## a real Chromium draws a run's report in light and dark (Debian, Ubuntu)
