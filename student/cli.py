@@ -7,18 +7,8 @@ from typing import Annotated
 import typer
 
 from opd.files import check_out
+from opd.keys_option import keys_option
 from student.arguments import Overrides
-
-
-def _print_keys(wanted: bool) -> None:
-    """Print every key of a recipe and exit."""
-    if not wanted:
-        return
-    from opd.config.reference import print_keys
-    from student.recipe import Recipe
-
-    print_keys(Recipe)
-    raise typer.Exit
 
 
 def _started_again(run: Path) -> bool:
@@ -40,13 +30,7 @@ def train(
         ),
     ] = False,
     keys: Annotated[
-        bool,
-        typer.Option(
-            "--keys",
-            is_eager=True,
-            callback=_print_keys,
-            help="Print every key of a recipe with its default, then exit.",
-        ),
+        bool, keys_option("student.recipe:Recipe", "Print every key of a recipe with its default, then exit.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest intact checkpoint of the run folder.")

@@ -19,6 +19,7 @@ from opd.config.load import parse_settings, read_mapping
 from opd.config.text import read_options
 from opd.errors import ConfigError, DeadlineError
 from opd.files import write_whole
+from opd.keys_option import keys_option
 
 _GROUPS = {
     "": ("host", "port", "metrics_port", "fault"),
@@ -30,17 +31,6 @@ _FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS
 _FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
 _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
 """The setting that each flag stands for."""
-
-
-def _print_keys(wanted: bool) -> None:
-    """Print every setting of a server and exit."""
-    if not wanted:
-        return
-    from opd.config.reference import print_keys
-    from teacher_server.settings import ServerSettings
-
-    print_keys(ServerSettings)
-    raise typer.Exit
 
 
 def serve(
@@ -57,11 +47,9 @@ def serve(
     ] = None,
     keys: Annotated[
         bool,
-        typer.Option(
-            "--keys",
-            is_eager=True,
-            callback=_print_keys,
-            help="Print every setting that --config takes, with its default, then exit.",
+        keys_option(
+            "teacher_server.settings:ServerSettings",
+            "Print every setting that --config takes, with its default, then exit.",
         ),
     ] = False,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,

@@ -32,12 +32,6 @@ def describe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
             yield from describe_keys(group, f"{prefix}{name}({tag}).")
 
 
-def print_keys(model: type[BaseModel]) -> None:
-    """Print a line for every key of `model`: its name, its default and what it means."""
-    for key, default, text in describe_keys(model):
-        print(f"{key}: {default}. {text}")
-
-
 def _as_yaml(value: Any) -> str:
     """A default as it would be written in a recipe."""
     try:
