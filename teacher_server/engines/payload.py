@@ -68,8 +68,8 @@ def reduce_rows(
         # Dividing by 1.0 is exact, so a row does not depend on the temperatures of its neighbours.
         logits = head.logits(part.hidden).div_(part.temperature[:, None])
         for few in row_blocks(logits[:count]):
-            ids = None if part.gather_ids is None else part.gather_ids[few]
-            yield reduce_logits(logits[few], spec, part.targets[few], ids)
+            of = _part(part, few)
+            yield reduce_logits(logits[few], spec, of.targets, of.gather_ids)
 
 
 def _part(rows: PayloadRows, part: slice) -> PayloadRows:
