@@ -75,9 +75,7 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
         ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
         for p in (ROOT / package).rglob("*.py")
     }
-    # In the fleet, a server's monitor and its parts hold one another.
-    types = package != "opd"
-    waiting = {name: targets(path, set(files), types=types) - {name} for name, path in files.items()}
+    waiting = {name: targets(path, set(files), types=True) - {name} for name, path in files.items()}
     while leaves := [name for name, wanted in waiting.items() if not wanted & waiting.keys()]:
         for name in leaves:
             del waiting[name]

@@ -2,29 +2,64 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError, IncompatibleTeacherError, OpdError
-from opd.fleet.membership.agreement import comparable_payload, distance, sampled_log_probs
+from opd.fleet.membership.agreement import CheckRows, comparable_payload, distance, sampled_log_probs
 from opd.fleet.membership.identity import Identity
-from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaState
-from opd.fleet.membership.link import ReplicaRequest
+from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaLife, ReplicaState, Transition
+from opd.fleet.membership.link import ReplicaLink, ReplicaRequest
 from opd.fleet.membership.pool import Pool
+from opd.fleet.settings import FleetSettings
 from opd.wire.types import ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
-
-if TYPE_CHECKING:
-    from opd.fleet.membership.members import Members
-    from opd.fleet.membership.replica_monitor import ReplicaMonitor
 
 log = logging.getLogger("opd.fleet")
 
 _RECHECK_SECONDS = 10.0
 _READY = (pb.TEACHER_STATE_READY, pb.TEACHER_STATE_ASLEEP)
+
+
+class CheckedServer(Protocol):
+    """What checks use of a server's monitor (`ReplicaMonitor`)."""
+
+    address: str
+    link: ReplicaLink
+    lives: dict[str, ReplicaLife]
+    infos: dict[str, pb.TeacherInfo]
+    instance: str
+    agreement: dict[str, float]
+    admission: "Admission"
+
+    def ping_soon(self) -> None:
+        """Ping now."""
+
+    def apply(self, teacher: str, change: Transition | None) -> None:
+        """Announce a transition in a replica's life cycle, if any."""
+
+
+class Peers(Protocol):
+    """What checks use of the fleet (`Members`)."""
+
+    settings: FleetSettings
+    check_rows: CheckRows
+
+    def now(self) -> float:
+        """Seconds of the loop's clock."""
+
+    def request_id(self) -> str:
+        """An id for a request for scores."""
+
+    def pool(self, teacher: str) -> Pool:
+        """The pool of a teacher."""
+
+    def usable(self, teacher: str) -> Sequence[CheckedServer]:
+        """The servers whose replica of a teacher may get rows."""
 
 
 class _Rejection(NamedTuple):
@@ -64,7 +99,7 @@ class Admission:
         owner: the fleet.
     """
 
-    def __init__(self, monitor: "ReplicaMonitor", owner: "Members") -> None:
+    def __init__(self, monitor: CheckedServer, owner: Peers) -> None:
         self._monitor = monitor
         self._owner = owner
         self._open = False

@@ -71,7 +71,7 @@ class Members:
         self._discovery: asyncio.Task[None] | None = None
         self._leavers: set[asyncio.Task[None]] = set()
 
-    # The interface for monitors, see `Owner`.
+    # The interface for monitors, `Owner`.
 
     def now(self) -> float:
         """Seconds of the loop's clock."""

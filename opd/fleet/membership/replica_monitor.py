@@ -7,21 +7,31 @@ changes.
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from opd.errors import CorruptPayloadError, OpdError
-from opd.fleet.membership.admission import Admission
+from opd.fleet.membership.admission import Admission, Peers
 from opd.fleet.membership.life_cycle import OUTSIDE, ReplicaLife, ReplicaState, Transition
 from opd.fleet.membership.link import Description, ReplicaLink
 from opd.fleet.scheduling.in_flight import ServerLoad
 from opd.wire.v1 import teacher_pb2 as pb
 
-if TYPE_CHECKING:
-    from opd.fleet.membership.members import Members
-
 log = logging.getLogger("opd.fleet")
 
 _RETRY_PAUSE = 0.2
+
+
+class Owner(Peers, Protocol):
+    """What monitors use of the fleet (`Members`)."""
+
+    def wants(self, teacher: str, address: str) -> bool:
+        """Whether a teacher may be used at an address."""
+
+    def changed(self, monitor: "ReplicaMonitor", teacher: str, change: Transition) -> None:
+        """Take note of a replica's change of state."""
+
+    def contacted(self) -> None:
+        """Take note that a server was asked for the first time."""
 
 
 class ReplicaMonitor:
@@ -43,7 +53,7 @@ class ReplicaMonitor:
         admission: checks its replicas; opened once the fleet has elected its pools.
     """
 
-    def __init__(self, address: str, link: ReplicaLink, server: ServerLoad, owner: "Members") -> None:
+    def __init__(self, address: str, link: ReplicaLink, server: ServerLoad, owner: Owner) -> None:
         self.address = address
         self.link = link
         self.server = server
