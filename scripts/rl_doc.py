@@ -1,12 +1,9 @@
 """Write docs/rl.md from the code: python scripts/rl_doc.py [OUT]."""
 
-import ast
-import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -196,16 +193,27 @@ RESULT = re.compile(
 """The beginning of a line that defines a credit, a loss or a reward; columns stand for a sign of equality."""
 
 
-def formula(module: Any, name: str) -> str:
-    """The line of a module's formula that is about `name`, else the one that defines the result, else the first one."""
-    lines = [line.strip() for line in (module.__doc__ or "").splitlines() if line.startswith("    ")]
-    about = [re.sub(rf"^{name}\s+", "", line) for line in lines if re.match(rf"{name}\b", line)]
-    results = [line for line in lines if RESULT.match(line)]
-    chosen = (about or results or [line for line in lines if "=" in line] or lines or [""])[0]
-    if found := RESULT.match(chosen):
-        sign = found["sign"].strip() or "="
-        chosen = f"{found['symbol']} {sign} {chosen[found.end() :]}"
-    return re.sub(r"\s{2,}", "  ", chosen.replace("`", "").rstrip(","))
+def formula(module: Any, name: str) -> list[str]:
+    """The lines of the module's formula about `name`, else of the one that defines the result, else of the first."""
+    found = formulas(module.__doc__ or "")
+    about = [[re.sub(rf"^{name}\s+", "", first), *rest] for first, *rest in found if re.match(rf"{name}\b", first)]
+    results = [lines for lines in found if RESULT.match(lines[0])]
+    first, *rest = (about or results or [lines for lines in found if "=" in lines[0]] or found or [[""]])[0]
+    if result := RESULT.match(first):
+        sign = result["sign"].strip() or "="
+        first = f"{result['symbol']} {sign} {first[result.end() :]}"
+    return [re.sub(r"\s{2,}", "  ", line.replace("`", "")) for line in (first, *rest) if line]
+
+
+def formulas(text: str) -> list[list[str]]:
+    """The formulas of a docstring, line by line; a line that is indented more than the first ones continues one."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("     ") and found:
+            found[-1].append(line.strip())
+        elif line.startswith("    "):
+            found.append([line.strip()])
+    return found
 
 
 def papers(module: Any, name: str) -> str:
@@ -267,11 +275,11 @@ def table(registry: Any, package: str) -> str:
             continue
         plugin = registry.load(entry.name)
         module = sys.modules[plugin.__module__]
-        shown = formula(module, entry.name).replace("|", "\\|")
+        shown = [line.replace("|", "\\|") for line in formula(module, entry.name)]
         cells = [
             f"[`{entry.name}`](../{module.__name__.replace('.', '/')}.py)",
             entry.summary,
-            f"`{shown}`" if shown else "",
+            "<br>".join(f"`{line}`" for line in shown),
             papers(module, entry.name),
             getattr(plugin, "evidence", "") or "own",
             f"`{example(entry.name)}`",
@@ -279,30 +287,6 @@ def table(registry: Any, package: str) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def sizes() -> list[float]:
-    """Lines of code of each plug-in, see `code_lines`; those of a shared file are divided."""
-    found: list[float] = []
-    for _, registry, package in sections():
-        mine = [
-            sys.modules[registry.load(entry.name).__module__] for entry in registry if re.match(package, entry.path)
-        ]
-        found += [code_lines(Path(str(module.__file__))) / mine.count(module) for module in mine]
-    return found
-
-
-def code_lines(file: Path) -> int:
-    """Lines of a file that are neither empty, nor a comment, nor of a docstring."""
-    source = file.read_text(encoding="utf-8")
-    texts = [
-        node.body[0]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
-    ]
-    told = {line for text in texts for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
-    lines = enumerate(source.splitlines(), 1)
-    return sum(1 for number, line in lines if number not in told and line.strip() and not line.strip().startswith("#"))
 
 
 def rows(text: str, *columns: str) -> str:
@@ -316,12 +300,7 @@ def render() -> str:
     parts = [f"\n## {title}\n\n{table(registry, package)}\n" for title, registry, package in sections()]
     systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how to choose it')}\n"
     missing = f"\n## Not built, and why\n\n{rows(NOT_BUILT, 'what', 'why')}\n"
-    found = sizes()
-    most = 10 * math.ceil(median(found) / 10)  # rounded, so that few changes of code change this page
-    size = (
-        f"\nThere are {len(found)} plug-ins. Half have at most {most} lines of code, without docstrings and comments.\n"
-    )
-    return INTRO + size + "".join(parts) + systems + missing
+    return INTRO + "".join(parts) + systems + missing
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
     Q_j(s_k, a_k) <- r_k + discount V'_j(s_{k+1})      V' = 0 after the last turn
     V_j(s_k)      <- Q'_j(s_k, a_k)                    j = 1, 2; primes are target copies of the heads
-    A_k           = min_j Q_j(s_k, a_k) - min_j V_j(s_k)                  for every token of turn k (advantage archer)
 
-s_k is the history before turn k and a_k is the turn. Each fit is one AdamW step on the mean squared errors of `batch`
-turns, drawn from a replay buffer of the last `buffer` turns of all ranks, whichever policy wrote them. After each fit
-the target copies move towards the heads by the fraction `tau`. Rewards are those of each turn where the environment
-gives them; otherwise the last turn has the reward of the episode. An answer without turns counts as one turn.
+s_k is the history before turn k and a_k is the turn. Advantage `archer` says what credit comes of them. Each fit is one
+AdamW step on the mean squared errors of `batch` turns, drawn from a replay buffer of the last `buffer` turns of all
+ranks, whichever policy wrote them. After each fit the target copies move towards the heads by the fraction `tau`.
+Rewards are those of each turn where the environment gives them; otherwise the last turn has the reward of the episode.
+An answer without turns counts as one turn.
 
 Source: arXiv 2402.19446 and the released code, YifeiZhou02/ArCHer (archer/algorithms/archer/trainer.py: these losses,
 discount 0.9, tau 0.1, a warm-up of the critic). Four differences from that code:

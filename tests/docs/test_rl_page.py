@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -29,6 +30,11 @@ def test_every_line_of_a_recipe_is_valid_and_every_plug_in_has_golden_numbers() 
             if entry.name != "single" and not rl_doc.golden(entry.name, cls):
                 missing.append(entry.name)
     assert not missing and seen > 90
+
+
+def test_a_formula_is_shown_with_the_lines_that_continue_it() -> None:
+    module = SimpleNamespace(__doc__="What.\n\n    b = 2\n    A_i = 1   if right\n          0   if wrong\n\nMore.\n")
+    assert rl_doc.formula(module, "any") == ["A_i = 1  if right", "0  if wrong"]
 
 
 NO_PAPER = {"reinforce", "replay"}

@@ -3,7 +3,7 @@
     outcomes of all ranks -> advantage chain -> credit per row or token -> surrogate(log rho, A, log pi) -> loss
 
     loss_t = -min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t),   rho = pi / mu at the grain `ratio`:
-    token, turn, sequence (the geometric mean of the response: GSPO, arXiv 2507.18071), or prefix (the product so far)
+      token, turn, sequence (the geometric mean of the response: GSPO, arXiv 2507.18071), or prefix (the product so far)
     none       loss_t = -A_t log pi(y_t)                                                            (REINFORCE)
 
 With `dual_clip` c the loss of a token with A < 0 is at most c |A| (arXiv 1912.09729). mu is the policy that sampled
