@@ -28,7 +28,6 @@ from opd.tasks.verdict import VerdictStatus
 from student.data.plan import plan_step
 from student.data.row import Row
 from student.recipe import Recipe
-from student.rollout.answering import AnsweringModel
 
 How = Literal["greedy", "sampled", "verified", "best"]
 HOWS: tuple[How, ...] = get_args(How)
@@ -83,6 +82,9 @@ def write_answers(
     Raises:
         DataError: when no prompt has an answer.
     """
+    # Not above: `opd answers` checks its options with this module, and importing torch takes seconds.
+    from student.rollout.answering import AnsweringModel
+
     answering = AnsweringModel.load(recipe, model)
     limit = recipe.rollout.max_new_tokens
     level = 0.0 if how == "greedy" else temperature

@@ -60,7 +60,6 @@ def answers(
     from opd.tasks.modes import asked_content
     from student.answers import check_how, write_answers
     from student.data.prompts import fit_prompts
-    from student.learning.model import Weights, load_tokenizer
     from student.model_path import check_model_path
     from student.recipe import Recipe
 
@@ -72,6 +71,9 @@ def answers(
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
     _check_out(out, job)
+    # Imported after all checks, because importing torch takes seconds.
+    from student.learning.model import Weights, load_tokenizer
+
     source = build_prompts(job.prompts, seed=job.seed, modes=job.modes)
     try:
         # A run drops overlong prompts first. Without the same step, the stream would yield other prompts than the run.

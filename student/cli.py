@@ -95,14 +95,15 @@ def evaluate(
 
     from opd.config import load_settings
     from student.model_path import check_model_path
+    from student.recipe import Recipe
 
     if out is not None:
         check_out(out)
+    job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
     from student.evaluate_model import evaluate_model
-    from student.recipe import Recipe
 
-    report = evaluate_model(load_settings(Recipe, recipe, overrides or ()), model, keep=out is not None)
+    report = evaluate_model(job, model, keep=out is not None)
     samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value

@@ -69,7 +69,6 @@ def run(
 ) -> None:
     """Run experiments. Finished runs are kept and interrupted ones continue, even if the folder was moved."""
     from student.lab.experiments import NAMES, load_experiment
-    from student.lab.runner import make_plan, run_experiment
 
     log = _prepare()
     form = "quick" if quick else "full"
@@ -78,6 +77,9 @@ def run(
     for experiment in experiments:
         for name in chosen:
             experiment.arm(name)
+    # Imported after all checks, because importing torch takes seconds.
+    from student.lab.runner import make_plan, run_experiment
+
     for experiment in experiments:
         log(f"({experiment.letter}) {experiment.title}; worlds are built where they are missing, in minutes")
         plan = make_plan(experiment, root.resolve(), form, jobs=jobs, log=log)
@@ -92,12 +94,13 @@ def run(
 def premise(names: Names = None, root: Root = DEFAULT_ROOT, quick: Quick = False) -> None:
     """Measure what the experiments' methods assume about their worlds, without running an arm."""
     from student.lab.experiments import NAMES, load_experiment
+
+    log = _prepare()
+    experiments = [load_experiment(name) for name in names or NAMES]
     from student.lab.premises import measure_premises
     from student.lab.runner import make_plan
 
-    log = _prepare()
-    for name in names or NAMES:
-        experiment = load_experiment(name)
+    for experiment in experiments:
         if not experiment.premises:
             log(f"{experiment.name} has no premise to measure")
             continue
@@ -108,7 +111,10 @@ def premise(names: Names = None, root: Root = DEFAULT_ROOT, quick: Quick = False
 @app.command()
 def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quick: Quick = False) -> None:
     """Write results.md, plots and a JSON file per experiment from the finished runs."""
-    from student.lab.experiments import NAMES
+    from student.lab.experiments import NAMES, load_experiment
+
+    for name in names or ():
+        load_experiment(name)
     from student.lab.report import write_report
 
     own = quick or any(name not in NAMES for name in names or ())

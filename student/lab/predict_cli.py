@@ -23,7 +23,7 @@ def premise(
         ),
     ],
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option("--rows", help="Number of answers to measure on, at least 8.")] = 64,
+    rows: Annotated[int, typer.Option("--rows", min=8, help="Number of answers to measure on.")] = 64,
     teacher: Annotated[
         str | None,
         typer.Option(
@@ -46,8 +46,6 @@ def premise(
 
     from opd.config import load_settings
     from opd.errors import ConfigError
-    from student.lab import predict_weights
-    from student.lab.predict import measure, verdicts
     from student.model_path import check_model_path
     from student.recipe import Recipe
 
@@ -59,6 +57,10 @@ def premise(
         raise ConfigError("--reference can only be used with --teacher; give both.")
     for model in filter(None, (teacher, reference)):
         check_model_path(model)
+    # Imported after all checks, because importing torch takes seconds.
+    from student.lab import predict_weights
+    from student.lab.predict import measure, verdicts
+
     report = measure(job, rows=rows)
     _show(report)
     typer.echo("\n".join(verdicts(report)))

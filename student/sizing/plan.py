@@ -36,11 +36,18 @@ def plan(
     assumptions of student/sizing/times.py. A run that cannot fit is refused, with the setting to change.
     """
     from opd.config import load_settings
+    from student.model_path import check_model_path
+    from student.plugins import build_plugins
     from student.recipe import Recipe
+
+    job = load_settings(Recipe, recipe, overrides or ())
+    # Before the slow imports, so that a wrong plug-in setting or model name is reported at once.
+    build_plugins(job)
+    check_model_path(job.model.path)
     from student.sizing.hardware import hardware
     from student.sizing.teachers import fleet_of
 
-    job, device = load_settings(Recipe, recipe, overrides or ()), hardware(on)
+    device = hardware(on)
     fleet = fleet_of(teacher or (), hardware(teacher_hardware) if teacher_hardware else device, teacher_gpus)
     for line in describe(job, device, ranks=ranks, mean=mean_tokens, fleet=fleet):
         typer.echo(line)

@@ -85,15 +85,36 @@ def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
     assert all(word in err for word in words), err
 
 
-@pytest.mark.parametrize("override", ["train.stepz=1", "objective.0.paylod=hidden", "model.path=studnet"])
-def test_a_misspelt_key_is_refused_before_torch_is_even_imported(recipe_file: Path, override: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train RECIPE train.stepz=1",
+        "train RECIPE objective.0.paylod=hidden",
+        "train RECIPE model.path=studnet",
+        "plan RECIPE train.stepz=1",
+        "plan RECIPE objective.0.paylod=hidden",
+        "plan RECIPE model.path=studnet",
+        "eval MODEL --recipe RECIPE train.stepz=1",
+        "answers RECIPE --model MODEL train.stepz=1",
+        "answers RECIPE --model studnet",
+        "answers RECIPE --model MODEL --how nicely",
+        "premise RECIPE train.stepz=1",
+        "premise RECIPE --rows 7",
+        "premise RECIPE --teacher studnet",
+        "lab run baslines",
+        "lab run baselines --arms nobody",
+        "lab premise baslines",
+        "lab report baslines",
+    ],
+)
+def test_a_mistake_is_refused_before_torch_is_even_imported(recipe_file: Path, world: Path, command: str) -> None:
     code = (
-        "import sys, opd.cli\nsys.argv = ['opd', 'train', *sys.argv[1:]]\n"
+        "import sys, opd.cli\nsys.argv = ['opd', *sys.argv[1:]]\n"
         "try:\n    opd.cli.main()\nexcept SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(recipe_file), override], capture_output=True, text=True, check=True
-    )
+    named = {"RECIPE": str(recipe_file), "MODEL": str(world / "student")}
+    words = [named.get(word, word) for word in command.split()]
+    out = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "2 False", out.stderr
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from opd.errors import ConfigError
+from opd.registry import hint
 from student.lab.experiment import OF_DOMAIN, OF_METRIC, OF_MODE, TUNING_SEED, VALUE, Experiment, Measure
 from student.lab.tiny.plans import training_seeds
 from student.lab.tiny.presets import world_plan
@@ -47,7 +48,7 @@ def load_experiment(name: str) -> Experiment:
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in NAMES:
-        raise ConfigError(f"experiment {name!r} is unknown; give one of {', '.join(NAMES)}, or the path of a .py file.")
+        raise ConfigError(f"experiment {name!r} is unknown; give a name or the path of a .py file; {hint(name, NAMES)}")
     module, _, attribute = _WHERE[name].partition(":")
     experiment: Experiment = getattr(importlib.import_module(f"student.lab.experiments.{module}"), attribute)
     return check(experiment)
