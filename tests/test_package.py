@@ -101,6 +101,4 @@ def test_the_constraints_pin_all_that_the_environment_of_development_pulls_in() 
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
     missing = needed([*project["dependencies"], *extras["dev"], *extras["test"], *extras["otel"]]) - pinned
-    # torch's CUDA build, which PyPI gives for Linux, pins its libraries itself.
-    missing = {name for name in missing if not name.startswith(("nvidia-", "cuda-"))}
     assert missing == set() and len(pinned) > 100

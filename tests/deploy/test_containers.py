@@ -1,4 +1,4 @@
-"""The Compose file of deploy/containers, run by podman-compose with images built from the Dockerfiles, on CPU."""
+"""The Compose file of deploy/containers, run by podman-compose with images built from the Dockerfile, on CPU."""
 
 import os
 import signal

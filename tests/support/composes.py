@@ -137,7 +137,8 @@ def compose(models: Path, recipe: Path, teacher: str) -> Iterator[Compose]:
         try:
             if given["PYTHON"] == BASE and made.ask("podman", "image", "exists", BASE).returncode:
                 _debian(made, Path(folder) / "base")
-            made.compose("build", "teacher", "student", seconds=3000)
+            for service in ("teacher", "student"):  # not at once, or each would install the packages that both have
+                made.compose("build", service, seconds=3000)
             made.podman("volume", "create", "--label", LABEL.removeprefix("label="), f"{PROJECT}_models")
             shutil.copytree(models, made.volume("models"), dirs_exist_ok=True)
             yield made
@@ -158,7 +159,7 @@ def _limit(kind: int) -> int:
 
 
 def _debian(made: Compose, folder: Path) -> None:
-    """Make the base image without a registry: the smallest Debian with what the Dockerfiles ask of a Python image."""
+    """Make the base image without a registry: the smallest Debian with what the Dockerfile asks of a Python image."""
     done = made.ask("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder), seconds=1800)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     pack = f"tar -C {shlex.quote(str(folder))} -c . | podman import - {BASE}"
