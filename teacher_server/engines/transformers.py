@@ -88,11 +88,11 @@ class TransformersEngine:
         self._asleep = self._closed = False
         self._max_batch_tokens, self._logit_bytes = max_batch_tokens, logit_bytes
         self._trust = trust_remote_code
+        self._device = pick_device(device)  # first, so that a wrong name is reported at once
         base, self._adapter = split_adapter(model)
         folder = self._folder = resolve_folder(base, revision, with_code=trust_remote_code)
         self._config = load_config(folder, trust_remote_code=trust_remote_code)
         self._tokenizer = load_tokenizer_identity(folder, trust_remote_code=trust_remote_code)
-        self._device = pick_device(device)
         self._dtype = pick_dtype(dtype, self._device, self._config)
         chosen = _attention(attention, self._device, self._dtype, self._config)
         options = {"attn_implementation": chosen} if chosen else {}

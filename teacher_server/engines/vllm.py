@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,13 @@ class VllmEngine:
         **vllm_options: Any,
     ) -> None:
         _check_options(runner, device, deterministic)
+        self._device = pick_device(device)
         self._lock = threading.RLock()
         self._asleep = self._closed = False
         self._logit_bytes = logit_bytes
         self._trust = trust_remote_code
         self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
         self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
-        self._device = pick_device(device)
         self._tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
         self._rows = int(self._config.get_text_config().vocab_size)
         vocabulary = counted_ids(self._tokenizer, self._rows)
@@ -362,6 +363,8 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
         )
     if deterministic:
         raise ConfigError("the vllm engine has no deterministic mode; use the transformers engine for it.")
+    if find_spec("vllm") is None:  # asked here, before the model is read
+        raise ConfigError("the vllm engine needs vLLM, which is not installed; run pip install 'opd[vllm]'.")
 
 
 def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:

@@ -282,6 +282,11 @@ def test_bad_options_are_named(options: dict[str, object], message: str, make_mo
         TransformersEngine(str(make_model("llama")), **options)
 
 
+def test_a_wrong_device_is_named_before_the_model_is_read() -> None:
+    with pytest.raises(ConfigError, match="device 'gpu' is not known to torch"):
+        TransformersEngine("a/model/that/is/not/there", device="gpu")
+
+
 def test_the_soft_cap_on_attention_logits_is_kept(make_model, make_item, entry, reference_logits) -> None:
     folder, item = make_model("gemma2", attn_logit_softcapping=0.5), make_item(9, 12)
     (scores,) = TransformersEngine(str(folder)).score([entry(item, PayloadSpec.full())])

@@ -13,7 +13,7 @@ from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, Un
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec
 from teacher_server.engines.engine_topk import SMALLEST_TAIL, log_tail, without_padding
-from teacher_server.engines.vllm import VllmEngine
+from teacher_server.engines.vllm import VllmEngine, _start
 from teacher_server.engines.vllm_generate import generate_request
 from teacher_server.residency.weights import LostWeightsError, swap
 
@@ -204,15 +204,14 @@ def test_vllm_starts_its_processes_anew_since_forked_ones_could_not_use_cuda(
 ) -> None:
     _keep_environment(monkeypatch)
     with pytest.raises(ConfigError):
-        VllmEngine(str(model_folder))
+        _start(model_folder, "pooling", torch.device("cpu"), {})
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_the_error_says_what_to_install(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _keep_environment(monkeypatch)
+def test_without_vllm_the_error_says_what_to_install_before_the_model_is_read() -> None:
     with pytest.raises(ConfigError, match=r"opd\[vllm\]"):
-        VllmEngine(str(model_folder))
+        VllmEngine("a/model/that/is/not/there")
 
 
 def test_taking_padding_rows_out_of_lists_gives_what_a_head_without_them_gives() -> None:
