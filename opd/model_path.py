@@ -1,4 +1,4 @@
-"""Refusing at once a model name that can only be a path and does not exist; asking the hub would take long."""
+"""Refusing at once a model that cannot be had: a path that does not exist, or an id while the hub cannot be reached."""
 
 import os
 import re
@@ -11,7 +11,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
 def refuse_missing(model: str) -> None:
-    """Refuse a name that can only be a folder but is none, and a folder with weights that may not be read.
+    """Refuse a name that can only be a folder but is none, a folder with weights that may not be read, and an id that
+    the hub's cache does not have while the hub cannot be reached.
 
     What cannot be a hub id is a path. If the hub's cache does not have the model, so is OWNER/NAME with a folder OWNER
     here, and a bare NAME: nearly all models have an owner, and without a network the hub takes a minute to say no.
@@ -21,6 +22,7 @@ def refuse_missing(model: str) -> None:
 
     Raises:
         ConfigError: naming the nearest folder that exists, or the file.
+        UnavailableError: if the hub cannot be reached. What it answers is left to those who load the model.
     """
     path = Path(model).expanduser()
     # safetensors would report that such a file does not exist.
@@ -44,6 +46,24 @@ def refuse_missing(model: str) -> None:
             f"model folder {model} does not exist, though {there} does; if it is a hub id, get it first: hf download "
             f"{model}."
         )
+    _ask_hub(model)
+
+
+def _ask_hub(model: str) -> None:
+    """Ask the hub once for a model. The libraries ask for each file, and repeat what fails for most of a minute.
+
+    Raises:
+        UnavailableError: if the hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(model, allow_patterns=["config.json"])  # one request, with the hub's usual timeout
+    except Exception as error:  # many classes; that the hub lacks the model is said in the words of who loads it
+        # A hub that was reached and is slow is left to the libraries, which wait again. By name, because the client's
+        # package depends on the version.
+        if hub_is_away(error) and type(error.__cause__).__name__ != "ReadTimeout":
+            raise hub_away(model) from error
 
 
 def hub_is_away(error: BaseException) -> bool:

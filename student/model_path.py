@@ -7,13 +7,14 @@ from opd.model_path import refuse_missing
 def check_model_path(path: str) -> None:
     """Refuse a model that cannot exist.
 
-    Ids of the form OWNER/NAME are not looked up; the hub reports them when the model is loaded.
+    Whether the hub has a model OWNER/NAME is seen when it is loaded; here it only must be possible to ask.
 
     Args:
         path: folder or hub id of a model, or BASE+ADAPTER with the folder of a PEFT adapter.
 
     Raises:
         ConfigError: if there is no such model; the message says what the path could be.
+        UnavailableError: if it can only come from the hub, which cannot be reached.
     """
     base, adapter = split_adapter(path)
     if adapter is not None:

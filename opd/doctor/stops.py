@@ -44,12 +44,14 @@ class StopExaminer:
 
     Raises:
         ConfigError: if the model cannot be loaded.
+        UnavailableError: if the hub cannot be reached for it.
     """
 
     def __init__(self, path: str, questions: Sequence[str] = ()) -> None:
+        refuse_missing(path)
+        # Imported after the check, because it takes seconds.
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        refuse_missing(path)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()

@@ -189,12 +189,13 @@ def _spans(found: Any) -> tuple[tuple[int, int], ...]:
 
 def _encoder(tokenizer: str) -> Any:
     """A function that takes (text, whether to add special tokens) and returns ids."""
-    from transformers import AutoTokenizer
-
     from opd.model_path import refuse_missing
     from opd.tasks.encode import encode_text
 
     refuse_missing(tokenizer)
+    # Imported after the check, because it takes seconds.
+    from transformers import AutoTokenizer
+
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from opd.errors import ConfigError, UnavailableError
 from opd.model_path import refuse_missing
@@ -149,3 +150,36 @@ def test_an_id_whose_owner_is_a_folder_here_is_a_misspelt_path_unless_the_cache_
         refuse_missing("worlds/demo")
     (tmp_path / "cache" / "models--worlds--demo").mkdir(parents=True)
     refuse_missing("worlds/demo")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_refuses_only_what_the_cache_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_OFFLINE", False), ("HF_HUB_CACHE", str(tmp_path))):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    with pytest.raises(
+        UnavailableError, match=r"'Qwen/Qwen3-1\.7B' is not a folder here, and the hub cannot be reached"
+    ):
+        refuse_missing("Qwen/Qwen3-1.7B")
+    assert "Retry" not in caplog.text
+    (tmp_path / "models--Qwen--Qwen3-1.7B").mkdir()
+    refuse_missing("Qwen/Qwen3-1.7B")
+
+
+class ReadTimeout(Exception):
+    """As the HTTP client's."""
+
+
+@pytest.mark.parametrize("cause", [None, ReadTimeout()], ids=["refused", "slow"])
+def test_a_hub_that_was_reached_is_left_to_who_loads_the_model(
+    cause: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def snapshot(model: str, **_: Any) -> None:
+        asked.append(model)
+        raise LocalEntryNotFoundError("nothing") from cause
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    refuse_missing("Qwen/Qwen3-1.7B")
+    assert asked == ["Qwen/Qwen3-1.7B"]
