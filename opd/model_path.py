@@ -11,8 +11,10 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
 def refuse_missing(model: str) -> None:
-    """Refuse a name that can only be a folder but is none, a folder with weights that may not be read, and an id that
-    the hub's cache does not have while the hub cannot be reached.
+    """Refuse a model that cannot be had.
+
+    That is a name that can only be a folder but is none, a folder with weights that may not be read, and an id that the
+    hub's cache does not have while the hub cannot be reached.
 
     What cannot be a hub id is a path. If the hub's cache does not have the model, so is OWNER/NAME with a folder OWNER
     here, and a bare NAME: nearly all models have an owner, and without a network the hub takes a minute to say no.
