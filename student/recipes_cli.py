@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from opd.errors import ConfigError
+from opd.registry import hint
 
 app = typer.Typer(no_args_is_help=True, help="List the recipes that come with opd, or print one to start from.")
 
@@ -45,7 +46,5 @@ def show(name: Annotated[str, typer.Argument(help="Name of a recipe from `opd re
     """Print a recipe. `opd recipes show demo > recipe.yaml` starts one of your own."""
     files = recipe_files()
     if name not in files:
-        raise ConfigError(
-            f"there is no recipe {name!r}; choose one of {', '.join(files) or 'none in this installation'}."
-        )
+        raise ConfigError(f"there is no recipe {name!r}; {hint(name, files)}")
     typer.echo(files[name].read_text(encoding="utf-8"), nl=False)

@@ -123,7 +123,8 @@ def update_weights(
     if update.failures:
         raise IncompatibleTeacherError(update.sentence())
     typer.echo(update.sentence())
-    typer.echo(
-        "A run that started with other weights waits until the teacher has those again: restore them, or stop the run "
-        "and continue it with --resume on these."
-    )
+    if update.changed:
+        typer.echo(
+            "A run that started with other weights waits until the teacher has those again: restore them, or stop the "
+            "run and continue it with --resume on these."
+        )

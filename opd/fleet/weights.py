@@ -26,23 +26,27 @@ class WeightsUpdate:
         weights_hash: hash of the weights that the pool has now.
         updated: addresses of the replicas that serve them.
         failures: for each replica that does not, by address, the reason; it stays out of the pool until it does.
+        changed: whether the pool had other weights before.
     """
 
     teacher: str
     weights_hash: str
     updated: tuple[str, ...]
     failures: Mapping[str, str]
+    changed: bool = True
 
     def sentence(self) -> str:
         """The update in one sentence."""
         failed = "".join(f"; {address} does not: {why}" for address, why in self.failures.items())
         count = "1 replica serves" if len(self.updated) == 1 else f"{len(self.updated)} replicas serve"
-        return f"teacher {self.teacher!r}: {count} weights {self.weights_hash[:12]}{failed}."
+        before = "" if self.changed else ", as before"
+        return f"teacher {self.teacher!r}: {count} weights {self.weights_hash[:12]}{before}{failed}."
 
 
 async def update_weights(members: Members, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
     """Swap the weights of every listed replica; see `ScoreSource.update_weights`."""
     pool = members.pools[teacher]
+    before = None if pool.identity is None else pool.identity.weights_hash
     # Not those that are leaving, which may be gone before they have answered.
     monitors = [one for one in members.monitors.values() if teacher in one.lives and not one.leaving]
     if not monitors:
@@ -81,7 +85,7 @@ async def update_weights(members: Members, teacher: str, folder: str, timeout: f
     for address, why in failures.items():
         log.warning("replica %s of %r was not updated: %s", address, teacher, why)
     served = tuple(one.address for one in monitors if one.address not in failures)
-    return WeightsUpdate(teacher, chosen, served, failures)
+    return WeightsUpdate(teacher, chosen, served, failures, changed=chosen != before)
 
 
 def adopt(members: Members, teacher: str, weights_hash: str) -> None:

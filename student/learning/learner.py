@@ -345,8 +345,8 @@ class Learner:
         """
         if not same_kind(state["moments"], self.settings.optimizer):
             raise CheckpointError(
-                f"the checkpoint has the moments of another optimizer than train.optimizer {self.settings.optimizer}; "
-                "resume with the optimizer that the run began with."
+                f"the checkpoint has the moments of another optimizer than train.optimizer {self.settings.optimizer}, "
+                "or of an earlier format; resume with the optimizer and the version of opd that the run began with."
             )
         for name, parameter in self._all_parameters():
             if name not in state["moments"] and name.startswith("beside."):

@@ -130,9 +130,9 @@ def check_fit(models: Sequence[str]) -> None:
         ConfigError: naming the first folder, tensor or tokenizer that does not fit.
     """
     first, *others = models
-    shapes, print_ = _shapes(first), _tokenizer(first)
-    for other in others:
-        theirs = _shapes(other)
+    shapes, *shapes_of_others = map(_shapes, models)  # of all, before the slow import of tokenizers
+    print_ = _tokenizer(first)
+    for other, theirs in zip(others, shapes_of_others, strict=True):
         for name in chain(shapes, theirs):
             here, there = shapes.get(name), theirs.get(name)
             if here is None or there is None:

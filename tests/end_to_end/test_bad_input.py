@@ -101,6 +101,7 @@ def test_a_wrong_recipe_exits_with_2_and_names_key_and_fix(
         "premise RECIPE train.stepz=1",
         "premise RECIPE --rows 7",
         "premise RECIPE --teacher studnet",
+        "merge OUT MODEL studnt",
         "lab run baslines",
         "lab run baselines --arms nobody",
         "lab premise baslines",
@@ -112,7 +113,7 @@ def test_a_mistake_is_refused_before_torch_is_even_imported(recipe_file: Path, w
         "import sys, opd.cli\nsys.argv = ['opd', *sys.argv[1:]]\n"
         "try:\n    opd.cli.main()\nexcept SystemExit as stop:\n    print(stop.code, 'torch' in sys.modules)"
     )
-    named = {"RECIPE": str(recipe_file), "MODEL": str(world / "student")}
+    named = {"RECIPE": str(recipe_file), "MODEL": str(world / "student"), "OUT": str(recipe_file.with_name("out"))}
     words = [named.get(word, word) for word in command.split()]
     out = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "2 False", out.stderr

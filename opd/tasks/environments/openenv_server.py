@@ -18,7 +18,7 @@ from http import HTTPStatus
 from random import Random
 from typing import Any
 
-from opd.errors import OpdError
+from opd.errors import OpdError, PortInUseError, one_line
 from opd.tasks.environments.base import Environment, Observation
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
@@ -132,6 +132,7 @@ def serve_environment(
 
     Raises:
         ConfigError: if the environment cannot be made.
+        PortInUseError: if the address is in use or not one of this machine's.
     """
     from websockets.sync.server import serve
 
@@ -173,7 +174,13 @@ def serve_environment(
         status = HTTPStatus.OK if found is not None else HTTPStatus.NOT_FOUND
         return connection.respond(status, json.dumps(found if found is not None else {"detail": "Not Found"}))
 
-    with serve(play, host, port, process_request=page) as server:
+    try:
+        listening = serve(play, host, port, process_request=page)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen on {host}:{port}: {one_line(error)}; choose another --host or --port, or port 0."
+        ) from error
+    with listening as server:
         ready(server, server.socket.getsockname()[1])
         server.serve_forever()
 

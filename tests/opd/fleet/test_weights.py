@@ -66,6 +66,8 @@ def test_all_replicas_take_the_weights_and_serve_them() -> None:
         assert "3 replicas serve weights new" in update.sentence()
         assert all(monitor.lives["t"].usable for monitor in core.monitors.values())
         assert await weights_of(core) == {"new"}
+        again = await core.update_weights("t", "new", 10.0)
+        assert not again.changed and "3 replicas serve weights new, as before." in again.sentence()
 
     with_fleet({}, act)
 

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve
 
 from opd.config import parse_settings
-from opd.errors import ConfigError, DataError
+from opd.errors import ConfigError, DataError, PortInUseError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.environments.openenv import OpenEnv, OpenEnvOptions
 from opd.tasks.environments.openenv_server import Session, serve_environment
@@ -80,6 +80,12 @@ def test_a_served_lock_is_opened_over_the_wire_as_it_is_here(lock_server: str) -
     assert (seen.done, seen.reward, seen.success) == (True, 1.0, True)
     assert env.reset(PROMPT, 5).text != ""  # the session plays the next episode
     env.close()
+
+
+def test_a_port_in_use_is_named_with_what_to_do(lock_server: str) -> None:
+    port = int(lock_server.split(":")[2].split("/", maxsplit=1)[0])
+    with pytest.raises(PortInUseError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*choose another"):
+        serve_environment(SPEC, "127.0.0.1", port, 2, lambda *_: pytest.fail("it listens"))
 
 
 def test_a_server_that_is_full_says_so_and_one_that_closes_frees_its_place(lock_server: str) -> None:
