@@ -65,7 +65,7 @@ def test_a_run_folder_that_is_a_file_is_not_offered_to_be_resumed(tmp_path: Path
         RunFolder.check_new(tmp_path / "run")
 
 
-@pytest.mark.parametrize("line", ["compose rows.jsonl", "episodes record lock"])
+@pytest.mark.parametrize("line", ["compose rows.jsonl", "episodes record lock", "report run"])
 def test_a_folder_in_place_of_the_file_is_a_wrong_command_line(call: Callable[..., str], line: str) -> None:
     assert call(f"{line} --out .", ConfigError.exit_code) == "error: --out . is a folder; name a file in it.\n"
     assert "the folder of --out no/out does not exist; create no first" in call(f"{line} --out no/out", 2)

@@ -19,11 +19,12 @@ def report(
 
     The page needs no network and no JavaScript. A run also writes it when it ends or fails.
     """
-    from opd.errors import ConfigError, OutputError
+    from opd.errors import OutputError
+    from opd.files import check_out
     from student.run.report.page import write_report
 
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file in it.")
+    if out is not None:
+        check_out(out)
     try:
         page = write_report(run, out)
     except OSError as error:

@@ -38,7 +38,6 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """
     out = run / "report.html" if out is None else out
     data = read_run(run)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out.with_suffix(".json"), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
     write_whole(out, render(data))
     return out
