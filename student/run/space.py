@@ -18,10 +18,12 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether `error` means that a disk or quota is full; errors of safetensors say so only in their text."""
-    if isinstance(error, OSError):
+    """Whether `error` means that a disk or quota is full; errors of some libraries say so only in their text."""
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _NO_SPACE
-    return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
+    # safetensors and tokenizers write the first form; the error of `shutil.copytree` quotes those of all its files.
+    told = str(error)
+    return any(f"(os error {number})" in told or f"[Errno {number}]" in told for number in _NO_SPACE)
 
 
 @contextmanager

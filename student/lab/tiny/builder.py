@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from opd.errors import ConfigError, OutputError, RunFolderError, one_line
 from opd.files import share
 from opd.tasks import build_prompts
 from student.lab.tiny.model import make_model
@@ -19,6 +18,7 @@ from student.lab.tiny.summary import ModelSummary, WorldSummary
 from student.lab.tiny.tokenizer import make_tokenizer
 from student.lab.tiny.training import Examiner, recipe_of, train_stage
 from student.orbit.merge import MergeModel, MergeSettings, merge
+from student.run.space import drafted
 
 
 class Builder:
@@ -41,12 +41,13 @@ class Builder:
             seed: seed of its weights and of its training.
 
         Raises:
-            OutputError: when it cannot be written.
+            OutputError: when the disk is full.
         """
         begun = time.perf_counter()
         draft = self.world.folder / f".{name}"
         shutil.rmtree(draft, ignore_errors=True)
-        trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
+        with drafted(draft, f"model {name!r} in {self.world.folder}"):
+            trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
         longest, seed_of_answers = self.plan.max_new_tokens, self.world.seed
         with closing(Examiner(trained, longest=longest, seed=seed_of_answers, episodes=self.plan.episodes)) as examiner:
             greedy, sampled = self._measure(examiner)
@@ -70,20 +71,15 @@ class Builder:
     def _begin(self, name: str, seed: int, folder: Path) -> Path:
         """Make the folder of the weights that training starts from: a copy of the parent's, a merge, or random ones."""
         plan = self.plan.models[name]
-        try:
-            if isinstance(plan, MergePlan):
-                return self._merge(plan, folder)
-            if plan.parent is not None:
-                return Path(shutil.copytree(self.world.models[plan.parent].path, folder))
-            tokenizer = make_tokenizer(shuffled=plan.shuffled)
-            model = make_model(plan.shape, seed, pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id)
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            share(folder.iterdir())
-        except ConfigError:  # the merge's library is missing
-            raise
-        except Exception as error:  # each of three libraries reports a full disk by an error of its own
-            raise self._unwritten(name, error) from error
+        if isinstance(plan, MergePlan):
+            return self._merge(plan, folder)
+        if plan.parent is not None:
+            return Path(shutil.copytree(self.world.models[plan.parent].path, folder))
+        tokenizer = make_tokenizer(shuffled=plan.shuffled)
+        model = make_model(plan.shape, seed, pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        share(folder.iterdir())
         return folder
 
     def _merge(self, plan: MergePlan, folder: Path) -> Path:
@@ -91,12 +87,6 @@ class Builder:
         folder.parent.mkdir(parents=True, exist_ok=True)
         models = tuple(MergeModel(path=str(self.world.models[name].path)) for name in plan.merged)
         return merge(MergeSettings(models=models, dtype="float32"), folder)
-
-    def _unwritten(self, name: str, error: Exception) -> OutputError:
-        return OutputError(
-            f"model {name!r} cannot be written to {self.world.folder}: {one_line(error)}; free space there and build "
-            "again."
-        )
 
     def _train(self, name: str, model: Path, seed: int, draft: Path) -> Path:
         """Train the model through all its stages and return its folder."""
@@ -118,10 +108,7 @@ class Builder:
                 longest=self.plan.max_new_tokens,
                 episodes=self.plan.episodes,
             )
-            try:
-                model = train_stage(recipe, report)
-            except RunFolderError as error:
-                raise self._unwritten(name, error) from error
+            model = train_stage(recipe, report)
             # Progress counts the steps of the model. Each stage is a run whose steps begin at 0.
             done += stage.plan.steps
         return model

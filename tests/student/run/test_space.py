@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,12 @@ def test_a_full_disk_is_told_from_other_errors_also_by_safetensors(tmp_path: Pat
         save_file({"x": ones(2)}, tmp_path / "no" / "such")
     assert not is_full(missing.value)
     assert is_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+
+
+def test_a_full_disk_is_told_from_other_errors_also_by_a_copied_folder() -> None:
+    """`shutil.copytree` raises one error that quotes those of its files."""
+    for number, full in ((errno.ENOSPC, True), (errno.EACCES, False)):
+        assert is_full(shutil.Error([("a", "b", str(OSError(number, os.strerror(number))))])) is full
 
 
 def test_a_line_that_a_full_disk_cut_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_a_build_killed_before_its_first_model_goes_on(plan, tmp_path):
 
 def test_a_model_that_cannot_be_written_is_named(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, folder: Path("/dev/full").write_text("x"))
-    with pytest.raises(OutputError, match=r"'student' cannot be written to .*No space left"):
+    with pytest.raises(OutputError, match=r"'student' in .* cannot be written: .*No space left"):
         build_world(tmp_path, plan)
 
 
