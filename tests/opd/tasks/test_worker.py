@@ -114,6 +114,27 @@ def test_a_check_that_hangs_ends_after_its_caller_was_killed(bad_checks):
     wait_until(lambda: not running(child))  # with nothing else to end it
 
 
+def test_the_alarm_of_a_check_ends_with_it(tmp_path, monkeypatch):
+    """Otherwise it would end a child that waits for its next request."""
+    (tmp_path / "watched.py").write_text(
+        "import signal, threading, time\n"
+        "def watch(stopped):\n"
+        "    while signal.getitimer(signal.ITIMER_REAL)[0]: time.sleep(0.01)\n"
+        "    open(stopped, 'w').close()\n"
+        "def check(request):\n"
+        "    armed = signal.getitimer(signal.ITIMER_REAL)[0] > 0\n"
+        "    threading.Thread(target=watch, args=[request['stopped']], daemon=True).start()\n"
+        "    return {'armed': armed}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker, stopped = Worker("watched:check", timeout=2 * PATIENCE), tmp_path / "stopped"
+    try:
+        assert worker.ask({"stopped": str(stopped)}) == {"armed": True}
+        wait_until(stopped.exists)
+    finally:
+        worker.close()
+
+
 def test_ctrl_c_in_a_terminal_ends_no_check_of_a_caller_that_goes_on(bad_checks):
     code = (
         "import os, signal\n"
