@@ -19,6 +19,9 @@ from opd.errors import (
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.residency.memory_budget import MemoryBudget
+from teacher_server.residency.teacher import Teacher
+from teacher_server.settings import LimitSettings
 
 SAMPLED = PayloadSpec.sampled()
 
@@ -174,3 +177,18 @@ async def test_a_teacher_that_goes_while_it_is_put_to_sleep_for_another_is_not_c
     await until(lambda: goes.state == (pb.TEACHER_STATE_UNSPECIFIED if end == "unload" else pb.TEACHER_STATE_FAILED))
     if end == "unload":
         await client.score(items(1), SAMPLED, teacher="a")
+
+
+async def test_a_teacher_that_is_being_freed_while_it_falls_asleep_is_never_called_ready() -> None:
+    """Its worker has been taken from it then, and its state is the last thing that changes."""
+    states: list[int] = []
+
+    async def set_state(teacher: Teacher, state: int) -> None:
+        teacher.state = state
+        teacher.worker = None  # as `Teachers.unload` leaves it while it closes the worker
+        states.append(state)
+
+    teacher = Teacher("t", "numpy", LimitSettings(), state=pb.TEACHER_STATE_READY, held_bytes=100)
+    with pytest.raises(UnavailableError, match="'t' cannot be put to sleep"):
+        await MemoryBudget(150, lambda: [teacher], set_state).put_to_sleep(teacher)
+    assert states == [pb.TEACHER_STATE_ASLEEP] and teacher.held_bytes == 100
