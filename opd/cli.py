@@ -6,9 +6,12 @@ Every error that a user can cause is a single sentence on stderr, with an exit c
 import contextlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -71,8 +74,37 @@ def _add_verbs(arguments: Sequence[str] = ()) -> None:
             app.command(name=point.name)(verb)
 
 
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """Note each Ctrl-C as well as raise it.
+
+    If it comes while torch is imported, torch swallows the exception and then fails with another error. A signal that
+    is ignored, as under nohup, stays so.
+    """
+    noted: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not plain or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> None:
     """Entry point of the `opd` command."""
+    with _noting_interrupts() as interrupts:
+        _run(interrupts)
+
+
+def _run(interrupts: Sequence[int]) -> None:
     try:
         _add_verbs(sys.argv[1:])
         code = app(standalone_mode=False)
@@ -98,6 +130,10 @@ def main() -> None:
     except Exception as error:
         # Errors of the command line itself know how to print their usage message.
         show = getattr(error, "show", None)
+        if show is None and interrupts:
+            logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
+            typer.echo("interrupted", err=True)
+            sys.exit(130)
         if show is None:
             raise
         show()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,7 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
     # server loads torch once for the workers of all calls, which takes longer than many runs of the short form.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["student.loop"])
+    _start_server()
     stop = context.Event()
     pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_enter_worker, initargs=(stop,))
     try:
@@ -178,6 +180,20 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start_server() -> None:
+    """Start the server process of the workers, if it does not run yet.
+
+    It inherits a mask without Ctrl-C, which a terminal sends to it too: while it imports torch, it would end with a
+    traceback.
+    """
+    resource_tracker.ensure_running()  # which unblocks the signal when it starts
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _finished(run: Run, graded: bool) -> bool:

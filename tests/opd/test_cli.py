@@ -1,5 +1,7 @@
 """The command line itself: what holds for every verb."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +77,24 @@ def test_ctrl_c_is_one_word_and_a_code(call: Call, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("opd.plugins_cli.registries", interrupted)
     code, out, error = call("plugins", "list")
+    assert (code, out) == (130, "") and error.split() == ["interrupted"]
+
+
+def test_ctrl_c_that_an_import_swallows_is_no_error_of_the_import(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's, if the tests run under nohup, is another
+
+    def swallow() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RecursionError
+
+    monkeypatch.setattr("opd.plugins_cli.registries", swallow)
+    try:
+        code, out, error = call("plugins", "list")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert (code, out) == (130, "") and error.split() == ["interrupted"]
 
 

@@ -127,3 +127,16 @@ def test_worlds_that_are_built_beside_each_other_are_those_built_in_turn(tmp_pat
                 other[name].path / "model.safetensors"
             ).read_bytes()
     make_plan(experiment, tmp_path / "beside", "full", jobs=2, log=pytest.fail)  # nothing is built twice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_ctrl_c_in_the_terminal_is_not_for_the_server_of_the_workers() -> None:
+    code = (
+        "import signal\nfrom multiprocessing import forkserver\nfrom student.lab.runner import _start_server\n"
+        "_start_server()\nprint(forkserver._forkserver._forkserver_pid, signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        "print(open(f'/proc/{forkserver._forkserver._forkserver_pid}/status').read())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    blocked = next(int(line.split()[1], 16) for line in out.splitlines() if line.startswith("SigBlk:"))
+    assert blocked >> (signal.SIGINT - 1) & 1, out
+    assert out.splitlines()[0].endswith("set()"), "the lab itself takes it again"
