@@ -31,6 +31,8 @@ _FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS
 _FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
 _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
 """The setting that each flag stands for."""
+_MOST_THREADS = 1024
+"""With more than the system can start, torch's library of threads ends the process without a message."""
 
 
 def serve(
@@ -192,8 +194,8 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
 
 
 def _set_threads(threads: int) -> None:
-    if threads < 0:
-        raise ConfigError(f"--threads is {threads}, but it must be 0 or more.")
+    if not 0 <= threads <= _MOST_THREADS:
+        raise ConfigError(f"--threads is {threads}, but it must be from 0 to {_MOST_THREADS}.")
     if threads or not os.environ.get("OMP_NUM_THREADS"):
         import torch
 
