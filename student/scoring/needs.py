@@ -123,37 +123,9 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         ConfigError: for a role that does not exist, for two temperatures from one role, or for top-k from two roles.
     """
     every = list(needs)
-    for role in (signal.role for need in every for signal in need.signals):
-        if role not in ROLES:
-            raise ConfigError(
-                f"a term needs signals of role {role!r}, which does not exist; the roles are {', '.join(ROLES)}."
-            )
-    widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
-    temperatures: dict[str, float | None] = {}
-    for signal in (signal for need in every for signal in need.signals):
-        # The temperature divides logits; hidden states come before them.
-        if signal.spec.kind is not PayloadKind.HIDDEN:
-            wanted = temperature if signal.temperature is None else signal.temperature
-            known = temperatures.setdefault(signal.role, wanted)
-            if known != wanted:
-                raise ConfigError(
-                    f"two terms need the {signal.role} at temperatures {known} and {wanted}; set teacher_temperature "
-                    "to the same value in both, or remove it."
-                )
-        key = (signal.role, signal.spec.kind)
-        if key not in widest or signal.spec.k > widest[key].k:
-            widest[key] = signal.spec
-    # Both bring the log-prob of the sampled token as well.
-    for role, kind in list(widest):
-        carried = any((role, rich) in widest for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
-        if kind is PayloadKind.SAMPLED and carried:
-            del widest[role, kind]
-    lists = sorted(role for role, kind in widest if kind is PayloadKind.TOPK)
-    if len(lists) > 1:
-        raise ConfigError(
-            f"payload topk is needed from {' and '.join(lists)}, but the student can be compared at the top ids of "
-            "one model only; use payload gather or hidden for one of them."
-        )
+    wanted = [signal for need in every for signal in need.signals]
+    temperatures = _temperatures(wanted, temperature)
+    widest = _widest(wanted)
     # A row has one set of candidates for all roles, as large as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
     candidates = max([need.candidates for need in every] + gathered, default=0)
@@ -173,3 +145,52 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         models=frozenset().union(*(need.models for need in every)),
         experts=any(need.experts for need in every),
     )
+
+
+def _temperatures(wanted: Iterable[SignalNeed], default: float | None) -> dict[str, float | None]:
+    """The temperature of each role's log-probs.
+
+    Raises:
+        ConfigError: for a role that does not exist, or for two temperatures from one role.
+    """
+    found: dict[str, float | None] = {}
+    for signal in wanted:
+        if signal.role not in ROLES:
+            raise ConfigError(
+                f"a term needs signals of role {signal.role!r}, which does not exist; the roles are {', '.join(ROLES)}."
+            )
+        if signal.spec.kind is PayloadKind.HIDDEN:
+            continue  # the temperature divides logits; hidden states come before them
+        temperature = default if signal.temperature is None else signal.temperature
+        known = found.setdefault(signal.role, temperature)
+        if known != temperature:
+            raise ConfigError(
+                f"two terms need the {signal.role} at temperatures {known} and {temperature}; set teacher_temperature "
+                "to the same value in both, or remove it."
+            )
+    return found
+
+
+def _widest(wanted: Iterable[SignalNeed]) -> dict[tuple[str, PayloadKind], PayloadSpec]:
+    """The payload with the largest k for each role and kind, without those that another one carries.
+
+    Raises:
+        ConfigError: for top-k from two roles.
+    """
+    found: dict[tuple[str, PayloadKind], PayloadSpec] = {}
+    for signal in wanted:
+        key = (signal.role, signal.spec.kind)
+        if key not in found or signal.spec.k > found[key].k:
+            found[key] = signal.spec
+    # Both bring the log-prob of the sampled token as well.
+    for role, kind in list(found):
+        carried = any((role, rich) in found for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
+        if kind is PayloadKind.SAMPLED and carried:
+            del found[role, kind]
+    lists = sorted(role for role, kind in found if kind is PayloadKind.TOPK)
+    if len(lists) > 1:
+        raise ConfigError(
+            f"payload topk is needed from {' and '.join(lists)}, but the student can be compared at the top ids of "
+            "one model only; use payload gather or hidden for one of them."
+        )
+    return found
