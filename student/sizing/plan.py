@@ -70,7 +70,6 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     from opd.errors import ConfigError
     from student.learns_early import learns_early
     from student.plugins import build_plugins
-    from student.sizing.hardware import GIB
     from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
     from student.sizing.teachers import Fleet, asks_of
@@ -94,12 +93,7 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
             f"  an episode is read in up to {row.sequences} windows of {row.width} tokens, which share a micro-batch"
             + (f": more than train.micro_batch_tokens, {limit}" if over else "")
         )
-    for title, parts in (("always", memory.always), ("learning", memory.learning), ("rollout", memory.rollout)):
-        for name, size in parts.items():
-            if size:
-                yield f"  {title:9} {name:36} {size / GIB:9.3f} GiB"
-    room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
-    yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
+    yield from _of_memory(memory, device)
     mean = mean or longest / 2
     times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet, early=early)
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
@@ -115,6 +109,18 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
     fleet.check(asks)
     check_fits(memory, device, recipe, ranks=ranks)
+
+
+def _of_memory(memory: Any, device: Any) -> Iterator[str]:
+    """Give the lines on what a rank holds at which time, and what its device has."""
+    from student.sizing.hardware import GIB
+
+    for title, parts in (("always", memory.always), ("learning", memory.learning), ("rollout", memory.rollout)):
+        for name, size in parts.items():
+            if size:
+                yield f"  {title:9} {name:36} {size / GIB:9.3f} GiB"
+    room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
+    yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
 
 
 def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:
