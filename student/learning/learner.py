@@ -237,13 +237,10 @@ class Learner:
         ends = list(accumulate((row.length for row in rows), initial=0))
         sums: Sums = {}
         for index in range(rounds):
-            last, part = index == rounds - 1, parts[index] if index < len(parts) else []
-            arrived = None if arrive is None else partial(arrive, [rows[i] for i in part])
-            if arrived is not None and (self.sharded or self.ranks.count > 1):
-                self.ranks.agree(arrived)  # before torch's collectives, which cannot report a failure to other ranks
-                arrived = None
+            part = parts[index] if index < len(parts) else []
+            arrived = self._arrival([rows[i] for i in part], arrive)
             # Gradients are reduced over ranks once, in the last pass.
-            unsent = self.accelerator.no_sync(self.wrapped) if not last else nullcontext()
+            unsent = nullcontext() if index == rounds - 1 else self.accelerator.no_sync(self.wrapped)
             with self.ranks.bound(), self.accelerator.autocast(), unsent:
                 if not part:
                     self.accelerator.backward(self._filler())
@@ -256,6 +253,21 @@ class Learner:
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
         return of_the_step(total, self.ranks.count)
+
+    def _arrival(
+        self, rows: Sequence[Row], arrive: Callable[[Sequence[Row]], None] | None
+    ) -> Callable[[], None] | None:
+        """What a pass over `rows` calls to wait for their scores; None if there is nothing to wait for.
+
+        Several ranks wait here, before torch's collectives, which cannot report a failure to other ranks.
+        """
+        if arrive is None:
+            return None
+        arrived = partial(arrive, rows)
+        if not self.sharded and self.ranks.count == 1:
+            return arrived
+        self.ranks.agree(arrived)
+        return None
 
     def _pass(
         self,
