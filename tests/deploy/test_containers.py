@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from composes import Compose, compose, steps, why_not
+from deployed_job import student_recipe
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,21 +17,12 @@ pytestmark = [
 ]
 
 RUN = "first"
-STUDENT = {
-    "run": f"/runs/{RUN}",
-    "model": {"path": "/models/student"},
-    "teachers": {"endpoints": ["teacher:7070"], "default": "teacher"},
-    "prompts": {"task": "addition", "options": {"digits": 2}},
-    "rollout": {"prompts_per_step": 8, "max_new_tokens": 12, "max_prompt_tokens": 32},
-    "train": {"steps": 1_000_000, "threads": 1, "checkpoint_every": 1_000_000},
-    "eval": {"prompts": 0},
-}
 
 
 @pytest.fixture
 def project(world: Path, tmp_path: Path) -> Iterator[Compose]:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(STUDENT))
+    recipe.write_text(yaml.safe_dump(student_recipe("/models", ["teacher:7070"], run=f"/runs/{RUN}")))
     with compose(world, recipe, "/models/teacher") as made:
         yield made
 

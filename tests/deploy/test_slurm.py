@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from deployed_job import student_recipe
 from ports import held_port
 from waiting import wait_until
 
@@ -183,15 +184,7 @@ def test_under_slurm_a_job_saves_at_its_signal_and_the_next_one_goes_on(
         assert count == 1
     script, recipe, run = tmp_path / "job.sbatch", tmp_path / "recipe.yaml", tmp_path / "run"
     script.write_text(text)
-    data = {
-        "model": {"path": str(world / "student")},
-        "teachers": {"default": "teacher"},
-        "prompts": {"task": "addition", "options": {"digits": 2}},
-        "rollout": {"prompts_per_step": 8, "max_new_tokens": 12, "max_prompt_tokens": 32},
-        "train": {"steps": 1_000_000, "threads": 1, "checkpoint_every": 1_000_000},
-        "eval": {"prompts": 0},
-    }
-    recipe.write_text(yaml.safe_dump(data))
+    recipe.write_text(yaml.safe_dump(student_recipe(world, [])))
     port = str(held_port())
     given = {
         "TEACHER": str(world / "teacher"),
@@ -221,8 +214,7 @@ def test_under_slurm_a_job_saves_at_its_signal_and_the_next_one_goes_on(
     wait_until(slurm.is_done, why=log.read_text)
     assert "ExitCode=0:0" not in slurm.ask("scontrol", "show", "job", job), log.read_text()
 
-    data["train"] = {**data["train"], "steps": step + 2}
-    recipe.write_text(yaml.safe_dump(data))
+    recipe.write_text(yaml.safe_dump(student_recipe(world, [], steps=step + 2)))
     job = slurm.submit(script, **given)
     wait_until(slurm.is_done, why=log.read_text)
     assert "ExitCode=0:0" in slurm.ask("scontrol", "show", "job", job), log.read_text()

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from deployed_job import student_recipe
 from machines import Machine, machine, why_not
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 
 RUN = "/var/lib/opd/runs/first"
-STUDENT = {
-    "model": {"path": "/srv/models/student"},
-    "teachers": {"endpoints": ["127.0.0.1:7070"], "default": "teacher"},
-    "prompts": {"task": "addition", "options": {"digits": 2}},
-    "rollout": {"prompts_per_step": 8, "max_new_tokens": 12, "max_prompt_tokens": 32},
-    "train": {"steps": 1_000_000, "threads": 1, "checkpoint_every": 1_000_000},
-    "eval": {"prompts": 0},
-}
 
 
 @pytest.fixture
@@ -44,7 +37,8 @@ def teacher(server: Machine, name: str, model: str = "teacher=/srv/models/teache
 
 def student(server: Machine, **changes: Any) -> str:
     """The unit of a student, whose recipe this writes."""
-    (server.settings / "first.yaml").write_text(yaml.safe_dump({**STUDENT, **changes}))
+    recipe = student_recipe("/srv/models", ["127.0.0.1:7070"], **changes)
+    (server.settings / "first.yaml").write_text(yaml.safe_dump(recipe))
     return "opd-student@first"
 
 
@@ -98,7 +92,7 @@ def test_a_student_goes_on_while_its_teacher_is_restarted_and_when_it_dies_itsel
 
     # Done at last: it is not started again. Its result is a teacher of another server.
     server.sh(f"systemctl stop {serving}")
-    student(server, train={**STUDENT["train"], "steps": len(done) + 1})
+    student(server, steps=len(done) + 1)
     server.sh(f"systemctl start --no-block {training}; systemctl start {serving}")
     server.until(training, "ActiveState", "inactive")
     assert server.show(training, "ExecMainStatus") == "0", server.journal(training)
@@ -120,7 +114,7 @@ def test_ranks_are_told_to_save_and_go_on(server: Machine) -> None:
         assert [each["step"] for each in done] == list(range(1, len(done) + 1))
         server.sh(f"systemctl start {training}")
     server.sh(f"systemctl stop {training}")
-    student(server, train={**STUDENT["train"], "steps": 0})
+    student(server, steps=0)
     server.ask("systemctl", "start", training)
     server.until(training, "ActiveState", "failed")
     assert server.show(training, "ExecMainStatus") == "2", server.journal(training)
