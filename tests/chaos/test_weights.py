@@ -89,9 +89,15 @@ def test_a_server_that_refuses_the_push_is_named_and_left_out(
         assert [chaos.numbers(one) for one in fleet.score("t", rows, chaos.spec)] == right(chaos, 7, rows)
         chaos.wait_until(lambda: chaos.state(fleet, strict) == "rejected")
     token = f"security.token_file={tokens.security['token_file']}"
-    pushed = CliRunner().invoke(app, ["update-weights", willing.address, "t", str(folder), "--set", token])
-    assert pushed.exit_code == 0 and "1 replica serves weights" in pushed.output, pushed.output
-    assert "A run that started with other weights waits" in pushed.output
+
+    def push(source: Path) -> str:
+        pushed = CliRunner().invoke(app, ["update-weights", willing.address, "t", str(source), "--set", token])
+        assert pushed.exit_code == 0 and "1 replica serves weights" in pushed.output, pushed.output
+        return pushed.output
+
+    assert "as before" in push(folder)
+    for source in (weights(tmp_path / "other", 8), folder):
+        assert "A run that started with other weights waits" in push(source)
     pinned = f"expected_weights.t={update.weights_hash}"
     both = ["update-weights", f"{willing.address},{strict.address}", "t", str(folder), "--set", token, "--set", pinned]
     refused = CliRunner().invoke(app, both)
