@@ -19,7 +19,7 @@ class NumpyEngine:
     """A bigram softmax teacher: the next token depends on the present one; exact, deterministic, quick.
 
     `seconds_per_batch` and the `before_score` hook let tests slow it down or break it; in a process of its own, a batch
-    waits while there is a file `hold`.
+    waits while there is a file `hold`, and a load while there is a file `hold_load`.
     """
 
     VOCAB = 97
@@ -33,9 +33,9 @@ class NumpyEngine:
         seed: int = 0,
         seconds: float = 0.0,
         hold: str = "",
+        hold_load: str = "",
     ) -> None:
-        if model == "slow":
-            time.sleep(120)
+        _wait_while(hold_load)
         self.model = model
         self.vocab, self.hidden = vocab, hidden
         self.seconds_per_batch = seconds
@@ -85,8 +85,7 @@ class NumpyEngine:
         self.threads.add(threading.get_ident())
         self.batches.append(len(batch))
         self.before_score(batch)
-        while self.hold and Path(self.hold).exists():
-            time.sleep(0.01)
+        _wait_while(self.hold)
         if self.seconds_per_batch:
             time.sleep(self.seconds_per_batch)
         return [None if entry.cancelled() else cut(self._one(entry), entry.item) for entry in batch]
@@ -142,3 +141,8 @@ class NumpyEngine:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _wait_while(file: str) -> None:
+    while file and Path(file).exists():
+        time.sleep(0.01)

@@ -155,8 +155,15 @@ def test_a_second_signal_ends_the_grace(launch: Callable[..., Any], items: Any, 
     assert process.popen.wait(120) == 0
 
 
+def held(folder: Path) -> Path:
+    """A file that holds up every load for as long as it is there, which is for the whole test."""
+    file = folder / "hold"
+    file.touch()
+    return file
+
+
 def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_path: Path) -> None:
-    process = launch(wait=False, model="t=slow")
+    process = launch("--engine-option", f"hold_load={held(tmp_path)}", wait=False)
     wait_until(lambda: "listening" in process.lines(), why=process.lines)
     process.popen.send_signal(signal.SIGINT)
     assert process.popen.wait(120) == 0
@@ -167,19 +174,21 @@ def test_a_model_that_takes_too_long_ends_the_start_with_a_sentence_while_it_is_
 ) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("engine: {load_seconds: 0.1}\n")
-    process = launch("--config", str(config), wait=False, model="t=slow")
-    assert process.popen.wait(100) == 8  # the model takes 120 s
-    assert process.lines().splitlines()[-1].startswith("error: model slow did not load within 0.1 s")
+    process = launch("--config", str(config), "--engine-option", f"hold_load={held(tmp_path)}", wait=False)
+    assert process.popen.wait(120) == 8
+    assert process.lines().splitlines()[-1].startswith("error: model numpy did not load within 0.1 s")
 
 
 def test_sigterm_does_not_wait_for_a_model_that_an_operator_loads(launch: Callable[..., Any], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text("- {name: op, token: operator-secret-1, scopes: [admin]}\n")
-    process = launch("--tokens", str(tokens), "--grace", "0.1")
+    hold = tmp_path / "hold"
+    process = launch("--tokens", str(tokens), "--grace", "0.1", "--engine-option", f"hold_load={hold}")
+    hold.touch()  # only now, so that the first model is loaded
     with grpc.insecure_channel(process.address) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         meta = (("authorization", "Bearer operator-secret-1"),)
-        loading = stub.LoadTeacher.future(admin_pb2.LoadTeacherRequest(teacher="u", model="slow"), metadata=meta)
+        loading = stub.LoadTeacher.future(admin_pb2.LoadTeacherRequest(teacher="u", model="other"), metadata=meta)
         wait_until(lambda: '"action": "load"' in process.lines(), why=process.lines)
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(120) == 0
@@ -373,7 +382,7 @@ async def test_a_start_that_is_cut_at_any_point_ends_without_another_error(turns
 async def test_a_start_that_is_cut_at_any_point_waits_for_no_model(turns: int) -> None:
     gate = threading.Event()
     server = TeacherServer(ServerSettings(metrics_port=-1), lambda model: gate.wait(PATIENCE))
-    starting = asyncio.create_task(server.start({"t": "slow"}))
+    starting = asyncio.create_task(server.start({"t": "held"}))
     for _ in range(turns):
         await asyncio.sleep(0)
     server.stop()

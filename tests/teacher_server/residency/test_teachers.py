@@ -141,15 +141,15 @@ async def test_a_late_unload_leaves_the_next_teacher_of_that_name_alone(start: A
     assert await client.health("u") == health_pb2.HealthCheckResponse.SERVING
 
 
-def slow_to_load(numpy_engine: Any) -> Any:
-    """Engines that wait, when their model's name ends in "slow", in the middle of being built."""
+def slow_to_load(numpy_engine: Any, slow: str) -> Any:
+    """Engines of which that of model `slow` waits in the middle of being built."""
 
     class Slow(numpy_engine):
         loading, go_on, made = threading.Event(), threading.Event(), []
 
         def __init__(self, model: str) -> None:
             super().__init__(model)
-            if model.endswith("slow"):
+            if model == slow:
                 self.made.append(self)
                 self.loading.set()
                 self.go_on.wait(120)
@@ -158,9 +158,9 @@ def slow_to_load(numpy_engine: Any) -> Any:
 
 
 async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine: Any, tmp_path: Path) -> None:
-    slow_engine = slow_to_load(numpy_engine)
     models = weight_folders(tmp_path, t=100, u=100, slow=100)
     slow = models.pop("slow")
+    slow_engine = slow_to_load(numpy_engine, slow)
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 300})
     teachers = client.server.shared.teachers
     load = asyncio.create_task(teachers.load("slow", slow))
@@ -190,9 +190,9 @@ async def test_a_long_load_holds_up_nobody(start: Any, items: Any, numpy_engine:
 async def test_what_a_load_was_promised_is_not_given_to_others(
     start: Any, items: Any, numpy_engine: Any, tmp_path: Path
 ) -> None:
-    slow_engine = slow_to_load(numpy_engine)
     models = weight_folders(tmp_path, t=100, slow=100)
     slow = models.pop("slow")
+    slow_engine = slow_to_load(numpy_engine, slow)
     client = await start(models, make=slow_engine, engine={"memory_budget_bytes": 150})
     load = asyncio.create_task(client.server.shared.teachers.load("slow", slow))
     try:
@@ -210,9 +210,9 @@ async def test_what_a_load_was_promised_is_not_given_to_others(
 async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
     start: Any, numpy_engine: Any, cancel_midway: Any
 ) -> None:
-    slow_engine = slow_to_load(numpy_engine)
+    slow_engine = slow_to_load(numpy_engine, "second")
     client = await start(make=slow_engine)
-    load = asyncio.create_task(client.server.shared.teachers.load("late", "very-slow"))
+    load = asyncio.create_task(client.server.shared.teachers.load("late", "second"))
     await cancel_midway(load, slow_engine.loading, slow_engine.go_on)
     assert slow_engine.made[0].closed and [t.name for t in client.server.shared.teachers] == ["t"]
 
@@ -220,10 +220,10 @@ async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(
 async def test_an_unload_that_is_cancelled_while_the_teacher_loads_leaves_it_loading(
     start: Any, items: Any, numpy_engine: Any
 ) -> None:
-    slow_engine = slow_to_load(numpy_engine)
+    slow_engine = slow_to_load(numpy_engine, "second")
     client = await start(make=slow_engine)
     teachers = client.server.shared.teachers
-    load = asyncio.create_task(teachers.load("late", "slow"))
+    load = asyncio.create_task(teachers.load("late", "second"))
     try:
         await asyncio.to_thread(slow_engine.loading.wait, 120)
         unload = asyncio.create_task(teachers.unload("late", 300.0))
