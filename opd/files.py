@@ -1,11 +1,13 @@
 """Checking that a file can be written, writing it atomically, and letting others read it."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from opd.errors import ConfigError, OutputError
 
@@ -55,33 +57,102 @@ def check_writable(path: Path, what: str, fix: str = "choose another") -> None:
         raise OutputError(f"{what} cannot be written{because}: {error.strerror}; {fix}.") from error
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path`, text as UTF-8, atomically; after a return, also a power cut leaves the new file.
-
-    If it fails, or the process is killed, an existing file stays as it was. Several processes and threads may write the
-    same path at once, also from several hosts; the last one to finish wins.
+def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
+    """Write `content` to `path` as `whole` does; text as `as_bytes` encodes it.
 
     Raises:
+        FileExistsError: if it is to be new and exists.
+        OSError: if the file cannot be written.
+    """
+    with whole(path, new=new) as file:
+        file.write(as_bytes(content) if isinstance(content, str) else content)
+
+
+def write_out(path: Path, content: str) -> None:
+    """Write a command's output to the file that its user named, atomically unless it is a link or a device.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # such as /dev/stdout, which a rename would replace
+        path.write_bytes(as_bytes(content))
+    else:
+        write_whole(path, content)
+
+
+def as_bytes(text: str) -> bytes:
+    """`text` as UTF-8; an unpaired surrogate, which others' texts may contain, becomes its escape as in JSON."""
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
+    """A file that becomes `path` atomically when the block ends; after that, also a power cut leaves the new file.
+
+    If the block fails, or the process is killed, an existing file stays as it was. Several processes and threads may
+    write the same path at once, also from several hosts; the last one to finish wins, or the first one if it is `new`.
+
+    Args:
+        path: the file.
+        new: whether it must not exist yet.
+
+    Raises:
+        FileExistsError: if it is to be new and exists.
         OSError: if the file cannot be written.
     """
     # In the same folder, because a rename is atomic only within a file system. At random, because two containers that
     # share a folder may have one process number.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
         with scratch.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
+        if new:
+            _claim(path, scratch)
+        else:
+            scratch.replace(path)
+    finally:
         # On a read-only file system this fails too, even if there is nothing to remove.
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
-        raise
     # Some network file systems refuse to flush a folder; the file is complete there all the same.
     with contextlib.suppress(OSError):
         flush(path.parent)
+
+
+def _claim(path: Path, scratch: Path) -> None:
+    """Give `scratch` the name `path` too, which no other file must have.
+
+    Raises:
+        FileExistsError: if another file has it.
+    """
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        path.open("xb").close()
+        scratch.replace(path)
+
+
+def lock(path: Path, descriptor: int) -> bool:
+    """Lock the file or folder `path`, open as `descriptor`, until the last copy of that is closed, without waiting.
+
+    Returns:
+        False if another process has the lock, or has removed or renamed `path` since it was opened. True on a file
+        system without locks, which must not stop a run.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def flush(path: Path) -> None:

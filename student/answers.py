@@ -13,14 +13,13 @@ tell). Every draw has its own named random stream, so the same recipe, model and
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from opd.errors import ConfigError, DataError
-from opd.files import flush
+from opd.files import as_bytes, whole, write_whole
 from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
@@ -98,28 +97,24 @@ def write_answers(
         return rows
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    # `out` is replaced by one rename at the end, so a run that reads the file that was there never sees a partial one.
-    draft = out.with_suffix(".part")
     kept: list[tuple[Row, int]] = []
     drawn = 0
-    with draft.open("w", encoding="utf-8") as file:
+    # `out` is replaced by one rename at the end, so a run that reads the file that was there never sees a partial one.
+    with whole(out) as file:
         for start in range(0, len(prompts), _CHUNK):
             chunk = prompts[start : start + _CHUNK]
             found, spent = _answer(chunk, draw, how, draws)
             for row, cost in found:
-                file.write(json.dumps(_line(row, cost), ensure_ascii=False) + "\n")
+                file.write(as_bytes(json.dumps(_line(row, cost), ensure_ascii=False) + "\n"))
             kept += found
             drawn += spent
             log(f"{min(start + _CHUNK, len(prompts))} of {len(prompts)} prompts answered")
-    if not kept:
-        draft.unlink()
-        raise DataError(
-            f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws (--draws)."
-        )
-    flush(draft)
-    os.replace(draft, out)
+        if not kept:
+            raise DataError(
+                f"none of {len(prompts)} prompts has a {how} answer of {model}; raise the number of draws (--draws)."
+            )
     report = _report(len(prompts), [row for row, _ in kept], drawn)
-    out.with_suffix(".report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    write_whole(out.with_suffix(".report.json"), json.dumps(asdict(report), indent=1) + "\n")
     return report
 
 

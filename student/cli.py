@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from opd.files import check_out
+from opd.files import check_out, write_out
 from opd.keys_option import keys_option
 from student.arguments import Overrides
 
@@ -109,6 +109,6 @@ def evaluate(
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
         typer.echo(f"{name}: {shown}")
     if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_out(out, json.dumps(report, indent=1) + "\n")
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
-        out.with_suffix(".samples.jsonl").write_text(lines, encoding="utf-8")
+        write_out(out.with_suffix(".samples.jsonl"), lines)

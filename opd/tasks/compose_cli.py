@@ -51,7 +51,7 @@ def compose(
     """
     from opd.config import parse_settings
     from opd.errors import DataError
-    from opd.files import check_out
+    from opd.files import check_out, write_out
     from opd.tasks.chat import ChatClient, ChatSettings
     from opd.tasks.compose import Linker, Problem, by_template, compositions
     from opd.tasks.compose_chat import ByChat
@@ -81,7 +81,7 @@ def compose(
         raise DataError(
             f"no two problems of {prompts} could be composed; answers must be numbers, and problems must contain some."
         )
-    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_out(out, "\n".join(lines) + "\n")
     by_depth = ", ".join(f"{times} of depth {depth}" for depth, times in sorted(depths.items()))
     typer.echo(f"{out}: {by_depth}")
 

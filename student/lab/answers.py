@@ -66,7 +66,7 @@ def _join(parts: Sequence[Path], out: Path) -> None:
     """Join the files of several authors, and their reports, into one."""
     reports = [json.loads(part.with_suffix(".report.json").read_text(encoding="utf-8")) for part in parts]
     sums = {name: sum(report[name] for report in reports) for name in ("prompts", "answered", "tokens", "drawn")}
-    out.with_suffix(".report.json").write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+    write_whole(out.with_suffix(".report.json"), json.dumps(sums, indent=1) + "\n")
     write_whole(out, "".join(part.read_text(encoding="utf-8") for part in parts))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opd.files import check_out
+from opd.files import check_out, write_out
 from student.arguments import Overrides
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def premise(
         typer.echo("\n".join(predict_weights.verdicts(weights)))
         figures["weights"] = asdict(weights)
     if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_out(out, json.dumps(figures, indent=1) + "\n")
 
 
 def _show(report: "PremiseReport") -> None:

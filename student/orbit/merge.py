@@ -110,7 +110,6 @@ def merge(settings: MergeSettings, out: Path) -> Path:
     names = [*([settings.base] if settings.base else []), *(model.path for model in settings.models)]
     check_fit(names)
     part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
     with drafted(part, f"folder {str(out)!r}"):
         version = _run(settings, part)
         record = {

@@ -1,6 +1,5 @@
 """The processes of `opd orbit`: one stage at a time, which ends with the command, and never two runs in one folder."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from opd.errors import CancelledError, RunFolderError
+from opd.files import lock
 from student.run.interrupts import stop_signals
 from student.run.with_parent import with_parent
 
@@ -39,14 +39,13 @@ class StageProcesses:
     def __enter__(self) -> "StageProcesses":
         self._folder.mkdir(parents=True, exist_ok=True)
         # The stage inherits the descriptor (`pass_fds`), and a flock lasts until the last copy of it is closed.
-        self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        path = self._folder / ".lock"
+        self._lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        if not lock(path, self._lock):
             os.close(self._lock)
             raise RunFolderError(
                 f"a stage or another command is still running in {self._folder}; wait for it to end, or stop it."
-            ) from None
+            )
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
         return self

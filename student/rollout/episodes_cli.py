@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.errors import ConfigError, DataError
-from opd.files import check_out
+from opd.files import check_out, write_out
 
 app = typer.Typer(no_args_is_help=True, help="Read a run's episodes, or record paths that solve problems.")
 _LEVELS = ((0.1, "green"), (1.0, "yellow"))
@@ -64,8 +64,7 @@ def record(
     lines = list(successes(folder) if (folder / "samples.jsonl").is_file() else gold(task, options or [], count, seed))
     if not lines:
         raise DataError(f"no problem of {task} was solved, so there is no path to write.")
-    with out.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_out(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     typer.echo(f"wrote {len(lines)} paths to {out}")
 
 

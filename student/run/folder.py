@@ -1,7 +1,6 @@
 """The run folder: resolved recipe, provenance, metrics, checkpoints, summary."""
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 
 from opd.config.text import read_yaml, write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
-from opd.files import check_writable, flush, write_whole
+from opd.files import check_writable, flush, lock, write_whole
 from student.recipe import Recipe
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
@@ -48,6 +47,8 @@ class RunFolder:
     def create(cls, recipe: Recipe) -> "RunFolder":
         """Create the folder of a new run and write its resolved recipe.
 
+        Of several processes that create one folder, the first to name its recipe has it.
+
         Raises:
             RunFolderError: if the folder exists and is not empty, or cannot be created.
         """
@@ -55,13 +56,17 @@ class RunFolder:
         cls.refuse_existing(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for draft in path.iterdir():
-                draft.unlink()
         except OSError as error:
             raise RunFolderError(f"run folder {path} cannot be created: {error.strerror}; choose another.") from error
-        folder = cls(path)
-        _write_atomically(path / "recipe.yaml", _yaml(recipe))
-        return folder
+        try:
+            write_whole(path / "recipe.yaml", _yaml(recipe), new=True)
+        except FileExistsError:
+            raise _exists(path) from None
+        except OSError as error:
+            raise _unwritable(path / "recipe.yaml", error) from error
+        for draft in filter(_is_draft, path.iterdir()):
+            draft.unlink(missing_ok=True)
+        return cls(path)
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
@@ -74,9 +79,7 @@ class RunFolder:
             raise RunFolderError(f"run folder {path} is a file; choose another folder (run=...).")
         # A run that was killed while writing its recipe leaves only a draft, which is not worth keeping.
         if path.exists() and not all(map(_is_draft, path.iterdir())):
-            raise RunFolderError(
-                f"run folder {path} exists already; resume it with --resume, or choose another folder (run=...)."
-            )
+            raise _exists(path)
 
     @classmethod
     def check_new(cls, path: Path) -> None:
@@ -106,19 +109,15 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(path, error) from error
         with file:
-            # A file system without locks must not stop a run.
-            with contextlib.suppress(OSError):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    file.seek(0)
-                    owner = (file.read(200) or b"not known which").decode(errors="replace")
-                    raise RunFolderError(
-                        f"another process writes the run in {self.path} ({owner}); stop it or wait until it ends, "
-                        "then use --resume."
-                    ) from None
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+            if not lock(path, file.fileno()):
+                file.seek(0)
+                owner = (file.read(200) or b"not known which").decode(errors="replace")
+                raise RunFolderError(
+                    f"another process writes the run in {self.path} ({owner}); stop it or wait until it ends, "
+                    "then use --resume."
+                )
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield self
 
     def discard_unused(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
@@ -264,8 +263,14 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def _is_draft(path: Path) -> bool:
-    """Whether `path` is a recipe.yaml that was never renamed."""
-    return path.name.startswith(".recipe.yaml.") and path.is_file()
+    """Whether `path` is a recipe.yaml that never had its name."""
+    return path.name.startswith(".recipe.yaml.")
+
+
+def _exists(path: Path) -> RunFolderError:
+    return RunFolderError(
+        f"run folder {path} exists already; resume it with --resume, or choose another folder (run=...)."
+    )
 
 
 def _unwritable(path: Path, error: OSError) -> RunFolderError:

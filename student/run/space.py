@@ -1,6 +1,7 @@
 """Waiting for space on a full disk: the run keeps everything in memory instead of ending without its last steps."""
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from opd.errors import DiskFullError, OutputError, one_line
+from opd.files import lock
 
 T = TypeVar("T")
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def is_full(error: BaseException) -> bool:
@@ -28,24 +31,36 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def drafted(draft: Path, what: str) -> Iterator[None]:
-    """Remove the folder `draft`, which the block fills and then renames, if the block fails.
+    """Own the folder `draft`, empty at first, which the block fills and then renames; remove it if the block fails.
 
     Args:
-        draft: the folder.
+        draft: the folder; what a process that was killed left there is removed.
         what: what it becomes, with its name, for the message.
 
     Raises:
-        OutputError: if the block failed because the disk is full.
+        OutputError: if another process fills the same draft or took the name first, or if the disk is full.
     """
+    draft.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(draft, os.O_RDONLY)
     try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if is_full(error):
-            raise OutputError(
-                f"{what} cannot be written: {one_line(error)}; free space there, or choose another."
-            ) from error
-        raise
+        # The lock of the folder itself leaves no file behind, and stays while the folder is renamed.
+        if not lock(draft, descriptor):
+            raise OutputError(f"another process is writing {what}; wait until it ends, or choose another.")
+        try:
+            for left in draft.iterdir():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            yield
+        except BaseException as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _TAKEN:
+                raise OutputError(f"{what} was written by another process meanwhile; choose another.") from error
+            if is_full(error):
+                raise OutputError(
+                    f"{what} cannot be written: {one_line(error)}; free space there, or choose another."
+                ) from error
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class Space:

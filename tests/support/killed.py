@@ -1,4 +1,4 @@
-"""Runs Python code in a process that ends itself by SIGKILL where it is about to rename a certain file or folder."""
+"""Runs Python code in a process that ends itself by SIGKILL where it is about to rename or link a certain file."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ import forked
 _DRIVER = """
 import os, signal, sys
 prefix = sys.argv.pop(1)
-for name in ("rename", "replace"):
+for name in ("rename", "replace", "link"):
     def dying(source, target, *, original=getattr(os, name), **options):
         if os.path.basename(source).startswith(prefix):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -45,7 +45,6 @@ class Builder:
         """
         begun = time.perf_counter()
         draft = self.world.folder / f".{name}"
-        shutil.rmtree(draft, ignore_errors=True)
         with drafted(draft, f"model {name!r} in {self.world.folder}"):
             trained = self._train(name, self._begin(name, seed, draft / "begin"), seed, draft)
         longest, seed_of_answers = self.plan.max_new_tokens, self.world.seed

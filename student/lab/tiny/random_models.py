@@ -173,16 +173,13 @@ def make_random_models(
     if needed > free:
         raise DataError(f"{folder} would take {needed / 1e9:.2g} GB, but {free / 1e9:.2g} are free; use another disk.")
     # Moved into place by one rename: a call that is killed leaves only a draft, not a folder that looks finished.
-    shutil.rmtree(draft, ignore_errors=True)
     tokenizer = make_word_tokenizer(student.vocabulary, max_length=min(student.longest, teacher.longest))
     with drafted(draft, f"folder {folder}"):
         for place, (name, shape) in enumerate(((STUDENT, student), (TEACHER, teacher))):
             _save(shape, draft / name, seed=2 * seed + place, dtype=dtype)
             tokenizer.save_pretrained(draft / name)
         (draft / PROMPTS).write_text(_prompts(tokenizer, prompts, prompt_tokens, seed), encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()
-        os.replace(draft, folder)
+        os.replace(draft, folder)  # an empty folder may be there
     return sizes
 
 

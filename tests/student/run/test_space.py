@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from thread_ranks import Meeting
 from torch import ones
 
-from opd.errors import DiskFullError, RunFolderError
+from opd.errors import DiskFullError, OutputError, RunFolderError
 from student.run.folder import RunFolder
-from student.run.space import Space, is_full
+from student.run.space import Space, drafted, is_full
 
 
 class Disk:
@@ -122,3 +122,17 @@ def test_half_of_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -
     folder = RunFolder(tmp_path)
     folder.append_samples([{"step": 1, "reason": "é\ud83d"}])
     assert json.loads(folder.samples.read_text(encoding="utf-8")) == {"step": 1, "reason": "é\ud83d"}
+
+
+def test_a_draft_has_one_writer_and_a_taken_name_is_said(tmp_path: Path) -> None:
+    draft, done = tmp_path / ".done.part", tmp_path / "done"
+    (draft / "left").mkdir(parents=True)  # by a process that was killed
+    with drafted(draft, "model x"):
+        assert not list(draft.iterdir())
+        (draft / "weights").write_text("1")
+        with pytest.raises(OutputError, match="another process is writing model x"), drafted(draft, "model x"):
+            pass
+        draft.rename(done)
+    with pytest.raises(OutputError, match="written by another process"), drafted(draft, "model x"):
+        draft.rename(done)
+    assert [path.name for path in tmp_path.iterdir()] == ["done"] and (done / "weights").read_text() == "1"
