@@ -8,24 +8,36 @@ from opd.tasks.prompt import Prompt
 
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
-    """Token ids of plain text, with the tokenizer's own special tokens.
+    """Token ids of plain text that is to be continued: after the special tokens that the tokenizer puts before a text.
 
-    A text that already begins with the BOS token, as after a chat template, does not get a second one.
+    A text that already begins with the BOS token, as after a chat template, does not get a second one. Tokens that the
+    tokenizer puts after a text, such as EOS or SEP, are left out, because nothing follows them in training.
     """
-    return _one_bos(tokenizer(text)["input_ids"], tokenizer)
+    return _encode_texts([text], tokenizer)[0]
 
 
-def _one_bos(ids: Sequence[int], tokenizer: Any) -> list[int]:
-    found = [int(token) for token in ids]
+def _encode_texts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    if not texts:
+        return []
+    bare = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    start = _start(next((text for text, ids in zip(texts, bare, strict=True) if ids), "x"), tokenizer)
     bos = getattr(tokenizer, "bos_token_id", None)
-    return found[1:] if bos is not None and found[:2] == [bos, bos] else found
+    found = [[int(token) for token in (*start, *ids)] for ids in bare]
+    return [ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids for ids in found]
+
+
+def _start(text: str, tokenizer: Any) -> list[int]:
+    """The ids that the tokenizer puts before every text, found with a text that has ids of its own."""
+    whole, bare = (tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False))
+    places = range(len(whole) - len(bare) + 1)
+    return list(whole[: next((i for i in places if whole[i : i + len(bare)] == bare), 0)])
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Token ids of a prompt, ready to be continued.
 
-    Text is encoded with the tokenizer's own special tokens (for example a leading BOS). Chat messages go through the
-    chat template, with the prompt's `template_options`, up to the opening of the assistant's turn.
+    Text is encoded as by `encode_text`. Chat messages go through the chat template, with the prompt's
+    `template_options`, up to the opening of the assistant's turn.
 
     Args:
         prompt: what to encode.
@@ -47,12 +59,8 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any) -> list[list[int]]
 
     All plain texts go through the tokenizer in one call, which takes a third of the time if they are short.
     """
-    texts = [prompt.text or "" for prompt in prompts if prompt.messages is None]
-    plain = iter(tokenizer(texts)["input_ids"] if texts else ())
-    return [
-        _some(_one_bos(next(plain), tokenizer) if prompt.messages is None else _render(prompt, tokenizer), prompt)
-        for prompt in prompts
-    ]
+    plain = iter(_encode_texts([prompt.text or "" for prompt in prompts if prompt.messages is None], tokenizer))
+    return [_some(next(plain) if prompt.messages is None else _render(prompt, tokenizer), prompt) for prompt in prompts]
 
 
 def _some(ids: Sequence[int], prompt: Prompt) -> list[int]:

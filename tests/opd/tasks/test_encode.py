@@ -1,10 +1,12 @@
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from opd.errors import DataError
 from opd.tasks import Prompt, encode_prompt
-from opd.tasks.encode import encode_prompts
+from opd.tasks.encode import encode_prompts, encode_text
 from student.lab.tiny.tokenizer import make_tokenizer
+from tests.conftest import chat_tokenizer
 
 
 def test_text_is_encoded_as_it_stands():
@@ -85,3 +87,18 @@ def test_an_option_that_breaks_the_template_is_named(chat_model):
     tokenizer.chat_template = "{{ limit + 1 }}"
     with pytest.raises(DataError, match=r"fails on prompt .* with template_options \{'limit': 'a'\}"):
         encode_prompt(Prompt.make(CHAT, template_options={"limit": "a"}), tokenizer)
+
+
+@pytest.mark.parametrize("text", ["hi", "ends itself<|im_end|>", "<s>begins itself", ""])
+@pytest.mark.parametrize("template", ["<s> $A <|im_end|>", "$A <|im_end|>", "<s> $A <|im_end|> <s>"])
+def test_what_a_tokenizer_puts_after_texts_does_not_end_a_prompt(template, text):
+    tokenizer = chat_tokenizer("<|im_end|>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", 3), ("<|im_end|>", 2)]
+    )
+    own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    begins = template.startswith("<s>") and not text.startswith("<s>")
+    assert encode_text(text, tokenizer) == [3] * begins + own
+    if text:
+        (ids,) = encode_prompts([Prompt.make(text)], tokenizer)
+        assert ids == encode_prompt(Prompt.make(text), tokenizer) == encode_text(text, tokenizer)

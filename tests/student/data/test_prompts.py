@@ -18,9 +18,9 @@ class Counting:
         self.inner: Any = make_tokenizer()
         self.seen: list[str] = []
 
-    def __call__(self, texts: list[str]) -> Any:
-        self.seen += texts
-        return self.inner(texts)
+    def __call__(self, texts: list[str] | str, *, add_special_tokens: bool = True) -> Any:
+        self.seen += texts if isinstance(texts, list) else []
+        return self.inner(texts, add_special_tokens=add_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

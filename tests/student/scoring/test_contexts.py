@@ -19,8 +19,8 @@ class Letters:
 
     chat_template = None
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+    def __call__(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
+        return {"input_ids": list(text.encode()) if isinstance(text, str) else [list(one.encode()) for one in text]}
 
 
 def row(sample: int, text: str, reward: float | None, reason: str = "") -> Row:
@@ -104,7 +104,7 @@ def test_two_threads_never_use_a_tokenizer_at_once_and_it_is_not_the_loop_s() ->
     class Asking(Letters):
         """Has a second thread encode while it is encoding, and sees whether that has to wait."""
 
-        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        def __call__(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
             assert self is not given
             if not tellers:
                 tellers.append(threading.Thread(target=made.encode, args=("ema", Prompt.make("another?"))))
