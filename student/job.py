@@ -202,6 +202,7 @@ def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tup
         dtype=recipe.model.dtype,
         attention=recipe.model.attention,
         gradient_checkpointing=recipe.model.gradient_checkpointing,
+        dropout=recipe.model.dropout,
         revision=weights.revision,
         lora=recipe.model.lora,
         adapter=weights.adapter,

@@ -99,7 +99,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     speaking: list[Term | StepPlugin] = [*terms, *controllers, strategy]
     remarks = [remark for part in speaking for remark in part.remarks(recipe)]
     remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
-    remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe)]
+    remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe), *_noisy(recipe)]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
 
 
@@ -198,6 +198,16 @@ def _rounded(recipe: Recipe) -> Iterator[str]:
             f"model.dtype {recipe.model.dtype} rounds the trained weights after every update, which loses most of the "
             f"update at small learning rates (train.learning_rate {recipe.train.learning_rate:g}); set it to float32, "
             "with train.mixed_precision: bf16 for speed, or train adapters (model.lora)."
+        )
+
+
+def _noisy(recipe: Recipe) -> Iterator[str]:
+    """What dropout while learning does to ratios and losses."""
+    if recipe.model.dropout:
+        yield (
+            "model.dropout is true: where the model's config has dropout or router noise, the student learns another "
+            "distribution than it samples from, so that importance ratios of fresh tokens are not 1; the metrics "
+            "mismatch/* show by how much, and rollout.engine.mismatch_limit counts it as well."
         )
 
 

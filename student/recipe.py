@@ -12,6 +12,7 @@ from opd.fleet.settings import FleetSettings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
 from student.rollout.episode_settings import EpisodeSettings
+from student.run.eval_settings import EvalSettings
 from student.run.trackers import TrackerSettings
 from student.scoring.contexts import ContextSettings
 from student.scoring.ema import EmaSettings
@@ -59,6 +60,12 @@ class ModelSettings(Settings):
     )
     gradient_checkpointing: bool = Field(
         False, description="Save memory by recomputing activations in the backward pass."
+    )
+    dropout: bool = Field(
+        False,
+        description="Learn with the dropout, router noise and skipped layers that the model's config has for training. "
+        "false learns exactly the distribution that is sampled. With true, importance ratios of fresh tokens differ "
+        "from 1 at random, and a student that equals its teacher still has a loss. Adapters never have dropout.",
     )
     lora: LoraSettings | None = Field(None, description="Train low-rank adapters instead of the weights.")
 
@@ -281,34 +288,6 @@ class TrainSettings(Settings):
         False,
         description="Write checkpoints in the background, from copies in host memory. If a write fails, the run "
         "reports it and continues. The next checkpoint, and the end of the run, wait for the previous write.",
-    )
-
-
-class EvalSettings(Settings):
-    """Evaluation on held-out prompts."""
-
-    every: int = Field(
-        0, ge=0, description="Steps between evaluations; 0 evaluates only before the first step and after the last."
-    )
-    prompts: int = Field(256, ge=0, description="Number of held-out prompts to evaluate on; 0 turns evaluation off.")
-    temperature: float = Field(0.0, ge=0, description="Sampling temperature of evaluations; 0 is greedy.")
-    samples: int = Field(
-        1,
-        ge=1,
-        description="Number n of responses per prompt. Above 1, pass@k is estimated without bias for k up to n.",
-    )
-    reverse_kl: bool = Field(True, description="Also measure the reverse KL, KL(student || teacher), on the responses.")
-    mode_slack: float = Field(
-        1.0,
-        ge=1,
-        description="How long an answer in a mode may become, in multiples of the mode's budget; above 1 it shows how "
-        "far the student would go. Answers over the budget count as wrong in any case.",
-    )
-    leakage: int = Field(
-        0,
-        ge=0,
-        description="Number of problems whose answers in every mode are scored by the teachers of all modes, which "
-        "shows how far modes leak into each other; 0 turns this off.",
     )
 
 

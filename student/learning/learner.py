@@ -175,8 +175,8 @@ class Learner:
     def _gradient(
         self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None
     ) -> Metrics | None:
-        """`accumulate` in train mode for an update of `step`; lack of device memory becomes an error with advice."""
-        if not (self.student.training and self.student.lm.training):  # setting it walks through every module
+        """`accumulate`, in the mode for learning, for an update; lack of device memory becomes an error with advice."""
+        if self.student.lm.training != self.student.dropout:  # setting it walks through every module
             self.student.train()
         self.objective.step = step
         try:

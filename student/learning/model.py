@@ -38,6 +38,7 @@ from student.data.token_batch import StudentTokens
 from student.learning.hooks import ModelHook, Reading, around
 from student.learning.lora import add_lora, load_factors
 from student.learning.quantized import four_bits, keep_layout
+from student.learning.recompute import recompute
 from student.recipe import LoraSettings, ModelSettings
 from student.scoring.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
 
@@ -110,6 +111,7 @@ def load_student(
     dtype: str,
     attention: str | None,
     gradient_checkpointing: bool,
+    dropout: bool = False,
     revision: str | None = None,
     lora: LoraSettings | None = None,
     adapter: Path | None = None,
@@ -121,13 +123,14 @@ def load_student(
         dtype: name of the weights' torch dtype; adapters are float32.
         attention: attention implementation, or None for the model's default.
         gradient_checkpointing: recompute activations in the backward pass.
+        dropout: learn in train mode; see `Student`.
         revision: revision of a hub id.
         lora: train adapters instead of the weights.
         adapter: folder of a PEFT adapter. With `lora`, training starts from it; without, it is merged into the weights.
 
     Raises:
-        ConfigError: if the model cannot be loaded, has no output head, makes logits that its head does not explain, or
-            has a soft-cap on attention logits that "sdpa" would drop.
+        ConfigError: if the model cannot be loaded, has no output head, makes logits that its head does not explain,
+            has a soft-cap on attention logits that "sdpa" would drop, or layers that cannot be recomputed.
         UnavailableError: if the hub cannot be reached for it.
     """
     try:
@@ -153,9 +156,8 @@ def load_student(
         if adapter is not None:
             load_factors(model, adapter, lora)
     if gradient_checkpointing:
-        # The reentrant form passes no gradient if its inputs need none, which is so above frozen embeddings.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    student = Student(model, starts_at_base=lora is not None and lora.start is None)
+        recompute(model)
+    student = Student(model, starts_at_base=lora is not None and lora.start is None, dropout=dropout)
     _check_head(student, path)
     return student
 
@@ -206,6 +208,8 @@ class Student(nn.Module):
     Args:
         lm: the model.
         starts_at_base: whether the model has adapters and, with them off, is the model that the run started from.
+        dropout: learn in train mode, with whatever is random in it. Otherwise the model stays in eval mode, in which it
+            is sampled from, so that it learns the distribution that was sampled.
 
     Attributes:
         beside: parameters that terms train along with the model; not saved as part of it.
@@ -214,9 +218,10 @@ class Student(nn.Module):
             `opd.heads.longrope_turn`.
     """
 
-    def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False) -> None:
+    def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False, dropout: bool = False) -> None:
         super().__init__()
         self.starts_at_base = starts_at_base
+        self.dropout = dropout
         if lm.get_output_embeddings() is None:
             raise ConfigError(
                 f"model {lm.name_or_path!r} ({type(lm).__name__}) has no output head; use a causal language model."
@@ -225,6 +230,11 @@ class Student(nn.Module):
         self.beside = nn.ModuleDict()
         self.hooks: Sequence[ModelHook] = ()
         self.turn = longrope_turn(lm.config.get_text_config())
+        self.train()
+
+    def train(self, mode: bool = True) -> "Student":
+        """Enter the mode in which the student learns, or eval mode; without `dropout` they are the same."""
+        return super().train(mode and self.dropout)
 
     def around(self, reading: Callable[[], Reading]) -> AbstractContextManager[None]:
         """The hooks around one forward pass; `reading` is called only if there are hooks."""

@@ -8,11 +8,11 @@
     mismatch/kl              mean of e^d - 1 - d, nats: an unbiased estimate of KL(q || p) from samples of q (k3 in
                              http://joschu.net/blog/kl-approx.html)
 
-It is measured in each step before the first update, on the first rows that the student sampled, in the precision in
-which the learner runs. If rows are sampled ahead (`train.max_staleness`), p has the older weights that sampled them, so
-that learning since then is not counted as mismatch. Losses correct for the mismatch by the ratio to the policy that
-sampled (`ratio_to: behaviour`, `importance_cap`). Above `rollout.engine.mismatch_limit` the run stops, because either
-the engine or the student's pass must then be wrong.
+It is measured in each step before the first update, on the first rows that the student sampled, in the precision and
+the mode (`model.dropout`) in which the learner runs. If rows are sampled ahead (`train.max_staleness`), p has the older
+weights that sampled them, so that learning since then is not counted as mismatch. Losses correct for the mismatch by
+the ratio to the policy that sampled (`ratio_to: behaviour`, `importance_cap`). Above `rollout.engine.mismatch_limit`
+the run stops, because either the engine or the student's pass must then be wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ class Mismatch:
         chosen = fresh[: self._settings.mismatch_rows]
         self._costs.add("train", "local_positions", sum(row.positions for row in chosen))
         with self._precision(), nullcontext() if weights is None else self._local.holding(weights):
-            scores = self._local.score(STUDENT, chosen)
+            scores = self._local.score(STUDENT, chosen, learning=True)
         gaps = [np.zeros(0)]
         for row, score in zip(chosen, scores, strict=True):
             if score.sampled is None:

@@ -12,7 +12,7 @@ the factors, not their products.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from student.learning.model import Student
 from student.learning.ranks import Ranks
 from student.learning.sharding import full, placed, reshard, units
 from student.recipe import TrainSettings
+from student.rollout.rows import evaluating
 from student.scoring.ema import EmaSettings
 from student.scoring.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
 
@@ -122,6 +123,7 @@ class LocalModels:
         *,
         rows: Sequence[Row] | None = None,
         temperature: float | None = None,
+        learning: bool = False,
         poll: Callable[[], None] = lambda: None,
     ) -> list[Scores]:
         """Score each response with `model`; if the student is sharded, every rank must call this at the same time.
@@ -132,6 +134,7 @@ class LocalModels:
             spec: the payload, `sampled` by default; its dtype is ignored.
             rows: the rows that the items are parts of, for hooks on the model.
             temperature: divides the logits; None for the temperature of rollouts.
+            learning: read in the mode in which the student learns, instead of eval mode; see `Student`.
             poll: called before each micro-batch; may raise to give up.
 
         Raises:
@@ -151,7 +154,8 @@ class LocalModels:
         given = [item if isinstance(item, Row) else None for item in items] if rows is None else rows
         owners = [row for row, mine in zip(given, asked, strict=True) for _ in mine]
         level = self.temperature if temperature is None else temperature
-        answers = iter(self._answers(model, requests, owners, spec, level, poll))
+        with nullcontext() if learning else evaluating(self._student):
+            answers = iter(self._answers(model, requests, owners, spec, level, poll))
         joined: list[Scores] = []
         for item, mine in zip(items, asked, strict=True):
             answered = [(next(answers), request, first) for request, first in mine]
@@ -175,24 +179,19 @@ class LocalModels:
         if not parts:
             return []
         found: dict[int, Scores] = {}
-        was_training = self._student.training
-        self._student.eval()  # dropout would make the scores random
-        try:
-            with self._weights(model):
-                head = self._student.head()
-                if spec.kind is PayloadKind.HIDDEN:
-                    # The student's head is copied, because the update changes it while the signal is still in use.
-                    self._heads[model] = _detached(head, copied=model == STUDENT)
-                for part in parts:
-                    poll()
-                    # A rank without micro-batches left still takes part in gathering a sharded student's weights.
-                    chosen = [requests[i] for i in part] or [_FILLER]
-                    rows_read = [owners[i] for i in part] or [None]
-                    with self._student.around(partial(_reading, model, rows_read, chosen)):
-                        scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
-                    found.update(zip(part, scores, strict=False))
-        finally:
-            self._student.train(was_training)
+        with self._weights(model):
+            head = self._student.head()
+            if spec.kind is PayloadKind.HIDDEN:
+                # The student's head is copied, because the update changes it while the signal is still in use.
+                self._heads[model] = _detached(head, copied=model == STUDENT)
+            for part in parts:
+                poll()
+                # A rank without micro-batches left still takes part in gathering a sharded student's weights.
+                chosen = [requests[i] for i in part] or [_FILLER]
+                rows_read = [owners[i] for i in part] or [None]
+                with self._student.around(partial(_reading, model, rows_read, chosen)):
+                    scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
+                found.update(zip(part, scores, strict=False))
         return [found[i] for i in range(len(requests))]
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:

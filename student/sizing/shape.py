@@ -18,6 +18,7 @@ from student.learning.adamw_8bit import moment_bytes
 from student.learning.lora import add_lora
 from student.learning.model import Student
 from student.learning.quantized import four_bit_bytes
+from student.learning.recompute import recompute
 from student.learning.sharding import layer_of
 from student.recipe import ModelSettings
 
@@ -86,7 +87,7 @@ class ModelShape:
         # These forward passes allocate nothing, so the cache and activations of any model can be counted anywhere.
         with FakeTensorMode(allow_non_fake_inputs=True) as self._fake, _experts_counted():
             _without_content(lm, autocast if sharded else None)
-            self._student = Student(lm).train()
+            self._student = Student(lm, dropout=settings.dropout)
             head = lm.get_output_embeddings().weight
             self.vocabulary, self.hidden = head.shape
             both = (head, lm.get_input_embeddings().weight)
@@ -111,13 +112,12 @@ class ModelShape:
 
         With gradient checkpointing, this is what remains saved plus the activations of one recomputed layer.
         """
-        lm: Any = self._student.lm
         whole = self._saved(rows, width)
         if not self._checkpointing:
             return whole
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        undo = recompute(self._student.lm)
         kept = self._saved(rows, width)
-        lm.gradient_checkpointing_disable()
+        undo()
         return kept + whole // self.layers
 
     def _saved(self, rows: int, width: int) -> int:

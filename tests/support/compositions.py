@@ -24,10 +24,11 @@ import student.rl  # noqa: F401  (registers the names)
 from opd.registry import Registry
 from student.controllers import CONTROLLERS
 from student.learning.terms import AGGREGATIONS, OBJECTIVES
-from student.recipe import EvalSettings, LoraSettings, RolloutSettings, TrainSettings
+from student.recipe import LoraSettings, RolloutSettings, TrainSettings
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Modifier
 from student.rollout.strategy import STRATEGIES
+from student.run.eval_settings import EvalSettings
 from student.scoring.ema import EmaSettings
 
 Drawn = dict[str, Any]

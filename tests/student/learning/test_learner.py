@@ -90,6 +90,15 @@ def test_a_student_that_equals_its_teacher_has_zero_loss_and_gradient(bench: Cal
     assert scale > 0.05
 
 
+def test_an_update_learns_without_dropout_whatever_mode_the_model_was_left_in(bench: Callable[..., Any]) -> None:
+    made = bench({"name": "opd", "payload": "hidden"}, teacher="student")
+    rows = made.rows()
+    for layer in made.learner.student.lm.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    made.learner.student.lm.train()
+    assert abs(made.step(rows, 0)["reverse_kl"]) < 1e-4
+
+
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_masked_tokens_have_no_gradient_whatever_their_signal_holds(bench: Callable[..., Any], payload: str) -> None:
     made = bench({"name": "opd", "payload": payload, "k": 8})

@@ -14,6 +14,7 @@ from student.data.row import Row, RowKey
 from student.data.row_state import row_from_state, row_to_state
 from student.learning.experts import Recorder, gates, routers
 from student.learning.hooks import Reading
+from student.learning.recompute import recompute
 from student.rl.routing_replay import RoutingReplay, RoutingReplaySettings, recorded, replayed
 
 PROMPT = Prompt.make("x")
@@ -130,9 +131,9 @@ def test_the_router_learns_from_replayed_experts_also_where_activations_are_comp
         log_probs(sampler, batch)
     gradients, counted = [], []
     for again in (False, True):
-        lm = mixture(norm_topk_prob=norm).train()
+        lm = mixture(norm_topk_prob=norm)
         if again:
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute(lm)
         with torch.no_grad():
             for router in routers(lm):
                 router.weight.add_(torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(1)))

@@ -50,6 +50,21 @@ def test_it_is_zero_for_the_student_itself_and_the_shift_of_an_engine_that_is_of
     assert off["mismatch/kl"] == pytest.approx(math.expm1(0.1) - 0.1, abs=1e-4)
 
 
+@pytest.mark.parametrize("dropout", [False, True])
+def test_it_reads_in_the_mode_in_which_the_student_learns(made: Any, dropout: bool) -> None:
+    mismatch, rows, _ = made(mismatch_rows=4, mismatch_limit=0.01)
+    student = mismatch._local._student
+    for layer in student.lm.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    student.dropout = dropout
+    student.train()
+    if dropout:
+        with pytest.raises(RolloutEngineError, match="mismatch_limit"):
+            mismatch.measure(rows, 0)
+    else:
+        assert mismatch.measure(rows, 0)["mismatch/log_ratio"] < 1e-4
+
+
 def test_only_tokens_that_the_present_weights_sampled_are_compared(made: Any) -> None:
     mismatch, rows, _ = made(mismatch_rows=99)
     rows[0].behaviour_logp[0] = np.nan  # given, not sampled

@@ -175,6 +175,7 @@ def test_an_average_of_bfloat16_weights_moves(make: Make) -> None:
 
 def test_the_students_weights_are_its_own_again_whatever_happens(make: Make) -> None:
     one, local = make()
+    one.learner.student.dropout = True
     one.step(one.rows(), 0)
     before, rows = weights(one), one.rows(1)
 
@@ -186,7 +187,7 @@ def test_the_students_weights_are_its_own_again_whatever_happens(make: Make) -> 
     local.score("initial", rows)
     for name, tensor in weights(one).items():
         assert torch.equal(tensor, before[name])
-    assert one.learner.student.training
+    assert one.learner.student.training and one.learner.student.lm.training
 
 
 def test_kept_weights_survive_a_checkpoint_and_others_are_refused(make: Make, tmp_path: Path) -> None:

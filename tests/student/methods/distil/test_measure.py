@@ -13,6 +13,7 @@ def test_a_measure_that_is_interrupted_leaves_the_student_in_the_mode_it_was_in(
     bench: Callable[..., Any], training: bool
 ) -> None:
     made = bench({"name": "opd", "payload": "sampled"})
+    made.learner.student.dropout = True
     made.learner.student.train(training)
 
     def interrupted(batch: object) -> None:
