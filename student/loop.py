@@ -189,7 +189,7 @@ class _Run:
             self.state.before = self.evaluations.run("before", 0)
             if self.state.before is not None:
                 self.sinks.evaluated(metrics_of(self.state.before))
-        self.sinks.start(self.state.steps)
+        self.sinks.start(self.state.steps, self.job.learner.objective.shown())
         if self.state.unfinished is not None:  # resumed from a checkpoint taken between updates and controllers
             clock = self._clock()
             # The record of the step also counts the time that it took before the interruption.

@@ -180,14 +180,15 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:
-    """A warning for every model that is asked at another temperature than that of the rollouts."""
+    """A warning for every model whose temperature differs from that of the student it is compared with."""
     for term in terms:
-        found = {(need.role, need.temperature) for need in term.needs().signals if need.temperature is not None}
-        for role, temperature in sorted(found):
-            if temperature != sampled_at:
+        signals = [need for need in term.needs().signals if need.temperature is not None]
+        found = {(need.role, need.temperature or 0.0, need.student_temperature or sampled_at) for need in signals}
+        for role, temperature, own in sorted(found):
+            if temperature != own:
                 yield (
-                    f"{term.settings.name} compares the student at temperature {sampled_at:g} (rollout.temperature) "
-                    f"with the {role} at temperature {temperature:g}, so it learns that difference too."
+                    f"{term.settings.name} compares the student at temperature {own:g} with the {role} at temperature "
+                    f"{temperature:g}, so it learns that difference too; rollout.temperature is {sampled_at:g}."
                 )
 
 

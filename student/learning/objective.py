@@ -60,6 +60,15 @@ class Objective:
         """What all terms together need."""
         return merge(term.needs() for term in self.terms)
 
+    def shown(self) -> dict[str, tuple[str, ...]]:
+        """What the terms show first: by label, the names that the metric may have; see `Term.shown`."""
+        found: dict[str, tuple[str, ...]] = {}
+        for term in self.terms:
+            for metric, label in term.shown.items():
+                shared = label in found or (metric == "loss" and len(self.terms) > 1)
+                found[f"{label} of {term.label}" if shared else label] = term.metric_names(metric)
+        return found
+
     @property
     def recomputes(self) -> bool:
         """Whether a term needs old log-probs under the weights that each update starts from."""

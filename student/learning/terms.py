@@ -21,7 +21,7 @@ from student.learning.schedule import WeightSchedule
 from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from jaxtyping import Float
     from numpy.typing import NDArray
@@ -168,6 +168,14 @@ class Term:
         return "it takes sampled tokens for the current student's own, and has no importance weight"
 
     @property
+    def shown(self) -> Mapping[str, str]:
+        """Its metrics that step lines, `opd watch` and the report show first, with their labels on a step line.
+
+        "loss" is the term's own loss. Metrics that the step does not have are left out.
+        """
+        return {"loss": "loss"}
+
+    @property
     def takes_given(self) -> bool:
         """Whether it can learn from rows that the student did not sample, where `rows` admits such."""
         return True
@@ -275,10 +283,15 @@ class Term:
     def observe(self, report: StepReport) -> None:
         """Learn from the report of a finished step."""
 
+    def metric_names(self, metric: str) -> tuple[str, ...]:
+        """The names under which a step's metrics may hold this very term's `metric`; the first that they hold is it."""
+        if metric == "loss":
+            return (f"loss/{self.label}",)
+        return (f"{self.label}/{metric}",) if self.repeats else (f"{self.label}/{metric}", metric)
+
     def measured(self, report: StepReport, metric: str) -> float | None:
         """The value that this very term reported as `metric` in the step; None if it reported none."""
-        found = report.metrics.get(f"{self.label}/{metric}")
-        return found if found is not None or self.repeats else report.metrics.get(metric)
+        return next((report.metrics[name] for name in self.metric_names(metric) if name in report.metrics), None)
 
     def state_dict(self) -> dict[str, Any]:
         """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""

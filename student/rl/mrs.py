@@ -18,7 +18,7 @@ from pydantic import Field
 
 from opd.wire.types import PayloadSpec
 from student.controllers import Controller, ControllerSettings
-from student.rollout.strategy import STRATEGIES
+from student.rl.origins import gives_rows, samples_as_it_scores
 from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
@@ -50,12 +50,11 @@ class Mrs(Controller):
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """Warn if sampler and trainer cannot disagree."""
-        same = str(recipe.rollout.engine.get("name", "")) == "transformers" and not recipe.train.max_staleness
-        if not same or STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows:
+        if not samples_as_it_scores(recipe) or gives_rows(recipe, with_log_probs=True):
             return []
         return [
-            "method mrs never acts, because engine transformers samples with the same weights and numerics that "
-            "score; it is meant for other engines, hints, replay and train.max_staleness"
+            f"method mrs never acts, because engine {recipe.rollout.engine['name']} samples with the same weights and "
+            "numerics that score; it is meant for other engines, hints, replay and train.max_staleness"
         ]
 
     def compose(self, rows: list[Row]) -> list[Row]:

@@ -29,25 +29,12 @@ from opd.telemetry.metrics_http import serve_metrics
 from student.recipe import Recipe
 from student.run.folder import RunFolder
 from student.run.series import Series
+from student.run.shown import ALWAYS, FILE, Figures, held
 from student.run.spans import Spans
 from student.run.timeline import Timeline
 from student.run.trackers import Trackers
 
 _logger = logging.getLogger(__name__)
-_SHOWN = {
-    "reverse_kl": "KL",
-    "accuracy": "accuracy",
-    "reward": "reward",
-    "response_length": "length",
-    "grad_norm": "gradient",
-}
-# In reinforcement learning, a falling entropy is the first sign of a collapse.
-_SHOWN_WITH_REWARDS = {
-    "reward": "reward",
-    "student_entropy": "entropy",
-    "response_length": "length",
-    "grad_norm": "gradient",
-}
 _WIDE = 110
 """Columns of a terminal with room for a bar and the elapsed time next to the figures."""
 
@@ -165,6 +152,7 @@ class Telemetry:
             self._server = _open_port(self.registry, port, host)
         self.timeline = Timeline(None if folder is None else folder.path / "timeline.json")
         self.trackers: Trackers | None = None
+        self._shown = ALWAYS
         self._still = 0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -180,8 +168,11 @@ class Telemetry:
             sinks.trackers = Trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"), sinks.log)
         return sinks
 
-    def start(self, done: int) -> None:
-        """Show the progress bar from step `done` on."""
+    def start(self, done: int, shown: Figures) -> None:
+        """Show the progress bar from step `done` on, with the figures `shown` first."""
+        self._shown = {**shown, **ALWAYS}
+        if self.folder is not None:
+            self.folder.write_json(FILE, shown)
         whole = partial(Column, no_wrap=True)
         wide = self.console.width >= _WIDE
         self._progress = Progress(
@@ -210,8 +201,7 @@ class Telemetry:
         self._still = self._still + 1 if metrics.get("grad_norm") == 0.0 else 0
         if self._still in _STILL_STEPS:
             self.log(_stillness(self._still, metrics))
-        shown = _SHOWN_WITH_REWARDS if "advantage_magnitude" in metrics else _SHOWN
-        note = "  ".join(f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics)
+        note = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in held(self._shown, metrics).items())
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):

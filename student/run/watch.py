@@ -21,12 +21,14 @@ from rich.text import Text
 from opd.errors import RunFolderError
 from student.run.reading import as_record, as_step, group, is_number, read_recipe
 from student.run.report.chart import number
+from student.run.shown import Figures, held, read_shown
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN = (
-    *("reverse_kl", "forward_kl", "jsd", "eval/reverse_kl", "eval/accuracy", "verdict", "reward", "student_entropy"),
+    *("eval/reverse_kl", "eval/accuracy", "verdict", "reward", "student_entropy"),
     *("response_length", "truncation_rate", "repetition", "grad_norm", "tokens_per_second"),
 )
+"""Metrics that are shown of every run that has them, after those of its terms."""
 _RECENT = 10
 """Steps that times are averaged over."""
 _WIDTH = 36
@@ -91,7 +93,8 @@ class View:
         samples = self._samples.read()
         parts: list[RenderableType] = [self._head(metrics), *(Text(line, "red") for line in self._problems)]
         if metrics:
-            parts += [Text(), _curves(metrics), Text(), _stages(metrics)]
+            # Read every time: the run writes the file after its first evaluation, and again when it is resumed.
+            parts += [Text(), _curves(metrics, read_shown(self._run, [])), Text(), _stages(metrics)]
         parts += [Text(), self._teachers()]
         if samples:
             parts += [Text(), _sample(samples[-1])]
@@ -157,11 +160,11 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _curves(metrics: Sequence[dict[str, Any]]) -> Table:
+def _curves(metrics: Sequence[dict[str, Any]], shown: Figures) -> Table:
     table = _table("metric", "course", "first", "now")
     names = dict.fromkeys(name for record in metrics for name in record)
     losses = [name for name in names if name.startswith(("loss/", "domain_accuracy/"))]
-    for name in [*(name for name in SHOWN if name in names), *losses]:
+    for name in dict.fromkeys([*held(shown, names).values(), *(name for name in SHOWN if name in names), *losses]):
         values = [r[name] for r in metrics if is_number(r.get(name))]
         if values:
             table.add_row(name, Text(sparkline(values), "cyan"), number(values[0]), number(values[-1]))

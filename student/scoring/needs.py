@@ -39,12 +39,14 @@ class SignalNeed:
         role: "teacher" (routed per prompt), "reference" (one model for all rows), or a model in this process: "student"
             (its weights at the time of scoring: the old policy), "initial" or "ema".
         spec: the payload; gather is at the student's candidates.
-        temperature: divides the model's logits; None for that of the rollouts, which is the student's in the loss.
+        temperature: divides the model's logits; None for that of the student's distribution in the loss.
+        student_temperature: divides the student's logits where the two are compared; None for that of the rollouts.
     """
 
     role: str
     spec: PayloadSpec
     temperature: float | None = None
+    student_temperature: float | None = None
 
     @property
     def level(self) -> float:

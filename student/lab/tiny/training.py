@@ -22,6 +22,7 @@ from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.spec import RolloutSpec
+from student.run.shown import Figures
 from student.run.telemetry import Telemetry
 
 _BATCH = 256
@@ -134,7 +135,7 @@ class _Steps(Telemetry):
         super().__init__(None, total, 0, Console(quiet=True))
         self._tell = progress
 
-    def start(self, done: int) -> None:
+    def start(self, done: int, shown: Figures) -> None:
         """Do nothing."""
 
     def step(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:

@@ -36,7 +36,7 @@ from student.methods.jumps.extrapolation import Extrapolation, Guards
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from opd.maths import Divergence
     from student.data.row import Row
@@ -115,6 +115,11 @@ class GeneralisedOpd(Term):
     def __init__(self, settings: GeneralisedOpdSettings) -> None:
         super().__init__(settings)
         self._plain_ids: frozenset[int] = frozenset()
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The reverse KL to the extrapolated target."""
+        return {"reverse_kl_to_target": "KL to target"}
 
     @property
     def why_not_stale(self) -> str:

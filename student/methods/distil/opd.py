@@ -46,6 +46,8 @@ from student.methods.distil.return_to_go import future_surrogate
 from student.scoring.needs import EMA, HIDDEN, INITIAL, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opd.heads import OutputHead
     from opd.maths import Divergence
     from student.methods.distil.output import Metrics
@@ -156,6 +158,12 @@ class OnPolicyDistillation(Term):
     sums_teachers = True
 
     @property
+    def shown(self) -> Mapping[str, str]:
+        """The divergence."""
+        name = self.settings.divergence
+        return {name: "KL" if name == "reverse_kl" else name.replace("_kl", " KL").replace("_", " ")}
+
+    @property
     def why_not_stale(self) -> str:
         """Estimates from the sampled token need an importance weight; sums over ids hold for any sampling policy."""
         s = self.settings
@@ -173,7 +181,7 @@ class OnPolicyDistillation(Term):
         s = self.settings
         spec = PayloadSpec.named(s.payload, s.k)
         view = {"topk": SCORES_AT_TEACHER, "hidden": HIDDEN}.get(s.payload, SCORES)
-        signals, views = [SignalNeed(s.role, spec, s.teacher_temperature)], {view}
+        signals, views = [SignalNeed(s.role, spec, s.teacher_temperature, s.student_temperature)], {view}
         if s.discount:
             views.add(SCORES)
             if s.payload == "hidden":
@@ -197,7 +205,8 @@ class OnPolicyDistillation(Term):
     def remarks(self, recipe: Recipe) -> list[str]:
         """Also warn if the only teacher is the student's own starting point, under the same prompt."""
         s, found = self.settings, super().remarks(recipe)
-        alike = s.teacher_temperature is None and s.student_temperature is None
+        level = s.student_temperature or recipe.rollout.temperature
+        alike = s.teacher_temperature in (None, level)
         if s.role in (EMA, INITIAL) and s.role not in recipe.contexts and alike and len(recipe.objective) == 1:
             found.append(
                 f"the teacher of term {s.name!r} equals the student at the start (role {s.role}), and no other term "

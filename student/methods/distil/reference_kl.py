@@ -26,6 +26,8 @@ from student.methods.distil.output import weighted
 from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opd.maths import Divergence
     from student.methods.distil.output import Metrics
 
@@ -69,6 +71,11 @@ class ReferenceKl(Term):
 
     settings_type = ReferenceKlSettings
     settings: ReferenceKlSettings
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The penalty."""
+        return {"reference_kl": "reference KL"}
 
     @property
     def why_not_stale(self) -> str:

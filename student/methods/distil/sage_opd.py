@@ -17,9 +17,10 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.controllers import CONTROLLERS
 from student.data.token_batch import TokenBatch
 from student.learning.terms import TermOutput
-from student.methods.curricula.sage import NOTE
+from student.methods.curricula.sage import NOTE, Sage
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 
 if TYPE_CHECKING:
@@ -57,9 +58,11 @@ class SageOpd(OnPolicyDistillation):
         self._mean = 1.0
 
     def remarks(self, recipe: Recipe) -> list[str]:
-        """Warn if the method that weights the turns is missing, so that all turns weigh the same."""
-        weighed = any(str(entry.get("name")) == "sage" for entry in recipe.methods)
-        return [] if weighed else [f"without method sage, all turns in term {self.settings.name!r} have weight 1"]
+        """Also warn if the method that weights the turns is missing, so that all turns weigh the same."""
+        found = super().remarks(recipe)
+        if not any(issubclass(CONTROLLERS.load(str(entry["name"])), Sage) for entry in recipe.methods):
+            found.append(f"without method sage, all turns in term {self.settings.name!r} have weight 1")
+        return found
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the mean weight of a token."""

@@ -57,7 +57,7 @@ class TokenBudget(Controller):
             return []
         return [
             f"train.schedule {recipe.train.schedule} decays over all {recipe.train.steps} steps, but method "
-            "token_budget ends the run before the last"
+            "token_budget may end the run before the last"
         ]
 
     def start(self, services: Services) -> None:

@@ -18,6 +18,8 @@ from student.learning.terms import Term, TermOutput, TermSettings
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jaxtyping import Float
     from torch import Tensor
 
@@ -35,6 +37,11 @@ class TokenReward(Term):
     """A policy gradient on a reward per token, which subclasses define."""
 
     settings_type = TokenRewardSettings
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The reverse KL to the teacher."""
+        return {"reverse_kl": "KL"}
 
     @property
     def takes_given(self) -> bool:

@@ -24,7 +24,7 @@ from student.methods.distil.output import divergence_metrics
 from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Mapping
 
 
 class VopdSettings(TermSettings):
@@ -48,6 +48,11 @@ class Vopd(Term):
     settings_type = VopdSettings
     settings: VopdSettings
     sums_teachers = True
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The reverse KL to the teacher."""
+        return {"reverse_kl": "KL"}
 
     @property
     def takes_given(self) -> bool:

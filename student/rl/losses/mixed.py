@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.controllers import CONTROLLERS
 from student.data.token_batch import TokenBatch, have
 from student.learning.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import advantage_field
-from student.rollout.strategy import STRATEGIES
+from student.rl.origins import gives_rows
 from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ class OfTwoKinds(PolicyGradient):
 
     def remarks(self, recipe: Recipe) -> list[str]:
         """Also a remark that no strategy and no method gives hinted or given rows."""
-        giving = STRATEGIES.load(str(recipe.rollout.strategy["name"])).gives_rows
-        if giving or any(CONTROLLERS.load(str(entry["name"])).gives_answers for entry in recipe.methods):
+        if gives_rows(recipe):
             return super().remarks(recipe)
         return [
             *super().remarks(recipe),

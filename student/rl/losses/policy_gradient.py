@@ -30,11 +30,12 @@ from student.data.token_batch import TokenBatch, have
 from student.learning.terms import Term, TermOutput
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.ratios import at_grain
+from student.rl.losses.remarks import idle_bounds, of_responses, unweighted
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings
 from student.scoring.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from jaxtyping import Bool, Float
     from torch import Tensor
@@ -75,6 +76,11 @@ class PolicyGradient(Term):
         self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
         # Keyed by object and not by `Row.key`: rows live until the step ends, and replayed ones may share a key.
         self._credit = _ByRow()
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The reward, and the entropy, whose fall is the first sign of a collapse."""
+        return {"reward": "reward", "student_entropy": "entropy"}
 
     @property
     def why_not_stale(self) -> str:
@@ -157,49 +163,13 @@ class PolicyGradient(Term):
         """Remarks on bounds that never act, an unfit aggregation, stale updates, and those of the advantages."""
         return [
             *self._idle_bounds(recipe),
-            *self._of_responses(),
-            *self._unweighted(recipe),
+            *of_responses(self.settings, self.chain),
+            *unweighted(self.settings, self.chain, recipe),
             *self.chain.remarks(recipe),
         ]
 
-    def _of_responses(self) -> list[str]:
-        """A remark if the settings change the response-level loss that the advantage is the derivative of."""
-        s, first = self.settings, self.chain.first
-        if not self.chain.traits.of_response or (s.ratio == "none" and s.aggregation == "constant"):
-            return []
-        return [
-            f"advantage {first.settings.name!r} is the derivative of a loss in the log-prob of whole responses, which "
-            f"term {s.name!r} with ratio {s.ratio} and aggregation {s.aggregation} changes; set ratio: none and "
-            "aggregation: constant"
-        ]
-
-    def _unweighted(self, recipe: Recipe) -> list[str]:
-        """A remark if updates after the first would treat rows of older weights as on policy."""
-        updates = recipe.train.epochs * recipe.train.minibatches
-        if updates == 1 or self.settings.ratio != "none" or self.chain.traits.off_policy or self.recomputes:
-            return []
-        return [
-            f"term {self.settings.name!r} has ratio none, so of {updates} updates per batch all but the first treat "
-            "rows of older weights as on policy; set ratio: token, or make one update"
-        ]
-
     def _idle_bounds(self, recipe: Recipe) -> list[str]:
-        s, train = self.settings, recipe.train
-        bounded = [name for name in self.bounds if getattr(s, name, None) is not None]
-        if s.ratio == "none":
-            # A loss whose bound is `ratio` has no bound to set, but its weight is made of the ratio.
-            bounded = [name if name != "ratio" else "the weight by the ratio" for name in bounded]
-            return (
-                [f"{' and '.join(bounded)} of term {s.name!r} can never act, because ratio none has no ratio"]
-                if bounded
-                else []
-            )
-        if not bounded or train.max_staleness or train.epochs * train.minibatches > 1:
-            return []
-        return [
-            f"{' and '.join(bounded)} of term {s.name!r} can never act, because with one update per batch every "
-            "importance ratio is 1; set train.minibatches or train.epochs to make several updates"
-        ]
+        return idle_bounds(self.settings, self.bounds, recipe)
 
     @property
     def recomputes(self) -> bool:

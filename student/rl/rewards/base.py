@@ -159,9 +159,10 @@ def is_correct(row: Row) -> bool | None:
 
 
 def passes_cut_answers(terms: Sequence[Term]) -> str:
-    """The name of a term that leaves out answers which the length limit cut; "" if there is none."""
-    leaving = [term.settings.name for term in terms if getattr(term.settings, "skip_truncated", False)]
-    return leaving[0] if leaving else ""
+    """The name of a term that leaves out answers which the length limit cut; "" if a term learns from their rewards."""
+    learning = [term.settings for term in terms if term.needs().reward]
+    passes = bool(learning) and all(getattr(settings, "skip_truncated", False) for settings in learning)
+    return str(learning[0].name) if passes else ""
 
 
 def check_scale(what: str, terms: Sequence[Term]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from opd.errors import RunFolderError
 from student.run.reading import group, is_number, read_mapping, read_recipe, read_records, read_steps
+from student.run.shown import Figures, held, read_shown
 
 VERSION = 1
 POINTS = 240
@@ -16,7 +17,7 @@ CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Divergence to the teacher",
         "nats per token",
-        ("reverse_kl", "forward_kl", "jsd", "skew_kl", "eval/reverse_kl", "head_kl"),
+        ("reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "eval/reverse_kl", "head_kl"),
     ),
     ("Accuracy", "share", ("eval/accuracy", "eval/pass_at_*", "domain_accuracy/*", "verdict")),
     ("Reward", "", ("reward", "reward_part/*")),
@@ -70,7 +71,7 @@ def read_run(path: Path) -> dict[str, Any]:
         "response_tokens": summary.get("response_tokens")
         or sum(r["response_tokens"] for r in metrics if is_number(r.get("response_tokens"))),
         "seconds": summary.get("seconds"),
-        "curves": _curves(metrics, before, after),
+        "curves": _curves(metrics, before, after, read_shown(path, problems)),
         "figures": _figures(metrics),
         "idle": _idle(metrics),
         "stages": _stages(metrics),
@@ -114,10 +115,12 @@ def _matches(name: str, pattern: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any) -> list[dict[str, Any]]:
+def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any, shown: Figures) -> list[dict[str, Any]]:
     """The charts that have data: title, unit, and series with x, y and, for accuracies, half widths."""
     names, charts = _names(metrics), []
-    for title, unit, patterns in CURVES:
+    charted = [pattern for *_, patterns in CURVES for pattern in patterns]
+    own = [name for name in held(shown, names).values() if not any(_matches(name, pattern) for pattern in charted)]
+    for title, unit, patterns in (("Shown by the terms", "", tuple(own)), *CURVES):
         mine = [name for pattern in patterns for name in names if _matches(name, pattern)]
         mine += [p for p in patterns if p.startswith("eval/") and "*" not in p and p not in mine and (before or after)]
         series = []

@@ -113,6 +113,13 @@ def test_state_survives_a_round_trip(toy: Any, entry: dict[str, Any], tmp_path: 
     torch.testing.assert_close(made.gradient([term]), made.gradient([fresh]), rtol=0, atol=0)
 
 
+def test_what_a_term_shows_is_what_it_reports(toy: Any, entry: dict[str, Any]) -> None:
+    made, (term,) = toy(origins=origins_for(entry)), build_terms([entry])
+    made.gradient([term])
+    # The loss is the objective's to report, and the reward the loop's.
+    assert term.shown.keys() <= {*term.token_losses(made.batch()).metrics, "loss", "reward"}
+
+
 def test_metrics_are_sums_that_do_not_depend_on_micro_batches(toy: Any, entry: dict[str, Any]) -> None:
     made, terms = toy(origins=origins_for(entry)), build_terms([entry])
     made.gradient(terms)

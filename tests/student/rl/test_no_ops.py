@@ -1,4 +1,4 @@
-"""What would do nothing in silence is refused at --dry-run with its reason, or said there; item by item.
+"""What would do nothing in silence is refused at --dry-run with its reason; test_notes.py has what is only said.
 
 Each case names the system and where its hazard stands: a paper's formula that cancels, a setting without effect, or a
 part that nothing feeds. What the loop itself rules out has its test elsewhere: a mean with the sample itself in
@@ -8,52 +8,28 @@ without a gradient (SAFE and EPO: losses/test_critic_losses.py, test_terms.py), 
 in the statistics (advantages/test_chain.py).
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_recipes import (
+    ALL,
+    BY_DOMAIN,
+    CHAT,
+    MIXED,
+    PLAIN,
+    TABLE,
+    credit,
+    dry_run,
+    method,
+    noisy,
+    of,
+    reward,
+    strategy,
+)
 
-from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.controllers import Controller
-from student.dry_run import check
-from student.recipe import Recipe
-
-CHAT = {"endpoint": "http://127.0.0.1:9/v1", "model": "judge"}
-PLAIN = {"name": "policy_gradient", "ratio": "none"}
-ALL = {"name": "cispo", "rows": "all"}
-MIXED = {"name": "mixed_context"}
-TABLE = {"file": "prompts.jsonl", "verifier": "numeric"}
-
-
-def credit(*entries: Any) -> dict[str, Any]:
-    """A plain policy gradient with these advantages, by name or with settings."""
-    return {**PLAIN, "advantage": [{"name": entry} if isinstance(entry, str) else entry for entry in entries]}
-
-
-def strategy(name: str, **settings: Any) -> dict[str, Any]:
-    return {"rollout": {"strategy": {"name": name, **settings}}}
-
-
-def method(name: str, **settings: Any) -> dict[str, Any]:
-    return {"methods": [{"name": name, **settings}]}
-
-
-def reward(name: str, **settings: Any) -> dict[str, Any]:
-    return {"rewards": [{"name": name, **settings}]}
-
-
-def of(objective: Any = PLAIN, **changes: Any) -> dict[str, Any]:
-    return {"objective": objective if isinstance(objective, list) else [objective], **changes}
-
-
-def noisy(objective: Any, **rates: Any) -> dict[str, Any]:
-    return of(objective, **reward("noisy_verifier", **rates))
-
-
-SERVED = {"teachers": {"reference": "initial", "default": "ema"}}
-BY_DOMAIN = {"domains": {"a": {"false_negative": 0.3}}}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BNPO: a penalty that leaves the range": (
@@ -257,116 +233,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 
-SAID: dict[str, tuple[dict[str, Any], str]] = {
-    "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
-    "TOPR: a taper without a ratio": (
-        of({"name": "topr", "ratio": "none"}),
-        "the weight by the ratio .*, because ratio none",
-    ),
-    "OPD: the student as it starts for its teacher": (of({"name": "opd", "role": "initial"}), "no other term changes"),
-    "mixed losses without hinted rows": (of(MIXED), "no hinted or given row"),
-    "RL-PLUS without expert rows": (of({"name": "rl_plus"}), "no hinted or given row"),
-    "NGRPO: dropped by dynamic sampling": (
-        of(credit("ngrpo"), **strategy("dynamic_sampling")),
-        "all equal, although adv",
-    ),
-    "NGRPO: dropped by oversampling": (
-        of(credit("ngrpo"), **strategy("adaptive_oversampling")),
-        "all equal, although adv",
-    ),
-    "MC-GRPO: an even number of answers": (of(credit("mc_grpo")), "odd number"),
-    "BNPO: one prompt in a step": (
-        of(credit("bnpo"), rollout={"prompts_per_step": 1}),
-        "'bnpo' equals the reward minus",
-    ),
-    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' needs prompts that recur"),
-    "HAPO: prompts that never come again": (of(PLAIN, **reward("hapo")), "'hapo' is 0 until"),
-    "MoPPS and others: prompts that never come again": (of(PLAIN, **method("mopps")), "'mopps' chooses by the history"),
-    "DRIVE: a phase behind the end": (of(PLAIN, **method("drive", by="domain")), "step 100, which is never reached"),
-    "AceReason: a stage behind the end": (
-        of(PLAIN, **method("stages", stages=[{"step": 0}, {"step": 50, "max_new_tokens": 4}])),
-        "step 50, which is never reached",
-    ),
-    "critic: heads that stay from a step behind the end": (
-        of({"name": "ppo"}, **method("critic", fits_until=100)),
-        "which is never reached",
-    ),
-    "RoRecomp: nothing is compensated": (of(ALL, **strategy("rorecomp", compensate=0)), "never learns"),
-    "MRS: sampler and trainer are the same": (of(PLAIN, **method("mrs")), "mrs never acts"),
-    "appeals that nothing learns from": (of(PLAIN, **reward("appeals", **CHAT)), "changes no reward"),
-    "LPO, PACS, DRPO: a ratio on slopes of whole responses": (
-        of({"name": "grpo", "advantage": {"name": "lpo"}}),
-        "'lpo' is the derivative of a loss",
-    ),
-    "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves them out"),
-    "DAPO: cut answers that Tulu 3 penalises": (of({"name": "dapo"}, **reward("tulu3")), "leaves them out"),
-    "DAPO: cut answers of a cosine": (of({"name": "dapo"}, **reward("cosine_length")), "leaves them out"),
-    "DAPO: cut answers are all that DLER changes": (of({"name": "dapo"}, **reward("dler")), "only the verdict is left"),
-    "RL-Struct: validity without a schema": (of(PLAIN, **reward("rl_struct"), prompts=TABLE), "has no schema"),
-    "RLPR: a filter behind the end": (
-        of(PLAIN, **reward("rlpr"), train={"steps": 10}),
-        "which this run does not reach",
-    ),
-}
-
-FINE: dict[str, dict[str, Any]] = {
-    "BNPO: a penalty within the range that it is told": of(
-        credit({"name": "bnpo", "lowest": -0.5}), **reward("overlong", buffer=4, penalty=0.5)
-    ),
-    "noise, backward: without a mean": noisy(credit("reinforce"), false_negative=0.2),
-    "noise, backward: rates by domain and a mean that keeps the scale": noisy(credit("leave_one_out"), **BY_DOMAIN),
-    "TTRV: an entropy without a group's mean": of(credit("reinforce"), **reward("ttrv")),
-    "TTRV: an entropy at the threshold of R2-OPD": of(
-        credit("r2_opd"), **reward("ttrv"), teachers={"reference": "initial", "default": "ema"}
-    ),
-    "a clip with several updates": of({"name": "grpo"}, train={"minibatches": 2, "steps": 20}),
-    "RL-PLUS with given rows": of({"name": "rl_plus"}, **method("expert_rows", share=0.5)),
-    "LPO with plain slopes": of({**credit("lpo"), "aggregation": "constant"}),
-    "CHORD with given rows": of([PLAIN, {"name": "chord"}], **method("expert_rows", share=0.5)),
-    "mixed losses with hinted rows": of({**MIXED, "clip_low": None, "clip_high": None}, **strategy("lte")),
-    "OPD: the first weights beside a reward": of([{"name": "opd", "role": "initial"}, PLAIN]),
-    "a method of another package that says that it gives rows": of({"name": "sft"}, **method(f"{__name__}:Giving")),
-    "SFT with bridges": of(
-        {"name": "sft"}, **strategy("future_bridge", teacher={"endpoint": "http://h:1", "model": "t"}), **SERVED
-    ),
-    "mixed losses with second attempts": of(
-        {**MIXED, "clip_low": None, "clip_high": None, "rows": "expert"}, **method("rltf")
-    ),
-    "MRS with critiques": of(
-        [{**MIXED, "denominator": "one", "clip_low": None, "clip_high": None}],
-        **method("mrs"),
-        **strategy("critique"),
-    ),
-    "MoPPS by kind": of(PLAIN, **method("mopps", by="domain")),
-    "Rollout-GDRO with room": of(PLAIN, **method("rollout_gdro", by="domain")),
-    "a judge's cost under the deviation": of(PLAIN, **reward("judge", **CHAT, weight=-1.0)),
-    "a judge's weight without a deviation": of(credit("leave_one_out"), **reward("judge", **CHAT, weight=2.0)),
-}
-
 
 class Silent(Controller):
     """Of another package; it does not say that it gives rows."""
-
-
-class Giving(Controller):
-    """Of another package; it says so."""
-
-    gives_answers = True
-
-
-def dry_run(changes: dict[str, Any], folder: Path) -> str:
-    base: dict[str, Any] = {
-        "run": str(folder / "run"),
-        "model": {"path": "unused"},
-        "prompts": {"task": "addition"},
-        "teachers": {"reference": "initial"},
-        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 64},
-        "train": {"steps": 20},
-    }
-    merged = {
-        key: {**base.get(key, {}), **value} if key in ("rollout", "train") else value for key, value in changes.items()
-    }
-    return check(parse_settings(Recipe, base | merged), offline=True)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -374,15 +243,3 @@ def test_what_would_do_nothing_is_refused_with_the_reason(case: str, tmp_path: P
     changes, said = REFUSED[case]
     with pytest.raises(ConfigError, match=said):
         dry_run(changes, tmp_path)
-
-
-@pytest.mark.parametrize("case", SAID)
-def test_what_may_do_nothing_is_said(case: str, tmp_path: Path) -> None:
-    changes, said = SAID[case]
-    notes = [line for line in dry_run(changes, tmp_path).splitlines() if line.startswith("note: ")]
-    assert any(re.search(said, note) for note in notes), notes
-
-
-@pytest.mark.parametrize("case", FINE)
-def test_what_acts_is_neither_refused_nor_remarked_on(case: str, tmp_path: Path) -> None:
-    assert "note: " not in dry_run(FINE[case], tmp_path)

@@ -3,13 +3,20 @@
 import io
 import re
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ports import held_port, listens
 from rich.console import Console
 
 from opd.errors import PortInUseError
+from student.learning.objective import Objective
+from student.learning.terms import Term
+from student.plugins import build_terms
 from student.recipe import Recipe
+from student.run.folder import RunFolder
+from student.run.shown import held, read_shown
 from student.run.telemetry import Telemetry, check_port
 
 METRICS = {
@@ -26,7 +33,7 @@ METRICS = {
 def test_the_progress_line_shows_its_figures_whole(width: int) -> None:
     out = io.StringIO()
     telemetry = Telemetry(None, 1000, 0, Console(file=out, width=width, force_terminal=True, color_system=None))
-    telemetry.start(0)
+    telemetry.start(0, {"KL": ("reverse_kl",), "reward": ("reward",)})
     telemetry.step(120, METRICS, {"learn": 1.0})
     telemetry.close()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", out.getvalue())
@@ -34,6 +41,50 @@ def test_the_progress_line_shows_its_figures_whole(width: int) -> None:
     assert "KL 0.7931  reward 0.25  length 1234  gradient 12.25" in line
     assert " 120/1000 " in line and "…" not in line and len(line.rstrip()) <= width
     assert ("━" in line or "╸" in line) == (width > 100)
+
+
+def test_a_step_line_shows_what_the_terms_name_and_the_folder_keeps_it(tmp_path: Path) -> None:
+    terms = build_terms(
+        [
+            {"name": "opd", "payload": "hidden", "divergence": "jsd", "mixture": 0.5},
+            {"name": "opd"},
+            {"name": "sft"},
+            {"name": "opd"},
+        ]
+    )
+    shown = Objective(terms, length_limit=1).shown()
+    out, metrics = io.StringIO(), {"jsd": 0.5, "opd.1/reverse_kl": 0.25, "loss/sft": 2.0, "opd.3/reverse_kl": 0.75}
+    telemetry = Telemetry(RunFolder(tmp_path), 1, 0, Console(file=out, width=200))
+    telemetry.start(0, shown)
+    telemetry.step(1, {**metrics, "grad_norm": 1.0}, {})
+    telemetry.close()
+    line = "step 1/1  jsd 0.5  KL 0.25  loss of sft 2  KL of opd.3 0.75  gradient 1"
+    assert line in out.getvalue()
+    assert list(held(read_shown(tmp_path, []), metrics).values()) == list(metrics)
+
+
+@pytest.mark.parametrize(
+    ("objective", "labels"),
+    [
+        ([{"name": "opd", "divergence": "forward_kl"}], ["forward KL"]),
+        ([{"name": "grpo"}], ["reward", "entropy"]),
+        ([{"name": "sft"}], ["loss"]),
+        ([{"name": f"{__name__}:Own"}], ["mine"]),
+        ([{"name": f"{__name__}:Plain"}], ["loss"]),
+    ],
+)
+def test_each_term_names_its_own_figures(objective: list[dict[str, Any]], labels: list[str]) -> None:
+    assert list(Objective(build_terms(objective), length_limit=1).shown()) == labels
+
+
+class Plain(Term):
+    """Of another package; it says nothing of what to show."""
+
+
+class Own(Term):
+    """Of another package; it names a metric of its own."""
+
+    shown = {"my_metric": "mine"}  # noqa: RUF012
 
 
 def test_a_line_for_people_is_not_cut_into_pieces() -> None:

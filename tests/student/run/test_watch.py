@@ -25,6 +25,14 @@ def run_folder(path: Path, recipe: str = "") -> Path:
     return path
 
 
+def test_metrics_that_the_terms_name_come_first(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run")
+    (path / "shown.json").write_text('{"KL of opd.1": ["opd.1/jsd"], "mine": ["own/mine", "mine"], "gone": 7}')
+    (path / "metrics.jsonl").write_text('{"step": 1, "grad_norm": 1.0, "mine": 2.0, "opd.1/jsd": 0.5}\n')
+    text = shown(View(path))
+    assert text.index("opd.1/jsd") < text.index("mine") < text.index("grad_norm")
+
+
 def records(path: Path, first: int, last: int) -> None:
     with (path / "metrics.jsonl").open("a") as file:
         for n in range(first, last + 1):

@@ -191,6 +191,10 @@ def test_a_profiled_turn_is_paid_by_correctness_speed_and_coverage(make_row: Any
     assert reward.paid({**right, "speedup": 0.9}) == pytest.approx(1 + 0.2)  # under the floor
     assert reward.paid({**right, "decoy": 1.0}) == reward.paid({}) == -0.5
     assert reward.paid({"correct": 0.0, "coverage": 1.0}) == 0.0  # coverage of what is wrong counts for nothing
+    fast = {"correct": 0.0, "speedup": 3.0}
+    assert reward.paid(fast) == 0.0  # and so does its speed, unless it is asked for
+    asked = parse_settings(ProfilingSettings, {"name": "profiling", "speed_of": "all"})
+    assert Profiling(asked).paid(fast) == pytest.approx(3.0)
     # However fast a decoy seems, an honest slow kernel is paid more.
     assert reward.paid({**right, "speedup": 99.0, "decoy": 1.0}) < reward.paid({"correct": 1.0, "speedup": 0.1})
     row, other = make_row(value=1.0, length=4), make_row(value=1.0, length=4)

@@ -127,6 +127,16 @@ def test_too_many_long_answers_are_left_out_and_said(tmp_path: Path) -> None:
     assert len(twin["samples"]) == 8
 
 
+def test_a_metric_that_a_term_names_has_a_chart_of_its_own_unless_another_shows_it(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run", steps=1)
+    (path / "shown.json").write_text('{"mine": ["own/mine", "mine"], "skewed": ["skew_forward_kl"]}')
+    (path / "metrics.jsonl").write_text('{"step": 1, "mine": 2.0, "skew_forward_kl": 0.5}\n')
+    _, twin, _ = made(path)
+    charts = {chart["title"]: [series["name"] for series in chart["series"]] for chart in twin["curves"]}
+    assert charts["Shown by the terms"] == ["mine"]
+    assert "skew_forward_kl" in charts["Divergence to the teacher"]
+
+
 def test_a_long_run_is_thinned_to_means(tmp_path: Path) -> None:
     _, twin, _ = made(folder(tmp_path / "run", steps=1000))
     kl = twin["curves"][0]["series"][0]
