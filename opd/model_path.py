@@ -1,10 +1,10 @@
 """Refusing at once a model that cannot be had: a path that does not exist, or an id while the hub cannot be reached."""
 
-import os
 import re
 from pathlib import Path
 
 from opd.errors import ConfigError, UnavailableError
+from opd.model_files import check_files
 
 _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 """NAME or OWNER/NAME, as on the hub."""
@@ -13,8 +13,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def refuse_missing(model: str) -> None:
     """Refuse a model that cannot be had.
 
-    That is a name that can only be a folder but is none, a folder with weights that may not be read, and an id that the
-    hub's cache does not have while the hub cannot be reached.
+    That is a name that can only be a folder but is none, a folder with files that cannot be read (see `check_files`),
+    and an id that the hub's cache does not have while the hub cannot be reached.
 
     What cannot be a hub id is a path. If the hub's cache does not have the model, so is OWNER/NAME with a folder OWNER
     here, and a bare NAME: nearly all models have an owner, and without a network the hub takes a minute to say no.
@@ -27,10 +27,7 @@ def refuse_missing(model: str) -> None:
         UnavailableError: if the hub cannot be reached. What it answers is left to those who load the model.
     """
     path = Path(model).expanduser()
-    # safetensors would report that such a file does not exist.
-    unreadable = next((file for file in path.glob("*.safetensors") if not os.access(file, os.R_OK)), None)
-    if unreadable is not None:
-        raise ConfigError(f"weights file {unreadable} cannot be read: Permission denied; change its mode or owner.")
+    check_files(path)
     if path.exists():
         return
     there = next(parent for parent in path.absolute().parents if parent.is_dir())

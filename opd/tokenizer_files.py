@@ -1,4 +1,4 @@
-"""Whether a loaded tokenizer encodes text as its own tokenizer.json says.
+"""What tokenizer files a model has, and whether a loaded tokenizer encodes text as its own tokenizer.json says.
 
 transformers 5 chooses the class of some tokenizers by the architecture of the model they are saved with, whatever their
 files say: a custom BPE saved with a Qwen2 model becomes a Qwen2Tokenizer, which splits text differently and has one
@@ -8,7 +8,13 @@ token more.
 from pathlib import Path
 from typing import Any
 
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 _PROBE = "Don't say 12345 x=1:  naïve Zoë,\n\n\t李雷 has 7.5% more💥"
+
+
+def has_tokenizer(folder: str | Path) -> bool:
+    """Whether a model's folder has files of a tokenizer."""
+    return any((Path(folder) / name).is_file() for name in _FILES)
 
 
 def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opd.config.text import write_yaml
@@ -63,6 +64,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
 
     `weights` is the model folder of the checkpoint that a resumed run continues from; None for a new run.
     """
+    from opd.pretrained import check_tensors, read_config
     from student.data.prompts import fit_prompts, preview
     from student.learning.model import Weights, load_tokenizer
     from student.preparation import check_model
@@ -73,6 +75,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
 
     model = Weights.of(recipe.model, weights)
     tokenizer = load_tokenizer(model.base, model.revision)
+    check_tensors(Path(model.base).expanduser(), read_config(model.base, revision=model.revision))
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
     check_model(plugins, model)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opd.errors import ConfigError, one_line
 from opd.model_path import refuse_missing
+from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
@@ -49,15 +49,9 @@ class StopExaminer:
 
     def __init__(self, path: str, questions: Sequence[str] = ()) -> None:
         refuse_missing(path)
-        # Imported after the check, because it takes seconds.
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
-        except (OSError, ValueError) as error:
-            reason = one_line(error, 200)
-            raise ConfigError(f"student {path!r} cannot be loaded: {reason}; check the path.") from error
+        self.tokenizer = read_tokenizer(path)
+        check_ids(self.tokenizer, path)
+        model = read_causal_lm(path, config=read_config(path), dtype="auto").eval()
         self.stops: StopSet = stop_set(self.tokenizer, generation_stops(path))
         self.questions = tuple(questions) or _QUESTIONS
         self.endings = list(_answers(model, self.tokenizer, self.stops.ids, self.questions))

@@ -190,14 +190,9 @@ def _spans(found: Any) -> tuple[tuple[int, int], ...]:
 def _encoder(tokenizer: str) -> Any:
     """A function that takes (text, whether to add special tokens) and returns ids."""
     from opd.model_path import refuse_missing
+    from opd.pretrained import read_tokenizer
     from opd.tasks.encode import encode_text
 
     refuse_missing(tokenizer)
-    # Imported after the check, because it takes seconds.
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer {tokenizer!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    loaded = read_tokenizer(tokenizer)
     return lambda text, special: encode_text(text, loaded) if special else loaded.encode(text, add_special_tokens=False)

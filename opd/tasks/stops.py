@@ -6,9 +6,10 @@ generation_config.json. A model that is sampled with only one of them may run to
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, one_line
 from opd.tasks.prompt import Prompt
 
 STOP_ADVICE = (
@@ -90,12 +91,18 @@ def generation_stops(path: str, revision: str | None = None) -> tuple[int, ...]:
     Args:
         path: folder or hub id.
         revision: branch, tag or commit, for a hub id.
+
+    Raises:
+        ConfigError: if the folder has a generation_config.json that cannot be read.
     """
     from transformers import AutoConfig, GenerationConfig
 
     try:
         ids = GenerationConfig.from_pretrained(path, revision=revision or "main").eos_token_id
-    except (OSError, ValueError):
+    except Exception as error:  # there is none, or it is damaged, for which libraries raise many classes
+        if (Path(path) / "generation_config.json").is_file():
+            reason = one_line(error, 200)
+            raise ConfigError(f"the generation_config.json of model {path} cannot be read: {reason}.") from error
         try:
             ids = AutoConfig.from_pretrained(path, revision=revision).get_text_config().eos_token_id
         except (OSError, ValueError):

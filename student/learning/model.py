@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -31,8 +28,8 @@ from opd.errors import ConfigError, OpdError, one_line
 from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
-from opd.model_path import hub_away, hub_is_away, refuse_missing
-from opd.tokenizer_files import read_otherwise
+from opd.model_path import refuse_missing
+from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
 from student.data.batch import MicroBatch
 from student.data.token_batch import StudentTokens
 from student.learning.hooks import ModelHook, Reading, around
@@ -85,12 +82,12 @@ class Weights:
             None if it is not wanted or cannot be built, which loading it refuses with the reason.
         """
         try:
-            config = AutoConfig.from_pretrained(self.base, revision=self.revision)
+            config = read_config(self.base, revision=self.revision)
             if not wanted(config):
                 return None
             with torch.device("meta"):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-        except (OSError, ValueError):
+        except (OpdError, OSError, ValueError):
             return None
         return model
 
@@ -129,24 +126,21 @@ def load_student(
         adapter: folder of a PEFT adapter. With `lora`, training starts from it; without, it is merged into the weights.
 
     Raises:
-        ConfigError: if the model cannot be loaded, has no output head, makes logits that its head does not explain,
-            has a soft-cap on attention logits that "sdpa" would drop, or layers that cannot be recomputed.
+        ConfigError: if the model cannot be loaded, its files do not have just the tensors that its config calls for, it
+            has no output head, makes logits that its head does not explain, has a soft-cap on attention logits that
+            "sdpa" would drop, or layers that cannot be recomputed.
         UnavailableError: if the hub cannot be reached for it.
     """
-    try:
-        config = AutoConfig.from_pretrained(path, revision=revision)
-        if attention in (None, "sdpa"):
-            attention = _attention(attention, config.get_text_config())
-        # Passed on, because transformers would otherwise read the config again.
-        extra: dict[str, Any] = {"config": config} | ({"attn_implementation": attention} if attention else {})
-        quantized = lora is not None and lora.quantize is not None
-        if quantized:
-            extra["quantization_config"] = four_bits(getattr(torch, dtype))
-        model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype), **extra)
-        if quantized:
-            keep_layout(model)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise _cannot_load(path, error) from error
+    config = read_config(path, revision=revision)
+    if attention in (None, "sdpa"):
+        attention = _attention(attention, config.get_text_config())
+    extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    quantized = lora is not None and lora.quantize is not None
+    if quantized:
+        extra["quantization_config"] = four_bits(getattr(torch, dtype))
+    model = read_causal_lm(path, config=config, revision=revision, dtype=getattr(torch, dtype), **extra)
+    if quantized:
+        keep_layout(model)
     if model.can_generate():
         model.generation_config = _AsRead.from_dict(model.generation_config.to_dict())
     if adapter is not None and lora is None:
@@ -176,30 +170,13 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     """Load the student's tokenizer.
 
     Raises:
-        ConfigError: if there is no tokenizer at `path`, or it cannot be loaded.
+        ConfigError: if there is no tokenizer at `path`, it cannot be loaded, or has ids that the model does not have.
         UnavailableError: if the hub cannot be reached for it.
     """
     refuse_missing(path)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, revision=revision)
-    except (OSError, ValueError) as error:
-        raise _cannot_load(path, error) from error
-    if (warning := read_otherwise(tokenizer, path)) is not None:
-        log.warning("%s", warning)
+    tokenizer: PreTrainedTokenizerBase = read_tokenizer(path, revision=revision)
+    check_ids(tokenizer, path, revision)
     return tokenizer
-
-
-def _cannot_load(path: str, error: Exception) -> OpdError:
-    if not Path(path).exists():
-        if hub_is_away(error):
-            return hub_away(path)
-        return ConfigError(f"model {path!r} is not a folder, and the hub does not provide it; check its path.")
-    if Path(path).is_file():
-        return ConfigError(f"model {path!r} is a file; give the folder that save_pretrained wrote.")
-    if not (Path(path) / "config.json").is_file():
-        hint = f"; did you mean {path}/model?" if (Path(path) / "model").is_dir() else "."
-        return ConfigError(f"model folder {path!r} does not hold a model: it has no config.json{hint}")
-    return ConfigError(f"model folder {path!r} cannot be loaded: {one_line(error, 300)}.")
 
 
 class Student(nn.Module):

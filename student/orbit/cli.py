@@ -96,11 +96,10 @@ def _check_length(job: "OrbitRecipe", fusion: "Recipe") -> None:
     Raises:
         ConfigError: if a row of the fusion may be longer.
     """
-    from transformers import AutoConfig
-
     from opd.errors import ConfigError
+    from opd.pretrained import read_config
 
-    config = AutoConfig.from_pretrained(job.model.path, revision=job.model.revision).get_text_config()
+    config = read_config(job.model.path, revision=job.model.revision).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     longest = fusion.rollout.longest_sequence(fusion.rollout.max_prompt_tokens)
     if positions and longest > positions:

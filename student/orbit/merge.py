@@ -27,7 +27,10 @@ from pydantic import Field, model_validator
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.files import check_writable, share
+from opd.model_files import tensor_headers, weight_files
 from opd.model_path import refuse_missing
+from opd.pretrained import read_tokenizer
+from opd.tokenizer_files import has_tokenizer
 from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
 from student.run.space import drafted
 
@@ -151,33 +154,23 @@ def check_fit(models: Sequence[str]) -> None:
 
 def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
     """Shape of every tensor of a model, read from the headers of its files."""
-    from safetensors import safe_open
-
     for part in MergeModel(path=model).folders:
         if not part.is_dir():
             raise ConfigError(f"model folder {str(part)!r} was not found; give the folder of a saved model.")
         refuse_missing(str(part))
     folder = MergeModel(path=model).folders[0]
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files or not (folder / "config.json").is_file():
         raise ConfigError(
             f"folder {str(folder)!r} lacks config.json or safetensors weights; save the model with save_pretrained."
         )
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        with safe_open(file, framework="numpy") as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return shapes
+    return {name: shape for file in files for name, shape, _ in tensor_headers(file)}
 
 
 def _tokenizer(model: str) -> str | None:
     """Fingerprint of a model's tokenizer; None where its folder has none."""
-    from transformers import AutoTokenizer
-
     folder = MergeModel(path=model).folders[0]
-    if not (folder / "tokenizer_config.json").is_file():
-        return None
-    return tokenizer_fingerprint(AutoTokenizer.from_pretrained(folder))
+    return tokenizer_fingerprint(read_tokenizer(folder)) if has_tokenizer(folder) else None
 
 
 def _hashes(model: str) -> list[str]:

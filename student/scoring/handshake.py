@@ -192,6 +192,11 @@ def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: Pr
 
 def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:
     student = tokenizer.name_or_path
+    if not info.tokenizer.fingerprint:
+        raise IncompatibleTeacherError(
+            f"teacher {info.name!r} ({info.model}) was served from a folder without a tokenizer, so that it cannot be "
+            f"compared with that of student {student!r}; copy the tokenizer's files there and serve it again."
+        )
     if info.tokenizer.fingerprint != fingerprint:
         raise IncompatibleTeacherError(
             f"student {student!r} (tokenizer of {len(tokenizer)} ids, fingerprint {fingerprint[:12]}) and teacher "

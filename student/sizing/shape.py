@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from opd.errors import ConfigError
 from opd.model_path import refuse_missing
+from opd.pretrained import read_config
 from student.learning.adamw_8bit import moment_bytes
 from student.learning.lora import add_lora
 from student.learning.model import Student
@@ -56,10 +56,7 @@ class ModelShape:
 
     def __init__(self, settings: ModelSettings, autocast: torch.dtype | None = None, *, sharded: bool = False) -> None:
         refuse_missing(settings.path)
-        try:
-            config: Any = AutoConfig.from_pretrained(settings.path, revision=settings.revision)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the config of model {settings.path!r} cannot be read; check model.path.") from error
+        config = read_config(settings.path, revision=settings.revision)
         self._autocast = autocast
         self._checkpointing = settings.gradient_checkpointing
         extra = {"attn_implementation": settings.attention} if settings.attention in ("sdpa", "eager") else {}

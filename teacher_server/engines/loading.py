@@ -1,24 +1,21 @@
 """Finding and loading a transformers model and its tokenizer: safetensors only, and no hub code unless allowed."""
 
 import json
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from opd.errors import ConfigError, IncompatibleTeacherError, NonFiniteError, one_line
 from opd.model_path import hub_away, hub_is_away, refuse_missing
-from opd.tokenizer_files import read_otherwise
+from opd.pretrained import read_causal_lm, read_tokenizer
+from opd.tokenizer_files import has_tokenizer
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import DTYPE_NAMES
 
-_log = logging.getLogger(__name__)
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Keys of a config that say where it came from or how it was loaded, but not what it computes.
 _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
 
@@ -94,50 +91,16 @@ def pick_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
     return stored if stored is not None and stored in DTYPE_NAMES and device.type != "cpu" else torch.float32
 
 
-def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
-    """The transformers config of a model folder."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"the config of model {folder} cannot be read: {' '.join(str(error).split())}") from error
-
-
 def load_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
     """A causal language model in evaluation mode, with every tensor taken from the folder.
 
     Raises:
         ConfigError: if the folder cannot be loaded, or lacks tensors that the architecture needs.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
     # Straight to the device: by way of the host, the model would have to fit into host memory as well.
     options.update({"device_map": device} if device.type != "cpu" else {})
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        # Safetensors only, because a pickle could run code.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
-    except SafetensorError as error:  # does not name the file
-        raise ConfigError(f"the weights of model {folder} are damaged: {error}; copy or download it again.") from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = one_line(error, 300)
-        raise ConfigError(f"model {folder} cannot be loaded: {reason}.") from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    model, report = loaded
-    # transformers fills missing tensors with random numbers and says so only in its log.
-    for problem in ("missing_keys", "mismatched_keys"):
-        names = sorted(map(str, report.get(problem, ())))
-        if names:
-            raise ConfigError(
-                f"model {folder} has {problem.replace('_', ' ')}: {_some(names)}; its weights do not fit its config."
-            )
+    # Safetensors only, because a pickle could run code.
+    model = read_causal_lm(folder, config=config, dtype=dtype, use_safetensors=True, **options)
     return model.eval().requires_grad_(False)
 
 
@@ -147,17 +110,9 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
     Raises:
         ConfigError: if there are tokenizer files but they cannot be read.
     """
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         return TokenizerIdentity("", "", 0)
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers raises a bare Exception for a damaged file
-        reason = one_line(error, 200)
-        raise ConfigError(f"the tokenizer of model {folder} cannot be read: {reason}.") from error
-    if (warning := read_otherwise(tokenizer, folder)) is not None:
-        _log.warning("%s", warning)
+    tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
     vocabulary = tokenizer.get_vocab()
     return TokenizerIdentity(
         fingerprint=tokenizer_fingerprint(tokenizer),
@@ -194,7 +149,7 @@ def load_stop_token_ids(folder: Path, config: Any, tokenizer: TokenizerIdentity,
             generation = GenerationConfig.from_pretrained(folder)
         else:
             generation = GenerationConfig.from_model_config(config.get_text_config())
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # libraries raise many classes for a damaged file
         reason = one_line(error, 200)
         raise ConfigError(f"the generation_config.json of model {folder} cannot be read: {reason}.") from error
     listed = generation.eos_token_id
@@ -237,8 +192,3 @@ def _plain(config: Any) -> dict[str, Any]:
 
 def _id(value: Any) -> int:
     return value if isinstance(value, int) else -1
-
-
-def _some(names: Iterable[str]) -> str:
-    first = list(names)
-    return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
+from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.spans import cut
 from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
@@ -28,7 +29,6 @@ from teacher_server.engines.engine_topk import from_lists, without_padding
 from teacher_server.engines.loading import (
     check_same_architecture,
     counted_ids,
-    load_config,
     load_stop_token_ids,
     load_tokenizer_identity,
     resolve_folder,
@@ -89,7 +89,7 @@ class SglangEngine:
         self._lock = threading.RLock()
         self._asleep = self._closed = False
         self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
-        self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
+        self._config = read_config(self._folder, trust_remote_code=trust_remote_code)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="opd-sglang")
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
@@ -163,7 +163,7 @@ class SglangEngine:
         """
         folder = Path(folder).resolve()
         if (folder / "config.json").is_file():
-            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+            check_same_architecture(self._config, read_config(folder, trust_remote_code=self._trust), folder)
         check_same_tensors(read_header(self._folder), read_header(folder), folder)
         other, other_hash, known = folder, weights_hash(folder), True
 

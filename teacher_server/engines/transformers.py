@@ -18,6 +18,8 @@ from torch import Tensor
 from opd.adapters import fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError, UnavailableError
 from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
+from opd.model_files import check_files
+from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
@@ -29,7 +31,6 @@ from teacher_server.engines.loading import (
     check_finite,
     check_same_architecture,
     counted_ids,
-    load_config,
     load_model,
     load_stop_token_ids,
     load_tokenizer_identity,
@@ -91,7 +92,7 @@ class TransformersEngine:
         self._device = pick_device(device)  # first, so that a wrong name is reported at once
         base, self._adapter = split_adapter(model)
         folder = self._folder = resolve_folder(base, revision, with_code=trust_remote_code)
-        self._config = load_config(folder, trust_remote_code=trust_remote_code)
+        self._config = read_config(folder, trust_remote_code=trust_remote_code)
         self._tokenizer = load_tokenizer_identity(folder, trust_remote_code=trust_remote_code)
         self._dtype = pick_dtype(dtype, self._device, self._config)
         chosen = _attention(attention, self._device, self._dtype, self._config)
@@ -175,8 +176,9 @@ class TransformersEngine:
             NonFiniteError: if a tensor holds NaN or infinity.
         """
         folder = Path(folder)
+        check_files(folder)
         if (folder / "config.json").is_file():
-            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+            check_same_architecture(self._config, read_config(folder, trust_remote_code=self._trust), folder)
         adapter = folder if is_adapter(folder) else None
         base = folder if adapter is None else self._folder
         new_hash = weights_hash(base, adapter)

@@ -21,6 +21,7 @@ import torch
 
 from opd.errors import ConfigError, UnavailableError, one_line
 from opd.heads import OutputHead
+from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
@@ -37,7 +38,6 @@ from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
     check_same_architecture,
     counted_ids,
-    load_config,
     load_stop_token_ids,
     load_tokenizer_identity,
     pick_device,
@@ -115,7 +115,7 @@ class VllmEngine:
         self._logit_bytes = logit_bytes
         self._trust = trust_remote_code
         self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
-        self._config = load_config(self._folder, trust_remote_code=trust_remote_code)
+        self._config = read_config(self._folder, trust_remote_code=trust_remote_code)
         self._tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
         self._rows = int(self._config.get_text_config().vocab_size)
         vocabulary = counted_ids(self._tokenizer, self._rows)
@@ -223,7 +223,7 @@ class VllmEngine:
         if self._device.type == "cpu":
             self._refuse_packed()
         if (folder / "config.json").is_file():
-            check_same_architecture(self._config, load_config(folder, trust_remote_code=self._trust), folder)
+            check_same_architecture(self._config, read_config(folder, trust_remote_code=self._trust), folder)
         header = read_header(folder)
         check_same_tensors(self._header, header, folder)
         new_hash = weights_hash(folder)

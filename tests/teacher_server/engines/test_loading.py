@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from opd.errors import ConfigError, UnavailableError
+from opd.pretrained import read_config
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.loading import (
     counted_ids,
-    load_config,
     load_model,
     load_stop_token_ids,
     load_tokenizer_identity,
@@ -33,7 +33,7 @@ def stop_ids(make_model: Callable[..., Path], tmp_path: Path) -> Callable[..., t
         if generation is not None:
             (folder / "generation_config.json").write_text(generation)
         tokenizer = tokenizer or load_tokenizer_identity(folder, trust_remote_code=False)
-        return load_stop_token_ids(folder, load_config(folder, trust_remote_code=False), tokenizer, VOCABULARY)
+        return load_stop_token_ids(folder, read_config(folder), tokenizer, VOCABULARY)
 
     return read
 
@@ -85,6 +85,6 @@ def test_weights_that_were_cut_off_are_named_with_what_to_do(make_model: Callabl
     folder = shutil.copytree(make_model(), tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    config = load_config(folder, trust_remote_code=False)
-    with pytest.raises(ConfigError, match=r"weights of model \S*/model are damaged: .*; copy or download it again\."):
+    config = read_config(folder)
+    with pytest.raises(ConfigError, match=r"weights file \S*\.safetensors is damaged: .*; copy or download it again\."):
         load_model(folder, config, torch.float32, torch.device("cpu"))
