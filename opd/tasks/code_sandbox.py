@@ -3,15 +3,18 @@
     result = run_python(program, tests, stdin="", limits=Limits(seconds=5))
 
 The child gives up its rights before it runs the program. Files can be neither written nor created, and read only below
-the folders of the interpreter and the system's libraries (Landlock). There are no sockets, processes, signals to other
-processes, tracing, or memory that outlives the program (seccomp). Memory, processor time and output are bounded
-(setrlimit), and after `seconds` the process is killed. It has no environment, no input but `stdin`, and no
-capabilities, even if it is run by root. The sandbox needs Linux 5.13 or newer on x86-64 or arm64 and refuses to run
-elsewhere, where a program would have the rights of the user.
+the folders of the interpreter and the system's libraries (Landlock). Only system calls that compute, read, wait and
+print are let through (seccomp, see `opd.tasks.code_sandbox_calls`): no sockets, processes, signals to other processes,
+tracing, changes of files, or memory that outlives the program. Memory, processor time, threads and output are bounded
+(setrlimit), and after `seconds` the process is killed, as it is when the process that started it ends. It has none of
+the caller's environment, no input but `stdin`, and no capabilities, even if it is run by root. Names, sizes and times
+of files can be seen. The sandbox needs Linux 5.13 or newer on x86-64 or arm64 and refuses to run elsewhere, where a
+program would have the rights of the user.
 
 It protects against programs that go wrong and policies that find shortcuts, but not against kernel bugs: a service that
 runs programs of strangers belongs in a virtual machine of its own. Tests in source run in the program's process, so a
-program that is written to deceive them can; examples of input and output are compared outside.
+program that is written to deceive them can; examples of input and output are compared outside. A program that only
+garbles its verdict is wrong.
 """
 
 import json
@@ -32,10 +35,19 @@ from pathlib import Path
 from typing import IO
 
 from opd.errors import ConfigError
+from opd.tasks.code_sandbox_calls import seccomp_filter
 
 _CHILD = Path(__file__).with_name("code_sandbox_child.py")
+_BEGAN = b"began\n"
+_LATE, _FORGED = "the program took too long", "the program wrote where only its verdict is written"
+_ENVIRONMENT = {"MPLCONFIGDIR": "/tmp"}  # matplotlib is not imported without a folder that it takes for writable
 _GRACE_SECONDS = 0.5
-_MOST_NOTES = 100_000
+_MOST_NOTES = 4096
+_TICK_SECONDS = 0.02
+"""How often threads are counted, for kernels that cannot limit them for one program."""
+
+MOST_THREADS = 256
+"""Threads that a program may have; libraries start one for each core."""
 _START_SECONDS = 30.0
 """Seconds that an interpreter may take to start on a busy machine; the program's own time begins after that."""
 
@@ -97,42 +109,52 @@ def run_python(program: str, tests: str = "", *, stdin: str = "", limits: Limits
         ConfigError: if the machine does not support the sandbox.
     """
     check_machine()
-    limits, token = limits or Limits(), secrets.token_hex(16)
-    request = json.dumps({"program": program, "tests": tests, "token": token})
+    try:
+        return _run(program, tests, stdin, limits or Limits())
+    except OSError as error:  # no space for files, or no room for another process
+        return Ran(Ended.BROKEN, reason=f"the program could not be started: {error}")
+
+
+def _run(program: str, tests: str, stdin: str, limits: Limits) -> Ran:
+    token = secrets.token_hex(16)
+    request = {"program": program, "tests": tests, "token": token, "threads": MOST_THREADS}
+    request["calls"] = seccomp_filter(platform.machine())
     # Files for input and output, because pipes would have to be served while the program runs, or it would stall on a
-    # full one. Notes come through a pipe, because it is closed when the child ends, however that happens.
+    # full one. Notes come through a pipe, because they are read while it runs.
     told, telling = os.pipe()
     with (
         open(told, "rb", buffering=0) as notes,
+        open(telling, "wb", buffering=0) as mine,
         tempfile.TemporaryFile() as asked,
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
     ):
-        for file, text, errors_as in ((asked, request, "surrogatepass"), (given, stdin, "replace")):
-            file.write(text.encode("utf-8", errors_as))
+        for file, text in ((asked, json.dumps(request)), (given, stdin)):
+            file.write(text.encode("utf-8", "replace"))
             file.seek(0)
         numbers = (asked.fileno(), telling, limits.seconds, limits.memory_mib, limits.output_bytes)
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-X", "utf8", "-W", "ignore", str(_CHILD), *map(str, numbers)],
+            stdin=given,
+            stdout=output,
+            stderr=errors,
+            pass_fds=[asked.fileno(), telling],
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-X", "utf8", "-W", "ignore", str(_CHILD), *map(str, numbers)],
-                stdin=given,
-                stdout=output,
-                stderr=errors,
-                pass_fds=[asked.fileno(), telling],
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-        finally:
-            os.close(telling)  # the child's copy is then the last one, so the pipe ends with the child
-        try:
-            noted, in_time = _listen(notes, limits.seconds)
+            mine.close()  # the child's copy is then the last one, so the pipe ends with the child
+            noted, stopped = _watch(child.pid, notes, limits.seconds)
         finally:
             child.kill()
             code = child.wait()
         printed, wrote = (_read(file, limits.output_bytes) for file in (output, errors))
-        ended, reason = _outcome(code if in_time else None, noted, token, wrote, tested=bool(tests))
+        if noted.startswith(_BEGAN):
+            ended, reason = stopped or _outcome(code, noted, token, tested=bool(tests))
+        else:
+            ended, reason = Ended.BROKEN, f"the program was not begun: {wrote.strip()[-200:]}"
         return Ran(ended, printed, reason, wrote)
 
 
@@ -141,47 +163,56 @@ def _read(file: IO[bytes], most: int) -> str:
     return file.read(most).decode("utf-8", "replace")
 
 
-def _listen(notes: FileIO, seconds: float) -> tuple[str, bool]:
-    """What the child notes until it ends, and whether it ended in time.
+def _watch(pid: int, notes: FileIO, seconds: float) -> tuple[bytes, tuple[Ended, str] | None]:
+    """What a child notes until it ends, and why it has to be ended now, if it did not end by itself.
 
     The child's own alarm ends the program in time; the limit here is for a program that cancels the alarm.
     """
-    said, deadline = b"", time.monotonic() + _START_SECONDS
-    with selectors.DefaultSelector() as selector:
-        selector.register(notes, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
-            piece = notes.read(65536)
-            if not piece:
-                return said.decode("utf-8", "replace"), True
-            if not said:
-                deadline = time.monotonic() + seconds + _GRACE_SECONDS
-            # Truncated but read on: a program that floods the pipe must neither fill this process nor stall on a full
-            # pipe.
-            said = (said + piece)[:_MOST_NOTES]
-    return said.decode("utf-8", "replace"), False
+    said, deadline, process = b"", time.monotonic() + _START_SECONDS, os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(notes, selectors.EVENT_READ)
+            selector.register(process, selectors.EVENT_READ)
+            while (left := deadline - time.monotonic()) > 0:
+                ready = [key.fileobj for key, _ in selector.select(min(left, _TICK_SECONDS))]
+                # The links of a folder are its subfolders, and the two that every folder has.
+                if said and os.stat(f"/proc/{pid}/task").st_nlink - 2 > MOST_THREADS:
+                    return said, (Ended.KILLED, f"the program had more than {MOST_THREADS} threads")
+                if notes in ready:
+                    piece = notes.read(_MOST_NOTES)
+                    if not piece:  # it has ended, or has closed the pipe and goes on
+                        selector.unregister(notes)
+                    elif not said:
+                        deadline = time.monotonic() + seconds + _GRACE_SECONDS
+                    said += piece
+                    if len(said) > _MOST_NOTES:
+                        return said, (Ended.FAILED, _FORGED)
+                elif process in ready:  # and no more notes
+                    return said, None
+        return said, (Ended.TIMED_OUT, _LATE)
+    finally:
+        os.close(process)
 
 
-def _outcome(code: int | None, told: str, token: str, wrote: str, *, tested: bool) -> tuple[Ended, str]:
-    """Interpret the child's notes: a line when the program began, and a line when it failed or its tests were done.
+def _outcome(code: int, noted: bytes, token: str, *, tested: bool) -> tuple[Ended, str]:
+    """Interpret how a program ended, and its notes after "began": nothing, or the token and a verdict.
 
     Args:
-        code: the child's exit code; None if it took too long.
-        told: the notes.
-        token: what the second line begins with.
-        wrote: the child's standard error.
+        code: the child's exit code.
+        noted: the notes.
+        token: what a verdict begins with.
         tested: whether there were tests.
     """
-    lines = told.splitlines()
-    if not lines or lines[0] != "began":
-        return Ended.BROKEN, f"the sandbox could not be entered: {wrote[-200:]}"
-    if code is None or code == -signal.SIGALRM:
-        return Ended.TIMED_OUT, "the program took too long"
-    for line in lines[1:]:
-        if line.startswith(token):
-            verdict = json.loads(line.removeprefix(token))
-            return {True: Ended.PASSED, False: Ended.FAILED, None: Ended.BROKEN}[verdict["passed"]], verdict["reason"]
+    verdict, failed = noted.removeprefix(_BEGAN), f"{token}failed".encode()
     if code < 0:
-        return Ended.KILLED, f"the program was ended by signal {-code}"
+        late = code == -signal.SIGALRM
+        return (Ended.TIMED_OUT, _LATE) if late else (Ended.KILLED, f"the program was ended by signal {-code}")
+    if tested and verdict == f"{token}passed".encode():
+        return Ended.PASSED, ""
+    if verdict.startswith(failed):
+        return Ended.FAILED, verdict.removeprefix(failed).decode("utf-8", "replace")
+    if verdict:
+        return Ended.FAILED, _FORGED
     if tested:
         return Ended.FAILED, "the program ended itself before all its tests had run"
     return (Ended.FAILED, f"the program ended with status {code}") if code else (Ended.PASSED, "")
@@ -199,10 +230,15 @@ def check_machine() -> None:
             f"programs are run in a sandbox of Linux on x86-64 or arm64, and this is {sys.platform} on "
             f"{platform.machine()}; verify code elsewhere."
         )
-    from opd.tasks.code_sandbox_child import landlock_version
+    from opd.tasks.code_sandbox_child import has_seccomp, landlock_version
 
     if landlock_version() < 1:
         raise ConfigError(
             f"this kernel ({os.uname().release}) has no Landlock, which keeps programs from writing files; use Linux "
             "5.13 or newer with Landlock enabled."
+        )
+    if not has_seccomp():
+        raise ConfigError(
+            f"this kernel ({os.uname().release}) takes no filter of system calls (seccomp), which keeps programs from "
+            "signals and sockets; enable CONFIG_SECCOMP_FILTER, or allow prctl(PR_SET_SECCOMP) in this container."
         )
