@@ -84,8 +84,10 @@ Written by `python scripts/methods_doc.py` from `{module.__name__.replace(".", "
 {summaries}
 
 ```yaml
-{where}: [{{name: {found[0][0]}}}]
+{note.get("example", f"{where}: [{{name: {found[0][0]}}}]").rstrip()}
 ```
+
+The rest of the recipe is that of the [quick start](../quickstart.md#the-recipe).
 
 ## Mathematics
 

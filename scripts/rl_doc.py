@@ -17,7 +17,10 @@ A policy loss is a term of the objective. It asks a chain of advantages for the 
 estimator, followed by any number of modifiers. Most losses differ from REINFORCE only where the student has moved away
 from the policy that sampled, so set `train.minibatches` or `train.epochs`.
 
+Examples are parts of a recipe; the rest is that of the [quick start](quickstart.md#the-recipe).
+
 ```yaml
+rollout: {samples_per_prompt: 8}
 objective:
   - name: cispo
     cap: 5

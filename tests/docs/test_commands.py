@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 import typer.main
-import yaml
 
 import opd.cli
-from opd.config import parse_settings
 from student.methods import CONTROLLERS, OBJECTIVES
-from student.plugins import build_plugins
-from student.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -61,11 +57,6 @@ def test_every_objective_and_method_stands_in_the_table_of_methods() -> None:
     text = "".join((ROOT / "docs" / page).read_text() for page in ("methods.md", "rl.md"))
     named = {name for line in text.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line)}
     assert {entry.name for entry in (*OBJECTIVES, *CONTROLLERS)} <= named
-
-
-def test_the_recipe_of_the_quick_start_is_valid() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
-    build_plugins(parse_settings(Recipe, yaml.safe_load(text)))
 
 
 def test_the_python_of_the_quick_start_runs(serve, world: Path, capsys: pytest.CaptureFixture[str]) -> None:

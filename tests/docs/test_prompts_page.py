@@ -19,11 +19,6 @@ VERIFIER, FROM_PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 REST = {"run": "x", "model": {"path": "x"}}
 
 
-@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
-def test_the_prompts_of_the_page_are_valid(block: str) -> None:
-    parse_settings(Recipe, {**REST, **yaml.safe_load(block)})
-
-
 def test_the_verifier_of_the_page_judges_answers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("parity")
     exec(VERIFIER, module.__dict__)
