@@ -15,8 +15,9 @@ from typing import Any
 from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from opd.tasks.worker import CheckFailed
+from opd.tasks.worker import Answer, CheckFailed, CheckTimedOut
 
+_MOST_LATE = 10_000
 _MOST_BYTES = 2 * 2**30
 """Limit on a worker's address space, of which 0.2 GiB are in use before its first check."""
 
@@ -43,18 +44,20 @@ class MathVerifier:
     A unit may be left out, or given where the reference has none; "5 g" is not "5 m", though.
     The reference may be plain ("42", "\frac{1}{2}") or have its own `$...$` or `\boxed{...}`. Unknown without a
     reference, if it cannot be parsed, or if a check fails or takes more than `timeout` seconds. Source: `parse` and
-    `verify` of math-verify, with their default extraction.
+    `verify` of math-verify, with their default extraction. A completion that is verified and extracted has `timeout`
+    seconds for both: where one ran out of time, the other is not tried.
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
         self._workers = WorkerPool("opd.tasks.maths:check", timeout)
+        self._late: dict[int, str] = {}
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown("the prompt has no reference answer")
         try:
-            answer = self._workers.ask({"reference": prompt.answer, "completion": completion})
+            answer = self._ask("verify", completion, {"reference": prompt.answer, "completion": completion})
         except CheckFailed as error:
             return Verdict.unknown(str(error))
         return Verdict.of(bool(answer["right"]), str(answer["reason"]))
@@ -62,9 +65,23 @@ class MathVerifier:
     def extract(self, prompt: Prompt, completion: str) -> str | None:
         """The final answer, with numbers as exact fractions, so that 1/2 and 0.5 are equal; None if there is none."""
         try:
-            return self._workers.ask({"extract": completion})["answer"]
+            return self._ask("extract", completion, {"extract": completion})["answer"]
         except CheckFailed:
             return None
+
+    def _ask(self, kind: str, completion: str, request: Answer) -> Answer:
+        """Ask a worker, unless the other kind of check has run out of time on the same completion."""
+        key = hash(completion)
+        if self._late.get(key, kind) != kind:
+            self._late.pop(key, None)
+            raise CheckTimedOut("the answer took too long before")
+        try:
+            return self._workers.ask(request)
+        except CheckTimedOut:
+            if len(self._late) >= _MOST_LATE:
+                self._late.clear()
+            self._late[key] = kind
+            raise
 
     def close(self) -> None:
         """Stop the worker processes."""

@@ -31,7 +31,7 @@ class WorkerPool:
         """Run one check in a process that is idle.
 
         Raises:
-            CheckFailed: if it raises, takes too long, or crashes its process.
+            CheckFailed: if it raises, takes too long (`CheckTimedOut`), or crashes its process.
         """
         with self._free:
             with self._lock:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from opd.errors import short
+from opd.files import as_bytes
 from opd.tasks.prompt import Prompt
 
 
@@ -24,7 +25,8 @@ class Verdict:
     Attributes:
         status: correct, wrong or unknown.
         value: score in [0, 1]: 1 if correct, below 1 if wrong (partial credit is possible), 0 if unknown.
-        reason: one clause for people; empty if there is nothing to say.
+        reason: one clause for people; empty if there is nothing to say. What cannot be written is replaced by its
+            escape, because reasons quote answers and errors.
     """
 
     status: VerdictStatus
@@ -34,6 +36,7 @@ class Verdict:
     def __post_init__(self) -> None:
         if not 0.0 <= self.value <= 1.0:
             raise ValueError(f"value of a verdict must be in [0, 1], but it is {self.value}")
+        object.__setattr__(self, "reason", as_bytes(self.reason).decode())
 
     @property
     def known(self) -> bool:

@@ -8,6 +8,7 @@ caller is gone: its standard input closes, and an alarm ends a check in progress
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -23,11 +24,18 @@ START_LIMIT = 120.0
 ORPHAN_SECONDS = 2.0
 """Seconds after the caller's time limit at which a child ends a check by itself."""
 
+MOST_BYTES = 16 * 2**20
+"""Longest answer of a child."""
+
 Answer = Mapping[str, Any]
 
 
 class CheckFailed(Exception):
     """A check timed out or broke, which says nothing about the answer."""
+
+
+class CheckTimedOut(CheckFailed):
+    """A check took longer than its limit."""
 
 
 class Worker:
@@ -50,7 +58,7 @@ class Worker:
         """Run one check.
 
         Raises:
-            CheckFailed: if it raises, takes too long, or crashes the child.
+            CheckFailed: if it raises, takes too long (`CheckTimedOut`), crashes the child, or writes into its answers.
         """
         with self._lock:
             child = self._running()
@@ -73,7 +81,8 @@ class Worker:
             self._stop()
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._child is None or self._child.poll() is not None:
+        # A child that has written unasked would answer every request with what it wrote before.
+        if self._child is None or self._child.poll() is not None or _readable(self._child):
             self._stop()
             self._child = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "opd.tasks.worker", *self._arguments()],
@@ -112,14 +121,21 @@ class Worker:
                 selector.register(child.stdout, selectors.EVENT_READ)
                 while not received.endswith(b"\n"):
                     if not selector.select(max(0.0, deadline - time.monotonic())):
-                        raise CheckFailed(f"no answer within {limit:g} s")
+                        raise CheckTimedOut(f"no answer within {limit:g} s")
                     piece = os.read(child.stdout.fileno(), 65536)
                     if not piece:
                         raise CheckFailed("the worker process ended")
                     received += piece
+                    if len(received) > MOST_BYTES:
+                        raise CheckFailed(f"its answer is longer than {MOST_BYTES} bytes")
         except BrokenPipeError as error:
             raise CheckFailed("the worker process ended") from error
-        answer: Answer = json.loads(received)
+        try:
+            answer = json.loads(received)
+        except (ValueError, RecursionError) as error:
+            raise CheckFailed(f"its answer is not JSON ({type(error).__name__})") from error
+        if not isinstance(answer, dict):
+            raise CheckFailed(f"its answer is {type(answer).__name__}, not an object")
         return answer
 
     def _stop(self) -> None:
@@ -133,6 +149,13 @@ class Worker:
 
     def __del__(self) -> None:
         self._stop()
+
+
+def _readable(child: "subprocess.Popen[bytes]") -> bool:
+    """Whether something can be read from a child at once."""
+    poll = select.poll()
+    poll.register(child.stdout, select.POLLIN)  # type: ignore[arg-type]  # a pipe
+    return bool(poll.poll(0))
 
 
 def python_path() -> str:

@@ -3,7 +3,17 @@
 import pytest
 
 BAD_CHECKS = """
-import itertools, os, time
+import itertools, os, sys, threading, time
+
+def answers():
+    return sys._getframe(2).f_locals["answers"]  # where the worker writes
+
+def later(file, request):
+    while not os.path.exists(request["asked"]):
+        time.sleep(0.01)
+    print(request["text"], file=file, flush=True)
+    open(request["done"], "w").close()
+
 def check(request):
     if "started" in request:
         open(request["started"], "w").close()
@@ -13,6 +23,10 @@ def check(request):
         case "raise": raise ZeroDivisionError("oops")
         case "die": os._exit(3)
         case "print": print("noise on standard output")
+        case "garble": os.write(answers().fileno(), request["text"].encode() + b"\\n")
+        case "flood":
+            while True: os.write(answers().fileno(), b"x" * 65536)
+        case "later": threading.Thread(target=later, args=[answers(), request]).start()
     return {"echo": request["do"], "pid": os.getpid()}
 """
 

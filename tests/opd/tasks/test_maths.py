@@ -6,6 +6,7 @@ import pytest
 
 from opd.tasks import Prompt, VerdictStatus
 from opd.tasks.maths import MathVerifier
+from opd.tasks.worker import CheckTimedOut
 
 CASES = [
     ("42", "So the answer is 42.", "correct"),
@@ -80,6 +81,26 @@ def test_a_check_that_takes_too_long_is_unknown():
     verdict = verifier.verify(Prompt.make("q", answer="2"), "9^9^9^9")
     verifier.close()
     assert verdict.status is VerdictStatus.UNKNOWN and "no answer within" in verdict.reason
+
+
+@pytest.mark.parametrize("order", [("verify", "extract"), ("extract", "verify")])
+def test_a_completion_takes_the_limit_once_for_both_checks(order, monkeypatch):
+    verifier, prompt, asked = MathVerifier(timeout=60.0), Prompt.make("q", answer="2"), []
+
+    def ask(request):
+        asked.append(request)
+        if "9^9^9^9" in request.values():
+            raise CheckTimedOut("no answer within 60 s")
+        return {"right": True, "reason": "", "answer": "2"}
+
+    monkeypatch.setattr(verifier._workers, "ask", ask)
+    for check in order:
+        found = getattr(verifier, check)(prompt, "9^9^9^9")
+        assert found is None or not found.known
+    assert len(asked) == 1
+    assert verifier.verify(prompt, "2").known and verifier.extract(prompt, "2") == "2"
+    verifier.verify(prompt, "9^9^9^9")  # a machine that was busy once decides nothing for later
+    assert len(asked) == 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")

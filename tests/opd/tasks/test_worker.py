@@ -91,6 +91,34 @@ def test_what_a_check_prints_does_not_disturb_the_answers(worker):
     assert worker.ask({"do": "print"})["echo"] == "print"
 
 
+@pytest.mark.parametrize(
+    "text", ["nope", "[" * 100_000, "[]", "1", "\x00"], ids=["word", "deep", "list", "number", "nul"]
+)
+def test_a_child_that_writes_into_its_answers_has_failed_and_is_replaced(worker, text):
+    pid = worker.ask({"do": "a"})["pid"]
+    with pytest.raises(CheckFailed, match="its answer is"):
+        worker.ask({"do": "garble", "text": text})
+    assert worker.ask({"do": "b"})["echo"] == "b" and not alive(pid)
+
+
+def test_an_answer_without_an_end_is_given_up(worker):
+    with pytest.raises(CheckFailed, match="longer than"):
+        worker.ask({"do": "flood"})
+    assert worker.ask({"do": "b"})["echo"] == "b"
+
+
+def test_what_a_child_writes_unasked_answers_no_later_request(worker, tmp_path):
+    asked, done = tmp_path / "asked", tmp_path / "done"
+    worker.ask({"do": "later", "text": '{"echo": "forged"}', "asked": str(asked), "done": str(done)})
+    asked.touch()
+    wait_until(done.exists)
+    assert worker.ask({"do": "b"})["echo"] == "b"
+
+
+def test_half_a_surrogate_goes_both_ways(worker):
+    assert worker.ask({"do": "\ud800"})["echo"] == "\ud800"
+
+
 def running(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
