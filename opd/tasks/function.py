@@ -141,7 +141,7 @@ def prepare(path: str) -> None:
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """In the worker: call the function at request["path"]."""
-    prompt = Prompt(**{**request["prompt"], "messages": _messages(request["prompt"]["messages"])})
+    prompt = Prompt.restored(request["prompt"])
     value = load_function(request["path"])(prompt, request["answer"])
     if value is not None and not isinstance(value, bool | int | float):
         raise TypeError(f"{request['path']} returned {type(value).__name__}; return a number, True, False or None")
@@ -149,7 +149,3 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     if number is not None and number - number != 0:
         raise ValueError(f"{request['path']} returned {number}; return a finite number")
     return {"value": number}
-
-
-def _messages(messages: Any) -> Any:
-    return None if messages is None else tuple(messages)

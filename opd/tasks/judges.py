@@ -20,6 +20,7 @@ from pydantic import Field
 from opd.config import Settings, parse_settings
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings, EndpointSettings, JsonClient
 from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
+from opd.tasks.messages import message_text
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.channel import open_blocking_channel
@@ -79,7 +80,7 @@ def text_of(prompt: Prompt) -> str:
     """A prompt as one text; chat messages are joined, each with its role."""
     if prompt.messages is None:
         return prompt.text or ""
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
+    return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in prompt.messages)
 
 
 def filled(question: str, prompt: Prompt, answer: str, **more: str) -> str:

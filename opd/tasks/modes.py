@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
-from opd.tasks.prompt import Message, Prompt
+from opd.tasks.messages import Message
+from opd.tasks.prompt import Prompt
 from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split
 from opd.tasks.verdict import Verdict
 
@@ -80,6 +81,7 @@ class ModeSettings(Settings):
                 domain=name,
                 extra={**prompt.extra, MODE: name, UNMARKED: _content(prompt)},
                 template_options=prompt.template_options,
+                tools=prompt.tools,
                 place=prompt.place,
             ),
             # That of the problem without the mark, so that a problem is on the same side of the split in all its modes.
@@ -87,8 +89,8 @@ class ModeSettings(Settings):
             max_new_tokens=self.budget,
         )
 
-    def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
-        marked = [dict(message) for message in messages]
+    def _mark_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+        marked: list[dict[str, Any]] = [dict(message) for message in messages]
         if self.system:
             if marked[0]["role"] == "system":
                 marked[0]["content"] += f"\n{self.system}"
@@ -96,7 +98,7 @@ class ModeSettings(Settings):
                 marked.insert(0, {"role": "system", "content": self.system})
         last = max((i for i, message in enumerate(marked) if message["role"] == "user"), default=len(marked) - 1)
         marked[last]["content"] = f"{self.prefix}{marked[last]['content']}{self.suffix}"
-        return marked  # type: ignore[return-value]
+        return marked
 
 
 def mode_of(prompt: Prompt) -> str | None:

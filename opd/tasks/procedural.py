@@ -163,6 +163,7 @@ class ProceduralSource:
             extra=drawn.extra,
             system=settings.system,
             template_options=settings.template_options,
+            tools=drawn.tools,
         )
 
     def _distinct_heldout(self) -> Iterator[Prompt]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opd.errors import DataError
+from opd.errors import DataError, short
+from opd.tasks.messages import Message, read_messages, read_tools, whole
 
-Message = Mapping[str, str]
 _encoder = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
@@ -21,7 +21,7 @@ class Prompt:
         content_hash: 64-bit hash of text or messages, without `system`. Splits are made by it, so that equal texts are
             always on the same side.
         text: plain text; None if `messages` is given.
-        messages: chat messages with "role" and "content", including the system message; None if `text` is given.
+        messages: chat messages, including the system message, see `opd.tasks.messages`; None if `text` is given.
         answer: the reference answer, for the verifier.
         teacher: name of the teacher that scores answers to this prompt; None leaves it to the routes.
         domain: a label by which metrics and routes group prompts.
@@ -29,6 +29,7 @@ class Prompt:
         template_options: further arguments for the chat template, for example enable_thinking.
         place: file and line where the prompt was read, for messages.
         max_new_tokens: longest response to this prompt in tokens, if shorter than the run's; None for the run's.
+        tools: JSON schemas of the tools that the chat template describes.
     """
 
     uid: str
@@ -42,6 +43,7 @@ class Prompt:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False)
     max_new_tokens: int | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def make(
@@ -54,30 +56,35 @@ class Prompt:
         extra: Mapping[str, Any] | None = None,
         system: str | None = None,
         template_options: Mapping[str, Any] | None = None,
+        tools: Any = None,
         place: str = "",
     ) -> "Prompt":
         """A prompt from text or chat messages.
 
-        A `system` message is put before messages that do not begin with one. The other arguments are those of the
-        class.
+        A `system` message is put before messages that do not begin with one. Tools may be JSON text. The other
+        arguments are those of the class.
 
         Raises:
             DataError: if the content is empty or neither text nor messages, a message lacks a textual "role" or
-                "content", plain text is given a system message or template options, or a text contains half of a
-                surrogate pair, which no tokenizer encodes.
+                "content", plain text is given a system message, template options or tools, or a text contains half of
+                a surrogate pair, which no tokenizer encodes.
         """
         text, messages = _parse(content)
         named = {"answer": answer, "teacher": teacher, "domain": domain}
         # Taken before the system message is added: splits go by the problem, whatever precedes it.
         key = _encoder.encode(text if messages is None else messages)
-        labels: list[Any] = [None if label is None else _whole(label, what) for what, label in named.items()]
+        labels: list[Any] = [None if label is None else whole(label, what) for what, label in named.items()]
         # Only if they are set, so that prompts without them keep the uid from before these keys existed.
         if system is not None or template_options:
             labels += [system, dict(template_options or {})]
-        if template_options and messages is None:
+        described = read_tools(tools)
+        if described:
+            labels.append({"tools": described})
+        if messages is None and (template_options or described):
+            what = f"template_options {dict(template_options)}" if template_options else f"tools {short(described)}"
             raise DataError(
-                f"template_options {dict(template_options)} have no effect on a prompt of plain text; set chat: true, "
-                "so that the text becomes the user's message, or leave them out."
+                f"{what} have no effect on a prompt of plain text; set chat: true, so that the text becomes the user's "
+                "message, or leave them out."
             )
         if system is not None:
             messages = _with_system(messages, system)
@@ -92,7 +99,14 @@ class Prompt:
             extra=extra or {},
             template_options=template_options or {},
             place=place,
+            tools=described,
         )
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any]) -> "Prompt":
+        """The prompt whose fields are `values`, as read back from JSON; fields that are newer than it are empty."""
+        lists = {name: tuple(held) for name in ("messages", "tools") if (held := values.get(name)) is not None}
+        return cls(**{**values, **lists})
 
     @property
     def name(self) -> str:
@@ -118,20 +132,10 @@ def _parse(content: str | Sequence[Message]) -> tuple[str | None, tuple[Message,
     if isinstance(content, str):
         if not content:
             raise DataError("a prompt is an empty string; remove it or give it text.")
-        return _whole(content), None
+        return whole(content), None
     if isinstance(content, Mapping) or not isinstance(content, Iterable):
         raise DataError(f"a prompt is {str(content)[:80]!r}, which is neither text nor a list of chat messages.")
-    messages = []
-    for position, message in enumerate(content):
-        role, body = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-        if not isinstance(role, str) or not isinstance(body, str):
-            raise DataError(
-                f"chat message {position} of a prompt is {message!r}; it needs a text for 'role' and for 'content'."
-            )
-        messages.append({"role": role, "content": _whole(body)})
-    if not messages:
-        raise DataError("a prompt is an empty list of chat messages; remove it or give it a message.")
-    return None, tuple(messages)
+    return None, read_messages(content)
 
 
 def _with_system(messages: tuple[Message, ...] | None, system: str) -> tuple[Message, ...]:
@@ -142,15 +146,4 @@ def _with_system(messages: tuple[Message, ...] | None, system: str) -> tuple[Mes
         )
     if messages[0]["role"] == "system":
         return messages
-    return ({"role": "system", "content": _whole(system)}, *messages)
-
-
-def _whole(text: str, what: str = "") -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        where = f"the {what} of a prompt" if what else "a prompt"
-        raise DataError(
-            f"{where} holds half a surrogate pair at character {error.start}, which is not valid Unicode; remove it."
-        ) from error
-    return text
+    return ({"role": "system", "content": whole(system)}, *messages)

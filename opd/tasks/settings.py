@@ -63,6 +63,11 @@ class _Rows(_Source):
         description="Column that holds the reference answer, or a key within a column (reward_model.ground_truth); "
         "rows may lack it.",
     )
+    tools_column: str | None = Field(
+        default="tools",
+        description="Column with the tools that the chat template describes to the student: JSON schemas, also as JSON "
+        "text; rows may lack it. null: no column holds tools.",
+    )
     teacher_column: str = Field(
         default="teacher", description="Column that names the teacher of each prompt; rows may lack it."
     )

@@ -5,12 +5,13 @@ generation_config.json. A model that is sampled with only one of them may run to
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from opd.errors import ConfigError, one_line
 from opd.tasks.prompt import Prompt
+from opd.tasks.template import rendered
 
 STOP_ADVICE = (
     "if it ends with nothing else, the student is taught not to stop; name the token in rollout.stop_tokens, or set "
@@ -119,12 +120,8 @@ def answer_end(prompt: Prompt, tokenizer: Any, stops: Collection[int]) -> int | 
     is the tokenizer's end of sequence, or any of `stops`.
     """
     if prompt.messages is not None and getattr(tokenizer, "chat_template", None):
-        ids = tokenizer.apply_chat_template(
-            [*map(dict, prompt.messages), {"role": "assistant", "content": "x"}],
-            tokenize=True,
-            return_dict=False,
-            **prompt.template_options,
-        )
+        answered = replace(prompt, messages=(*prompt.messages, {"role": "assistant", "content": "x"}))
+        ids = tokenizer(rendered(answered, tokenizer, opens=False), add_special_tokens=False)["input_ids"]
         if (last := next((int(token) for token in reversed(ids) if int(token) in stops), None)) is not None:
             return last
     own = tokenizer.eos_token_id

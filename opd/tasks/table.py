@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from opd.errors import DataError, short
 from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.function import load_verifier
+from opd.tasks.messages import stored_messages
 from opd.tasks.prompt import Prompt
 from opd.tasks.rows import Row, Rows, file_rows, open_rows
 from opd.tasks.settings import DatasetSettings, FileSettings
@@ -88,13 +89,17 @@ class PromptTable:
             )
         teacher, domain = (_text(row.get(column)) for column in (settings.teacher_column, settings.domain_column))
         try:
+            content = _content(row[settings.prompt_column], settings.chat)
+            # An environment that asks in plain text reads this column itself, as it may read any.
+            unread = isinstance(content, str) and row.get(ENVIRONMENT) is not None
             return Prompt.make(
-                _content(row[settings.prompt_column], settings.chat),
+                content,
                 answer=_text(answer),
                 teacher=teacher or settings.teacher,
                 domain=domain or settings.domain,
                 system=settings.system,
                 template_options=settings.template_options,
+                tools=None if unread or settings.tools_column is None else row.get(settings.tools_column),
                 place=place,
                 # Nulls are left out, because in parquet every row has every column.
                 extra={column: _plain(row[column]) for column in self._kept(row) if row.get(column) is not None},
@@ -276,11 +281,12 @@ def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
 
 
 def _content(value: Any, chat: bool) -> Any:
-    """The value of a prompt column, as `Prompt.make` takes it.
+    """The value of a prompt column, as `Prompt.make` takes it; messages may be stored as JSON text.
 
     Raises:
         DataError: if the last message is the assistant's.
     """
+    value = stored_messages(value) if isinstance(value, str) else value
     if isinstance(value, str):
         return [{"role": "user", "content": value}] if chat and value else value
     last = value[-1] if isinstance(value, list) and value else None

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opd.errors import DataError
-from opd.tasks.prompt import Message, Prompt
+from opd.tasks.messages import Message
+from opd.tasks.prompt import Prompt
+from opd.tasks.template import rendered
 from opd.tasks.tools import describe_tools
 
 MARK, RESULT = "reply-of-the-student", "result-of-the-tool"
@@ -34,16 +36,16 @@ def with_observation(
         tools: JSON schemas of tools. The chat template writes them if it can; otherwise they are put before the
             observation, in the form of Hermes.
     """
-    options = prompt.template_options
+    described = prompt.tools
     if tools and prompt.messages is not None and _names(tokenizer, "tools"):
-        options = {**options, "tools": [dict(tool) for tool in tools]}
+        described = (*described, *(dict(tool) for tool in tools if tool not in described))
     elif tools:
         text = f"{describe_tools(tools)}\n\n{text}"
     if prompt.messages is None:
         return replace(prompt, text=f"{prompt.text}{text}")
     *earlier, last = prompt.messages
     joined = f"{last['content']}\n\n{text}" if text else last["content"]
-    return replace(prompt, messages=(*earlier, {**last, "content": joined}), template_options=options)
+    return replace(prompt, messages=(*earlier, {**last, "content": joined}), tools=described)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ def check_append_only(prompt: Prompt, tokenizer: Any) -> bool:
     if prompt.messages is None:
         return True
     reply = {"role": "assistant", "content": f"<think>\n{MARK}\n</think>\n\n{MARK}"}
-    before = _render([*prompt.messages, reply], prompt, tokenizer, add_generation_prompt=False)
-    more: list[Message] = [*prompt.messages, reply, {"role": "user", "content": MARK}]
-    after = _render(more, prompt, tokenizer, add_generation_prompt=True)
+    before = rendered(replace(prompt, messages=(*prompt.messages, reply)), tokenizer, opens=False)
+    more = (*prompt.messages, reply, {"role": "user", "content": MARK})
+    after = rendered(replace(prompt, messages=more), tokenizer)
     kept = after.startswith(before.rstrip())
     if not kept:
         log.warning(
@@ -144,31 +146,12 @@ def _wrapped(result: str) -> str:
 
 
 def _framing(new: list[Message], prompt: Prompt, tokenizer: Any) -> str:
-    dummy: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *new]
+    dummy = ({"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *new)
     # From a dummy: with the real history, a template might change turns that the student has already sampled.
-    text = _render(dummy, prompt, tokenizer, add_generation_prompt=True)
-    _, found, suffix = text.partition(MARK)
+    _, found, suffix = rendered(replace(prompt, messages=dummy), tokenizer).partition(MARK)
     if not found:
         raise DataError(
-            f"the chat template of tokenizer {tokenizer.name_or_path!r} leaves out what the assistant said; use "
-            "another template for episodes."
+            f"the chat template of tokenizer {tokenizer.name_or_path!r} changes what the assistant said; use another "
+            "template for episodes."
         )
     return suffix
-
-
-def _render(messages: Sequence[Message], prompt: Prompt, tokenizer: Any, *, add_generation_prompt: bool) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **prompt.template_options,
-            )
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the chat template of tokenizer {tokenizer.name_or_path!r} refuses several turns: {error}."
-        ) from error

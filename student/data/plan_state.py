@@ -6,7 +6,7 @@ from typing import Any
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan
 from student.data.row import RowKey
-from student.data.row_state import prompt_from_state, prompt_to_state
+from student.data.row_state import prompt_to_state
 
 
 def plan_to_state(plan: StepPlan) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def plan_to_state(plan: StepPlan) -> dict[str, Any]:
 
 def plan_from_state(state: dict[str, Any]) -> StepPlan:
     """The plan that `plan_to_state` was given."""
-    prompts = [prompt_from_state(prompt) for prompt in state["prompts"]]
+    prompts = [Prompt.restored(prompt) for prompt in state["prompts"]]
     rows = [
         PlannedRow(
             key=RowKey(**row["key"]),

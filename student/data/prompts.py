@@ -12,6 +12,7 @@ from opd.tasks.encode import encode_prompt, encode_prompts
 from opd.tasks.modes import check_marks
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
+from opd.tasks.template import TemplateWatch
 from opd.wire.fingerprint import chat_template_hash
 from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
     """Apply the length limit to all prompts, and check that the chat template knows the given options.
 
-    The number of prompts that are left out is logged as a warning.
+    The number of prompts that are left out, and what the chat template leaves out of prompts, is logged as a warning.
 
     Raises:
         DataError: for a long prompt with its file and line, or an option that the template never reads.
@@ -36,9 +37,9 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
     (first,) = source.prompts("train", 1)
     check_template_options([first], tokenizer)
     check_marks(recipe.modes, first, tokenizer)
-    rollout = recipe.rollout
+    rollout, watch = recipe.rollout, TemplateWatch(tokenizer)
     dropped = source.limit(
-        lambda prompts: _lengths(prompts, tokenizer, rollout.max_prompt_tokens),
+        lambda prompts: _lengths(prompts, tokenizer, rollout.max_prompt_tokens, watch),
         rollout.max_prompt_tokens,
         drop=rollout.long_prompts == "drop",
     )
@@ -46,14 +47,17 @@ def fit_prompts(recipe: Recipe, source: PromptSource, tokenizer: Any) -> None:
         log.warning("prompts with more than %d tokens were left out: %d", rollout.max_prompt_tokens, dropped)
 
 
-def _lengths(prompts: Iterable[Prompt], tokenizer: Any, limit: int) -> Iterator[int]:
-    """Tokens of each prompt, or a bound on them that `limit` is not below: short texts need not be encoded for it."""
+def _lengths(prompts: Iterable[Prompt], tokenizer: Any, limit: int, watch: TemplateWatch) -> Iterator[int]:
+    """Tokens of each prompt, or a bound on them that `limit` is not below: short texts need not be encoded for it.
+
+    `watch` sees all chat prompts.
+    """
     left = iter(prompts)
     # In pieces: the ids of a whole data set would fill the memory.
     while piece := list(islice(left, _PIECE)):
         bounds = [_bound(prompt) for prompt in piece]
         unsure = [prompt for prompt, bound in zip(piece, bounds, strict=True) if bound > limit]
-        encoded = map(len, encode_prompts(unsure, tokenizer))
+        encoded = map(len, encode_prompts(unsure, tokenizer, watch=watch))
         yield from (bound if bound <= limit else next(encoded) for bound in bounds)
 
 

@@ -46,7 +46,7 @@ def row_from_state(state: dict[str, Any]) -> Row:
     arrays: dict[str, Any] = {name: np.asarray(state[name], dtype) for name, dtype in _ARRAYS.items() if name in state}
     return Row(
         key=RowKey(**state["key"]),
-        prompt=prompt_from_state(state["prompt"]),
+        prompt=Prompt.restored(state["prompt"]),
         turns=tuple((int(start), int(end)) for start, end in state["turns"]),
         windows=tuple((int(since), int(start), int(end)) for since, start, end in state["windows"]),
         summaries=tuple(map(int, state["summaries"])),
@@ -63,11 +63,3 @@ def row_from_state(state: dict[str, Any]) -> Row:
 def prompt_to_state(prompt: Prompt) -> dict[str, Any]:
     """JSON values."""
     return {field.name: getattr(prompt, field.name) for field in fields(Prompt)}
-
-
-def prompt_from_state(state: dict[str, Any]) -> Prompt:
-    """The prompt that `prompt_to_state` was given."""
-    messages = state["messages"]
-    if messages is not None:
-        messages = tuple(dict(message) for message in messages)
-    return Prompt(**{**state, "messages": messages})

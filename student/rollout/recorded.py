@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import DataError
+from opd.tasks.messages import stored_messages
 from opd.tasks.prompt import Prompt
 
 
@@ -37,6 +38,8 @@ def _parse(line: str, place: str) -> tuple[Prompt, str]:
     if not isinstance(entry, dict) or not isinstance(entry.get("answer"), str) or "prompt" not in entry:
         raise DataError(f'{place} must be a JSON object with the keys "prompt" and "answer" (a text).')
     try:
-        return Prompt.make(entry["prompt"], answer=entry["answer"]), entry["answer"]
+        asked = entry["prompt"]
+        content = stored_messages(asked) if isinstance(asked, str) else asked
+        return Prompt.make(content, answer=entry["answer"]), entry["answer"]
     except (DataError, TypeError) as error:
         raise DataError(f"{place}: {error}") from error

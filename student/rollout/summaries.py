@@ -124,7 +124,9 @@ class Summaries:
 
     def _instruction(self, prompt: Prompt) -> int:
         """Length of the instruction with its framing; at most one id less if the turn before already has its end."""
-        framing = json.dumps([prompt.messages is None, prompt.template_options], sort_keys=True, default=str)
+        framing = json.dumps(
+            [prompt.messages is None, prompt.template_options, prompt.tools], sort_keys=True, default=str
+        )
         if framing not in self._lengths:
             asked = Answered(self.settings.instruction, prompt, ())
             self._lengths[framing] = len(encode_turns([asked], self._tokenizer, self._stops)[0])

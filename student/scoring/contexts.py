@@ -28,8 +28,9 @@ from pydantic import Field, model_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError, DataError
-from opd.tasks.encode import encode_prompt
+from opd.tasks.encode import encode_prompts
 from opd.tasks.prompt import Prompt
+from opd.tasks.template import TemplateWatch
 from opd.tasks.verdict import VerdictStatus
 from student.data.outcome import reward_of
 
@@ -127,7 +128,7 @@ class Context:
             messages = [m for i, m in enumerate(messages) if i or m["role"] != "system"]
             messages.insert(0, {"role": "system", "content": system})
         options = prompt.template_options if self._options is None else self._options
-        return Prompt.make(messages, template_options=options, place=prompt.place)
+        return Prompt.make(messages, template_options=options, tools=prompt.tools, place=prompt.place)
 
     def _filled(self, template: "Template", columns: Mapping[str, Any], prompt: Prompt) -> str:
         from jinja2 import TemplateError
@@ -202,6 +203,7 @@ class Contexts:
         # threads at once. So this has a tokenizer of its own, used under a lock.
         self._tokenizer = copy.deepcopy(tokenizer) if settings else tokenizer
         self._lock = threading.Lock()
+        self._watch = TemplateWatch(self._tokenizer)
         self._encoded: dict[str, NDArray[np.uint32]] = {}  # rows of a group share their prompt
 
     def __bool__(self) -> bool:
@@ -264,7 +266,7 @@ class Contexts:
 
     def _encode(self, prompt: Prompt) -> NDArray[np.uint32]:
         with self._lock:
-            return np.array(encode_prompt(prompt, self._tokenizer), dtype=np.uint32)
+            return np.array(encode_prompts([prompt], self._tokenizer, watch=self._watch)[0], dtype=np.uint32)
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:

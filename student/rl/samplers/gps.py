@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from opd.tasks.messages import message_text
 from student.rl.samplers.base import Sampler, SamplerSettings
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Gps(Sampler):
 
 def features_of(prompt: Prompt) -> NDArray[np.float32]:
     """[64] float32, unit length: signed hashes of a prompt's character 1- to 3-grams; last its log length."""
-    text = prompt.text if prompt.messages is None else "\n".join(m["content"] for m in prompt.messages)
+    text = prompt.text if prompt.messages is None else "\n".join(map(message_text, prompt.messages))
     text = f" {text} "
     found = np.zeros(_WIDTH, np.float32)
     # Hash each distinct n-gram once: long prompts repeat most of theirs.

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
+from opd.tasks.messages import message_text
 from student.data.prompt_facts import check_kept
 from student.data.templates import filled
 from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
@@ -189,4 +190,4 @@ def _words(row: Row) -> str:
     """The prompt as text: its text, or its messages."""
     if row.prompt.messages is None:
         return row.prompt.text or ""
-    return "\n".join(message["content"] for message in row.prompt.messages)
+    return "\n".join(map(message_text, row.prompt.messages))

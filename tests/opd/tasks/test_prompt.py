@@ -41,11 +41,6 @@ def test_any_text_makes_a_prompt_with_a_uid_of_16_hex_digits(text, answer):
     assert len(prompt.uid) == 16 and int(prompt.uid, 16) >= 0 and not prompt.is_chat
 
 
-def test_messages_keep_role_and_content_and_nothing_else():
-    prompt = Prompt.make([{"role": "user", "content": "hi", "name": "x"}])
-    assert prompt.is_chat and prompt.messages == ({"role": "user", "content": "hi"},)
-
-
 @pytest.mark.parametrize(
     "content", ["", [], [{"role": "user"}], [{"content": "hi"}], ["hi"], [{"role": 1, "content": ""}]]
 )

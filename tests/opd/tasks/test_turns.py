@@ -67,7 +67,7 @@ def test_results_of_tools_have_the_templates_own_role(
 ) -> None:
     tokenizer, reply = tokenizers[name], "I call."
     start = with_observation(Prompt.make([{"role": "user", "content": "Begin."}]), "Go on.", tokenizer, [TOOL])
-    assert start.template_options["tools"] == [TOOL]
+    assert start.tools == (TOOL,)
     ids = play(tokenizer, start, [reply], [("", results)])
     messages = [*map(dict, start.messages or ()), {"role": "assistant", "content": reply}]
     messages += [{"role": "tool", "content": result} for result in results]

@@ -7,6 +7,7 @@ import pytest
 
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
+from opd.tasks.template import TemplateWatch
 from student.data.prompts import _bound, _lengths
 from student.lab.tiny.tokenizer import make_tokenizer
 
@@ -33,7 +34,7 @@ def _prompt(text: str) -> Prompt:
 def test_only_texts_that_might_be_too_long_are_encoded_in_their_places() -> None:
     tokenizer = Counting()
     prompts = [_prompt(text) for text in ("1+1=", "x" * 90, "2+2=", "y" * 300)]
-    found = list(_lengths(prompts, tokenizer, 100))
+    found = list(_lengths(prompts, tokenizer, 100, TemplateWatch(tokenizer)))
     assert tokenizer.seen == ["x" * 90, "y" * 300]
     exact = [len(encode_prompt(prompt, tokenizer)) for prompt in prompts]
     assert found[1] == exact[1] and found[3] == exact[3] > 100

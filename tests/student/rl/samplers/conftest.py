@@ -59,8 +59,8 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.method.begin(self)  # type: ignore[arg-type]
 
-    def tokenizer(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+    def tokenizer(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
+        return {"input_ids": list(text.encode()) if isinstance(text, str) else [list(one.encode()) for one in text]}
 
     def read(self, items: Sequence[Any], *arguments: Any, **options: Any) -> list[Scores]:
         """Hidden states that tell how long a prompt is, and nothing else."""
