@@ -4,23 +4,21 @@
     text = client.ask([{"role": "user", "content": "..."}])
 
 Answers are cached in memory and, with `cache`, in a folder, by a hash of everything that decides them, so that a step
-that is taken again, or a run that is resumed, gets the same answers. A call that fails or takes too long raises
-`ChatFailed` after `attempts` and is never cached; whatever was asked about is then unknown. If the folder cannot be
-written, the run continues without it. The key is read from an environment variable and appears in no recipe, hash or
-message.
+that is taken again, or a run that is resumed, gets the same answers. Only the text or score of an answer is kept. A
+call that fails, takes too long or reports an error, with whatever status, raises `ChatFailed` after `attempts` and is
+never cached; whatever was asked about is then unknown. If the folder cannot be written, the run continues without it.
+The key is read from an environment variable and appears in no recipe, hash or message.
 """
 
 import contextlib
 import hashlib
-import http.client
 import json
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,14 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from opd.config import Settings
+from opd.errors import one_line
+from opd.http import Connection, NoReplyError
+from opd.strict_json import read_json
 
 log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.5
-_MOST_BYTES = 4_000_000
+_TOKEN_CHARACTERS = 64
+"""More than any token has; a text with more for each of its tokens did not come from a model."""
 
 
 class ChatFailed(Exception):
@@ -53,7 +55,9 @@ class CallFailed(Exception):
 class ServiceSettings(Settings):
     """How a service is called, over any protocol."""
 
-    timeout: float = Field(30.0, gt=0, description="Seconds that one call to the service may take.")
+    timeout: float = Field(
+        30.0, gt=0, description="Seconds that one call to the service may take, from connecting to the last byte."
+    )
     attempts: int = Field(
         2, ge=1, description="Maximum calls for one question; if none gets an answer, the result is unknown."
     )
@@ -106,7 +110,7 @@ class CachingClient:
         self._told = False
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The service's answer to `body` at `path`.
+        """What is kept of the service's answer to `body` at `path`.
 
         Raises:
             ChatFailed: if no attempt got an answer in time.
@@ -133,7 +137,7 @@ class CachingClient:
             if attempt:
                 time.sleep(_PAUSE_SECONDS * attempt)
             try:
-                return self.call(path, body)
+                return self.kept(self.call(path, body))
             except CallFailed as error:
                 reason = str(error)
                 if not error.again:
@@ -153,13 +157,26 @@ class CachingClient:
         """
         raise TypeError(f"{type(self).__name__} does not implement call")
 
+    def kept(self, answer: Any) -> Any:
+        """The part of an answer that is used and cached, of the same form; here the score, null if it is not a number.
+
+        Raises:
+            CallFailed: if the service gave no answer, but reports an error for example.
+        """
+        if not isinstance(answer, dict) or "score" not in answer or answer.get("error"):
+            raise CallFailed("its answer contains no score", again=True)
+        score = answer["score"]
+        # Not math.isfinite, which fails on integers that are too large for a float.
+        readable = isinstance(score, int | float) and abs(score) <= sys.float_info.max
+        return {"score": score if readable else None}
+
     def _read(self, key: str) -> Any:
         folder = self.settings.cache
         if folder is None:
             return None
         try:
-            return json.loads((folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return self.kept(read_json((folder / key[:2] / f"{key}.json").read_bytes()))
+        except (OSError, ValueError, CallFailed):
             return None  # not cached, or half written: ask again
 
     def _write(self, key: str, value: Any) -> None:
@@ -204,23 +221,15 @@ class JsonClient(CachingClient):
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
         """See `CachingClient.call`."""
         s = self.settings
-        headers = {"Content-Type": "application/json"}
-        if s.key_variable and (secret := os.environ.get(s.key_variable)):
-            headers["Authorization"] = f"Bearer {secret}"
-        request = urllib.request.Request(s.endpoint + path, json.dumps(body).encode(), headers)
-        deadline, received = time.monotonic() + s.timeout, b""
+        key = os.environ.get(s.key_variable) if s.key_variable else None
         try:
-            # urllib limits each read, and a service that keeps sending white space would never exceed that.
-            with urllib.request.urlopen(request, timeout=s.timeout) as answer:
-                while len(received) < _MOST_BYTES and (piece := answer.read1(_MOST_BYTES)):
-                    received += piece
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"it did not answer within {s.timeout:g} s")
-            return json.loads(received)
-        except urllib.error.HTTPError as error:
-            raise CallFailed(f"status {error.code}", again=error.code >= 500 or error.code == 429) from error
-        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise CallFailed(f"{type(error).__name__}: {error}"[:200], again=True) from error
+            with Connection(s.endpoint, seconds=s.timeout, key=key, proxied=True) as connection:
+                reply = connection.send(path, body)
+            if reply.ok:
+                return reply.json()
+        except (NoReplyError, ValueError) as error:
+            raise CallFailed(one_line(error, 200), again=True) from error
+        raise CallFailed(f"status {reply.status}", again=reply.status >= 500 or reply.status == 429)
 
 
 class ChatClient(JsonClient):
@@ -231,13 +240,14 @@ class ChatClient(JsonClient):
     def __init__(self, settings: ChatSettings) -> None:
         super().__init__(settings)
 
-    def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See `CachingClient.call`."""
-        answer = super().call(path, body)
-        # Checked here, before caching: gateways report an overload with status 200, which must not be cached.
-        if _text_in(answer) is None:
-            raise CallFailed(f"its answer contains no text: {str(answer)[:100]}", again=True)
-        return answer
+    def kept(self, answer: Any) -> Any:
+        """See `CachingClient.kept`; here the text."""
+        text = _text_in(answer)
+        if text is None or answer.get("error"):
+            raise CallFailed("its answer contains no text", again=True)
+        if len(text) > _TOKEN_CHARACTERS * self.settings.max_tokens:
+            raise CallFailed(f"its answer has {len(text)} characters, too many for max_tokens", again=True)
+        return {"choices": [{"text": text}]}
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The model's answer to a conversation.
@@ -258,26 +268,23 @@ class ChatClient(JsonClient):
     def _said(self, path: str, question: Mapping[str, Any]) -> str:
         s = self.settings
         body = {"model": s.model, **question, "temperature": s.temperature, "max_tokens": s.max_tokens}
-        answer = self.post(path, body)
-        text = _text_in(answer)
-        if text is None:  # something else has written into the folder
-            raise ChatFailed(f"{s.endpoint} sent an answer that contains no text: {str(answer)[:100]}")
-        return text
+        return str(self.post(path, body)["choices"][0]["text"])
 
 
 def _text_in(answer: Any) -> str | None:
     """The text of a chat message or completion; None if the answer has none."""
     try:
         choice = answer["choices"][0]
-        return str((choice["message"]["content"] if "message" in choice else choice["text"]) or "")
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
     except (KeyError, IndexError, TypeError):
         return None
+    return text if isinstance(text, str) else "" if text is None else None
 
 
 def object_in(reply: str) -> dict[str, Any] | None:
     """The JSON object in a model's reply, whatever is around it; None if none can be read."""
     try:
-        found: dict[str, Any] = json.loads(reply[reply.index("{") : reply.rindex("}") + 1])
-    except (ValueError, RecursionError):  # the latter for deeply nested brackets
+        found: dict[str, Any] = read_json(reply[reply.index("{") : reply.rindex("}") + 1])
+    except ValueError:
         return None
     return found

@@ -11,7 +11,6 @@ unknown_share), never wrong. Scores are cached by content, see `opd.tasks.chat`.
 """
 
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -70,10 +69,8 @@ def scored(client: JsonClient | GrpcJudgeClient, path: str, prompt: Prompt, answ
         ChatFailed: if the service gave no answer.
     """
     reference = prompt.answer if isinstance(client, JsonClient) else prompt.answer or ""
-    said = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})
-    score = said.get("score") if isinstance(said, dict) else None
-    # Not math.isfinite, which fails on integers that are too large for a float.
-    return float(score) if isinstance(score, int | float) and abs(score) <= sys.float_info.max else None
+    score = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})["score"]
+    return None if score is None else float(score)
 
 
 def text_of(prompt: Prompt) -> str:

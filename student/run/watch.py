@@ -6,10 +6,8 @@ It only reads files, so it works during the run, after it, and over ssh.
 import json
 import time
 from collections.abc import Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.request import urlopen
 
 import typer
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opd.errors import RunFolderError
+from opd.http import Connection, NoReplyError
 from student.run.reading import as_record, as_step, group, is_number, read_recipe
 from student.run.report.chart import number
 from student.run.shown import Figures, held, read_shown
@@ -124,10 +123,11 @@ class View:
             return Text(f"fleet: {why}", "dim")
         place = f"http://{host}:{port}/metrics"
         try:
-            with urlopen(place, timeout=2) as answer:
-                families = list(text_string_to_metric_families(answer.read().decode()))
-        except (OSError, ValueError, HTTPException) as error:  # another program may hold the port by now
-            return Text(f"fleet: {place} does not answer ({getattr(error, 'reason', error)})", "dim")
+            with Connection(place, seconds=2.0) as connection:
+                reply = connection.send()
+            families = list(text_string_to_metric_families(reply.raw.decode() if reply.ok else ""))
+        except (NoReplyError, ValueError) as error:  # another program may hold the port by now
+            return Text(f"fleet: {place} does not answer ({error})", "dim")
         values: dict[str, dict[str, float]] = {}
         for sample in (s for family in families for s in family.samples if "teacher" in s.labels):
             name = sample.name.removeprefix("opd_student_fleet_")

@@ -37,6 +37,7 @@ from teacher_server.engines.sglang_http import (
     SglangClient,
     flat_top_k,
     listed_log_probs,
+    most_bytes,
     score_request,
     token_log_probs,
 )
@@ -232,7 +233,8 @@ class SglangEngine:
 
     def _ask(self, item: ScoreItem, k: int, padding: range) -> dict[str, Any]:
         """The `meta_info` of a response, checked to come from the weights in use."""
-        meta = self._client.call("/generate", score_request(item, k, padding)).get("meta_info")
+        request, most = score_request(item, k, padding), most_bytes(item, k, padding)
+        meta = self._client.call("/generate", request, most_bytes=most).get("meta_info")
         if not isinstance(meta, dict):
             raise CorruptPayloadError(
                 f"SGLang at {self._client.url} sent a reply without meta_info; check its version."

@@ -5,10 +5,6 @@ The fields are those of SGLang 0.5.23: `managers/io_struct.py` and `managers/tok
 
 import base64
 import binascii
-import http.client
-import json
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError, UnavailableError
+from opd.http import MOST_BYTES, Connection, NoReplyError
 from opd.wire.types import F32, ScoreItem
 
 
@@ -27,40 +24,32 @@ class SglangClient:
         url: its address.
         api_key: bearer token of ordinary calls, or None.
         admin_key: bearer token of calls that change the server, or None.
-        timeout: seconds to wait for a response.
+        timeout: seconds that a call may take.
     """
 
     def __init__(self, url: str, api_key: str | None, admin_key: str | None, timeout: float) -> None:
         self.url = url.rstrip("/")
         self._api_key, self._admin_key, self._timeout = api_key, admin_key, timeout
 
-    def call(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> dict[str, Any]:
+    def call(
+        self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False, most_bytes: int = MOST_BYTES
+    ) -> dict[str, Any]:
         """Send GET (without a body) or POST a JSON object; returns {} if the response is empty or not an object.
 
         Raises:
-            UnavailableError: if the server cannot be reached or responds with an error.
+            UnavailableError: if no response of at most `most_bytes` arrives in time, or it is an error or a redirect.
             CorruptPayloadError: if the response is not JSON.
         """
-        headers = {"Content-Type": "application/json"}
         key = self._admin_key if admin else self._api_key
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        data = None if body is None else json.dumps(body).encode()
         try:
-            # Inside the `try`, because a malformed address raises ValueError.
-            request = urllib.request.Request(self.url + path, data=data, headers=headers)
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                raw = answer.read()
-        # Caught first, because it is an OSError too: the server was reached and gave a reason.
-        except urllib.error.HTTPError as error:
-            reason = " ".join(error.read(500).decode(errors="replace").split())
-            raise UnavailableError(
-                f"SGLang at {self.url}{path} responded with status {error.code}: {reason}"
-            ) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {reason}; is it running?") from error
+            with Connection(self.url, seconds=self._timeout, key=key, proxied=True) as connection:
+                reply = connection.send(path, body, most_bytes=most_bytes)
+        except NoReplyError as error:
+            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
+        if not reply.ok:
+            raise UnavailableError(f"SGLang at {self.url}{path} responded with status {reply.status}: {reply.quoted()}")
         try:
-            found = json.loads(raw) if raw.strip() else {}
+            found = reply.json() if reply.raw.strip() else {}
         except ValueError as error:
             raise CorruptPayloadError(
                 f"SGLang at {self.url}{path} sent a reply that is not JSON; check that the address is an SGLang "
@@ -94,6 +83,11 @@ def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[s
     return body
 
 
+def most_bytes(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> int:
+    """Largest response to `score_request` that is read, in bytes: several times what SGLang sends."""
+    return 2**20 + len(item.token_ids) * (128 * (1 + len(listed)) + 32 * k)
+
+
 def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
     """[T] log-probs of the response ids, which follow a null entry for the last prompt token.
 
@@ -106,7 +100,7 @@ def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
         raise CorruptPayloadError(f"SGLang at {url} returned {count} input log-probs instead of {len(expected) + 1}.")
     try:
         pairs = [(float(entry[0]), int(entry[1])) for entry in entries[1:]]
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise CorruptPayloadError(
             f"SGLang at {url} returned an input log-prob that is not a number: {error}."
         ) from error
@@ -129,7 +123,7 @@ def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url
     try:
         values = [[float(entry[0]) for entry in row] for row in entries[1:]]
         fits = all([int(entry[1]) for entry in row] == list(listed) for row in entries[1:])
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise CorruptPayloadError(
             f"SGLang at {url} returned a log-prob of a listed id that is not a number: {error}."
         ) from error

@@ -1,10 +1,38 @@
 """What tests of engines on rollout servers do with them."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
+from other_weights import move
+from sglang_rollouts import SglangRollouts
 
+from opd.config import parse_settings
 from student.data.row import Row
+from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
+from student.rollout.spec import RolloutSpec
+
+
+def engine_on(
+    servers: tuple[SglangRollouts, ...], path: Path, folder: Path, model: Any = None, **settings: Any
+) -> ServersEngine:
+    """An engine on stand-ins, by default for a student whose weights are not the servers' first ones."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    cls = ROLLOUT_ENGINES.load("sglang_server")
+    entry = {"name": "sglang_server", "endpoints": [server.url for server in servers], "in_flight": 2}
+    entry |= {"folder": str(folder), "patience_seconds": 0.0, **settings}
+    engine: ServersEngine = cls(parse_settings(cls.settings_type, entry))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if model is None:
+        model = AutoModelForCausalLM.from_pretrained(path)
+        move(model)
+    spec = RolloutSpec(seed=7, batch_rows=4, candidates=3, valid_vocab=len(tokenizer), max_prompt_tokens=40)
+    engine.open(EngineSetup(model, tokenizer, spec, str(path)))
+    return engine
 
 
 def sync(engine: ServersEngine, version: int = 1) -> None:

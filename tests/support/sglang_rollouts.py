@@ -8,6 +8,7 @@ tokens follow from weights, ids and seed. New weights wait for the rows under wa
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class SglangRollouts:
         changes: whether the weights are replaced, as by another client, in the middle of the next row.
         went: set when it is gone.
         gate: rows wait until this is set; None: they do not.
+        lie: sends its own answer to a row, given the connection and the true answer; None: the truth is sent.
+        lied: set when it did.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
@@ -44,6 +47,8 @@ class SglangRollouts:
         self.fails, self.stale, self.changes, self.gone = 0, False, False, False
         self.went = threading.Event()
         self.gate: threading.Event | None = None
+        self.lie: Callable[[Any, Any], None] | None = None
+        self.lied = threading.Event()
         self._lock = threading.RLock()  # a model runs one row at a time here
         stand_in = self
 
@@ -59,6 +64,15 @@ class SglangRollouts:
             def _answer(self, body: Any) -> None:
                 status, found = stand_in.answer(self.path, body)
                 if status == 0:  # gone: no answer, and no other
+                    self.close_connection = True
+                    return
+                if (
+                    stand_in.lie is not None
+                    and self.path == "/generate"
+                    and body["sampling_params"]["temperature"] == 1
+                ):
+                    stand_in.lied.set()
+                    stand_in.lie(self.connection, found)
                     self.close_connection = True
                     return
                 raw = json.dumps(found).encode()

@@ -3,18 +3,19 @@
 A row is finished when its whole answer has arrived, and is requested again only if none has, so no row comes twice.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from opd.errors import RolloutEngineError
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask
 from student.rollout.servers.http import Connection, LostError
 from student.rollout.servers.server import Server
 
 Take = Callable[[int, Answer], None]
-_Told = tuple[int, Answer] | tuple[Server, str] | Exception
+_Told = tuple[int, Answer] | tuple[Server, str] | BaseException
+log = logging.getLogger(__name__)
 
 
 class Crowd:
@@ -48,7 +49,6 @@ class Crowd:
 
         Raises:
             EngineLostError: if no server is left.
-            RolloutEngineError: if a server refuses a row.
         """
         for thread in self._threads:
             thread.start()
@@ -56,7 +56,7 @@ class Crowd:
         try:
             while left:
                 told = self._told.get()
-                if isinstance(told, Exception):
+                if isinstance(told, BaseException):
                     raise told
                 first, second = told
                 if isinstance(first, int) and isinstance(second, Answer):
@@ -76,6 +76,7 @@ class Crowd:
         if not up:
             reasons = "; ".join(f"{one.url}: {one.lost}" for one in self._connections)
             raise EngineLostError(f"all rollout servers are lost ({reasons}).")
+        log.warning("rollout server %s is left out until the next sync: %s.", server.url, why.rstrip("."))
 
     def _work(self, server: Server, connection: Connection) -> None:
         """Sample rows from the queue with one connection; runs in a thread."""
@@ -88,10 +89,8 @@ class Crowd:
             except LostError as error:
                 self._again(index, server, str(error))
                 return
-            except (RolloutEngineError, KeyError, TypeError, ValueError, IndexError) as error:
-                known = isinstance(error, RolloutEngineError)
-                said = f"rollout server {server.url} sent an unexpected answer ({type(error).__name__}: {error})."
-                self._told.put(error if known else RolloutEngineError(said))
+            except BaseException as error:  # raised again where the rows are awaited, which would otherwise hang
+                self._told.put(error)
                 return
             if not answer.whole or answer.weights != (ask.weights,):
                 held = " and ".join(answer.weights) or "no weights"

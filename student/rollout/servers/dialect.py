@@ -25,7 +25,7 @@ class Ask:
         stops: ids that end the row; the one that does is kept as its last token.
         seed: seed from the row's own random stream, below 2^31.
         top: number of most likely ids to return at each position.
-        barred: ids that are never drawn, because they are padding rows of the head.
+        barred: ids that are never drawn, because they are padding rows of the head; valid ids are those below.
         weights: label of the weights to sample with.
     """
 
@@ -99,6 +99,11 @@ class Dialect(Protocol):
 
     def generate(self, connection: Connection, ask: Ask, *, adapters: bool) -> Answer:
         """Sample a row."""
+
+
+def most_bytes(ask: Ask) -> int:
+    """Largest answer to a row that is read, in bytes: several times what both kinds of server send."""
+    return 2**20 + 512 * ask.limit * (1 + ask.top)
 
 
 def barred(ids: range) -> Mapping[str, Any]:

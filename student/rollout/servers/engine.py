@@ -8,8 +8,9 @@
 
 Requests and answers carry token ids. Log-probs are those of the distribution sampled from, at the row's temperature.
 The servers draw the tokens: each request carries a seed from the row's random stream, so a server of the same version
-repeats its draw, but other engines draw other tokens. No row is lost with a server: its rows go to the other servers,
-and if none is left, the run waits until one comes back, sends it the weights and continues.
+repeats its draw, but other engines draw other tokens. A server that does not answer, refuses a row or sends an
+impossible one is left out until the next sync. No row is lost with it: its rows go to the other servers, and if none is
+left, the run waits until one comes back, sends it the weights and continues.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class ServersEngine(RolloutEngine):
 
         Raises:
             DataError: for a row that may become longer than the servers allow.
-            RolloutEngineError: if a server refuses a row, or no server comes back in time.
+            RolloutEngineError: if all servers are lost, and none comes back in time or finishes a row.
         """
         from student.rollout.rows import sample_rows
 
@@ -263,26 +264,18 @@ class ServersEngine(RolloutEngine):
         return self._ask(prompt, planned.max_new_tokens, planned.temperature, stops, seed, top)
 
     def _deliver(self, request: Request, answer: Answer) -> None:
-        """Pass an answer's tokens to its request.
-
-        Raises:
-            RolloutEngineError: for an answer that does not end at its first stop or its limit, or lacks candidates.
-            NonFiniteError: for a log-prob that is NaN or infinite.
-        """
+        """Pass an answer's tokens, which `answer_check` has checked, to its request."""
         from student.rollout.servers.weights import chosen
 
-        spec, name = self.setup.spec, request.planned.prompt.name
+        spec = self.setup.spec
         likely: Sequence[NDArray[np.uint32] | None] = [None] * len(answer.ids)
         if self._weights.likely is not None:
             likely = list(self._weights.likely.of(request.input_ids.tolist(), answer.ids))
             self._count("rows_filled", 1)
         elif answer.top:
             likely = [chosen(top, spec.candidates, spec.keep_ids) for top in answer.top]
-        ended = [request.take(*token) for token in zip(answer.ids, answer.logp, likely, strict=True)]
-        if not ended or not ended[-1] or any(ended[:-1]):
-            raise RolloutEngineError(
-                f"a rollout server ended {name} at a token that is not one of the stop tokens it was given."
-            )
+        for token in zip(answer.ids, answer.logp, likely, strict=True):
+            request.take(*token)
 
 
 class VllmServerEngine(ServersEngine):

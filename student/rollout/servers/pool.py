@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from opd.errors import ConfigError, RolloutEngineError
+from opd.errors import ConfigError, OpdError, RolloutEngineError, one_line
 from student.rollout.servers.dialect import Ask, Dialect
 from student.rollout.servers.http import LostError
-from student.rollout.servers.server import NotLoadedError, Server
+from student.rollout.servers.server import MALFORMED, NotLoadedError, Server
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -72,28 +72,53 @@ class Pool:
         self._lock, self._ask, self._count = lock, ask, count
         self.servers = [Server(url, dialect(), settings, adapters=adapters) for url in settings.endpoints]
         self.longest, self.fills = 2**31, False
+        failures = []
         for server in self.servers:
-            self._look_at(server)
+            try:
+                self._look_at(server)
+            except (LostError, RolloutEngineError, *MALFORMED) as error:
+                server.lost = one_line(error)
+                failures.append(self._unusable(server, error))
+        if len(failures) == len(self.servers):
+            raise failures[0]
+        for failure in failures:
+            log.warning("%s It is left out until it can be used, which is tried again at each sync.", failure)
         self.known = KnownRow.of(setup.spec, self.longest)
 
     def _look_at(self, server: Server) -> None:
-        try:
-            facts = server.facts()
-        except LostError as error:
-            raise RolloutEngineError(
-                f"rollout server {error}; start it first, or remove it from rollout.engine.endpoints."
-            ) from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"rollout server {server.url} does not describe itself as servers of engine {self._settings.name} do "
-                f"({type(error).__name__}: {error}); set rollout.engine.name to the engine for servers of its kind, "
-                "or name another endpoint."
-            ) from error
+        facts = server.facts()
         if facts.wrong:
             raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
         if facts.most_likely < self._setup.spec.candidates:
             self._lacking(server, facts.most_likely)
-        self.longest = min(self.longest, facts.longest)
+        self.longest, server.known = min(self.longest, facts.longest), True
+
+    def _unusable(self, server: Server, error: Exception) -> OpdError:
+        if isinstance(error, MALFORMED):
+            return ConfigError(
+                f"rollout server {server.url} does not describe itself as servers of engine {self._settings.name} do "
+                f"({type(error).__name__}: {one_line(error, 200)}); set rollout.engine.name to the engine for servers "
+                "of its kind, or name another endpoint."
+            )
+        return RolloutEngineError(
+            f"rollout server {one_line(error)}; start it first, or remove it from rollout.engine.endpoints."
+        )
+
+    def _admit(self, server: Server) -> None:
+        """Look at a server that could not be used when the run began; it must allow what the others do.
+
+        Raises:
+            NotLoadedError: if it does not.
+        """
+        facts = server.facts()
+        wrong = facts.wrong
+        if facts.longest < self.longest:
+            wrong = f"allows {facts.longest} tokens, fewer than the {self.longest} of the others"
+        elif facts.most_likely < self._setup.spec.candidates and not self.fills:
+            wrong = f"returns at most {facts.most_likely} likely ids, fewer than the others"
+        if wrong:
+            raise NotLoadedError(f"rollout server {server.url} {wrong}.")
+        server.known = True
 
     def _lacking(self, server: Server, most_likely: int) -> None:
         """Handle a server that returns too few candidates: the student finds the candidates of all rows instead.
@@ -132,7 +157,7 @@ class Pool:
         """Send the weights to every server that answers; wait for one if none does.
 
         Raises:
-            RolloutEngineError: if no server loaded them, or a server turns out to hold other weights.
+            RolloutEngineError: if no server loaded them, or those that did turn out to hold other weights.
         """
         until = time.monotonic() + self._settings.patience_seconds
         while True:
@@ -156,12 +181,14 @@ class Pool:
         """Send the weights to one server; returns whether it had to load them, or the error why it is left out."""
         failure: Exception
         try:
+            if not server.known:
+                self._admit(server)
             loaded = server.update(weights.source, weights.label, self._lock(server.url))
             self._compare(server, weights)
             return loaded
-        except (LostError, NotLoadedError) as error:
+        except (LostError, RolloutEngineError) as error:
             failure = error
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except MALFORMED as error:
             # For example a proxy that answers with an HTML page while the server behind it is away.
             failure = LostError(f"{server.url} sent an unexpected answer ({type(error).__name__}: {error})")
         server.label, server.lost = None, str(failure)
@@ -191,7 +218,6 @@ class Pool:
         gap = distance(logp, np.array(expected))
         bound = self._settings.tolerance or tolerance(self._setup.dtype(self._settings.dtype))
         if gap > bound:
-            server.label, server.lost = None, "it holds other weights"
             raise RolloutEngineError(
                 f"after a sync, the log-probs of rollout server {server.url} for the known row differ from the "
                 f"student's by {gap:.3g} nats, over rollout.engine.tolerance {bound:g}: the server holds other "

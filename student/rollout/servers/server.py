@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from opd.errors import RolloutEngineError
+from opd.errors import RolloutEngineError, one_line
+from student.rollout.servers.answer_check import problem_of
 from student.rollout.servers.dialect import Answer, Ask, Dialect, Facts
-from student.rollout.servers.http import Connection, LostError, RefusedError
+from student.rollout.servers.http import Connection, LostError
 from student.rollout.servers.settings import ServersSettings
 
 if TYPE_CHECKING:
     from student.rollout.servers.held import HeldWeights
 
 _ANSWER_SECONDS = 60.0  # timeout for calls that a server answers without computing
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading an answer of another form raises."""
 
 
 class NotLoadedError(RolloutEngineError):
@@ -36,12 +39,13 @@ class Server:
     Attributes:
         label: label of the weights that it holds; None if it holds other weights or none.
         lost: a clause saying why the server is not used; "" if it is.
+        known: whether it was found to be usable, see `Pool`.
     """
 
     def __init__(self, url: str, dialect: Dialect, settings: ServersSettings, *, adapters: bool) -> None:
         self.url, self._dialect, self._settings, self._adapters = url, dialect, settings, adapters
         self.label: str | None = None
-        self.lost = ""
+        self.lost, self.known = "", False
         self._good: tuple[Path, str] | None = None
 
     def connect(self, seconds: float | None = None) -> Connection:
@@ -50,21 +54,20 @@ class Server:
 
     def facts(self) -> Facts:
         """See `Dialect.facts`."""
-        connection = self.connect(min(_ANSWER_SECONDS, self._settings.row_seconds))
-        try:
+        with self.connect(min(_ANSWER_SECONDS, self._settings.row_seconds)) as connection:
             return self._dialect.facts(connection, adapters=self._adapters, nccl=self._settings.transfer == "nccl")
-        finally:
-            connection.close()
 
     def generate(self, connection: Connection, ask: Ask) -> Answer:
         """See `Dialect.generate`.
 
         Raises:
-            LostError: if the server does not answer, or its engine has died.
-            RefusedError: if it refuses the row.
+            LostError: if the server does not answer, refuses the row, or sends an impossible one.
         """
-        with _broken_is_lost():
-            return self._dialect.generate(connection, ask, adapters=self._adapters)
+        with self._bad_answers_are_lost():
+            answer = self._dialect.generate(connection, ask, adapters=self._adapters)
+            if answer.whole and (problem := problem_of(answer, ask)):
+                raise LostError(f"{self.url} sent a row that {problem}")
+            return answer
 
     def update(self, source: Path | HeldWeights, label: str, lock: FileLock) -> bool:
         """Load weights from a folder or from this process into the server, unless it holds them already.
@@ -77,28 +80,20 @@ class Server:
             NotLoadedError: if it could not load them; it then holds the previous weights again, or is not used.
         """
         self.label = None
-        connection = self.connect(self._settings.sync_seconds)
-        try:
-            with lock:
-                held = self._held()
-                if new := label not in held:
-                    self._load(connection, source, label, held)
-            self.label, self.lost = label, ""
-            if isinstance(source, Path):  # weights of this process no longer exist once the student has moved on
-                self._good = source, label
-            return new
-        finally:
-            connection.close()
+        with self.connect(self._settings.sync_seconds) as connection, lock:
+            held = self._held()
+            if new := label not in held:
+                self._load(connection, source, label, held)
+        self.label, self.lost = label, ""
+        if isinstance(source, Path):  # weights of this process no longer exist once the student has moved on
+            self._good = source, label
+        return new
 
     def _held(self) -> frozenset[str]:
         """See `Dialect.holds`."""
         # With a short timeout: a server that accepts connections but hangs would otherwise delay each sync.
-        connection = self.connect(min(_ANSWER_SECONDS, self._settings.sync_seconds))
-        try:
-            with _broken_is_lost():
-                return self._dialect.holds(connection, adapters=self._adapters)
-        finally:
-            connection.close()
+        with self._bad_answers_are_lost(), self.connect(min(_ANSWER_SECONDS, self._settings.sync_seconds)) as short:
+            return self._dialect.holds(short, adapters=self._adapters)
 
     def _load(self, connection: Connection, source: Path | HeldWeights, label: str, held: frozenset[str]) -> None:
         if self._adapters and isinstance(source, Path):
@@ -106,7 +101,7 @@ class Server:
             mine = {self._good[1]} if self._good else set()
             try:
                 self._dialect.load_adapter(connection, source, label, held & mine)
-            except RolloutEngineError as error:
+            except (RolloutEngineError, *MALFORMED) as error:
                 raise NotLoadedError(
                     f"rollout server {self.url} did not take adapters {label}: {str(error).rstrip('.')}."
                 ) from error
@@ -116,25 +111,28 @@ class Server:
                 self._dialect.load(connection, source, label)
             else:
                 self._dialect.receive(connection, source, label)
-        except RolloutEngineError as error:
+        except (RolloutEngineError, *MALFORMED) as error:
             state = "it now holds an incomplete set of weights"
             if self._good is not None and self._good[0].exists():
                 try:
                     self._dialect.load(connection, *self._good)
                     state = f"it holds the earlier weights {self._good[1]} again"
-                except (RolloutEngineError, LostError) as other:
+                except (RolloutEngineError, LostError, *MALFORMED) as other:
                     state += f" ({other})"
             raise NotLoadedError(
                 f"rollout server {self.url} did not take weights {label}: {error}; {state}."
             ) from error
 
+    @contextmanager
+    def _bad_answers_are_lost(self) -> Iterator[None]:
+        """Turn errors and answers of another form into `LostError`.
 
-@contextmanager
-def _broken_is_lost() -> Iterator[None]:
-    """Turn 5xx answers into `LostError`: a dead engine answers 500 until it exits, a bad request gets a 4xx."""
-    try:
-        yield
-    except RefusedError as error:
-        if error.code < 500:
-            raise
-        raise LostError(str(error)) from error
+        They come from this server or something in front of it, and say nothing about the row or about other servers.
+        """
+        try:
+            yield
+        except RolloutEngineError as error:
+            raise LostError(str(error).rstrip(".")) from error
+        except MALFORMED as error:
+            said = f"{self.url} sent an unexpected answer ({type(error).__name__}: {one_line(error, 200)})"
+            raise LostError(said) from error

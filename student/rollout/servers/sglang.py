@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError
-from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred
+from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred, most_bytes
 from student.rollout.servers.http import Connection
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ class SglangDialect:
         body = {"input_ids": ask.prompt, "sampling_params": sampling, "return_logprob": True, "stream": False}
         body |= {"top_logprobs_num": ask.top} if ask.top else {}
         body |= {"lora_path": ask.weights} if adapters else {}
-        found = connection.call("/generate", body)
-        meta, ids = found["meta_info"], [int(i) for i in found["output_ids"]]
+        found = connection.call("/generate", body, most_bytes=most_bytes(ask))
+        meta, ids = found["meta_info"], found["output_ids"]
         if meta["finish_reason"]["type"] not in ("stop", "length"):
             return Answer([], [], [], (), whole=False)
         entries = meta["output_token_logprobs"]
-        if [int(entry[1]) for entry in entries] != ids:
+        if [entry[1] for entry in entries] != ids:
             raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
-        top = [[int(entry[1]) for entry in row] for row in meta["output_top_logprobs"]] if ask.top else []
+        top = [[entry[1] for entry in row] for row in meta["output_top_logprobs"]] if ask.top else []
         spans = [str(span["version"]) for span in meta.get("weight_versions") or ()]
         weights = (ask.weights,) if adapters else tuple(dict.fromkeys(spans)) or (str(meta["weight_version"]),)
-        return Answer(ids, [float(entry[0]) for entry in entries], top, weights)
+        return Answer(ids, [entry[0] for entry in entries], top, weights)

@@ -99,7 +99,7 @@ def send(weights: HeldWeights, connection: Connection) -> None:
 
     Args:
         weights: what to send.
-        connection: connection to the server; its timeout also bounds the transfer.
+        connection: connection to the server; its time limit also bounds the transfer.
 
     Raises:
         LostError: if the server does not answer in time.
@@ -135,9 +135,9 @@ def send(weights: HeldWeights, connection: Connection) -> None:
     with _SENDING:
         threading.Thread(target=work, daemon=True).start()
         try:
-            calls.outcome.result(own.timeout)
+            calls.outcome.result(own.seconds)
         except TimeoutError as error:
-            raise LostError(f"{own.url} did not take the weights within {own.timeout:g} s") from error
+            raise LostError(f"{own.url} did not take the weights within {own.seconds:g} s") from error
         except (LostError, RolloutEngineError):
             raise
         except Exception as error:

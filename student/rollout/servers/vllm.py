@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError
-from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred
+from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred, most_bytes
 from student.rollout.servers.http import Connection, RefusedError
 from student.rollout.servers.transfer import reset, send
 
@@ -119,11 +119,12 @@ class VllmDialect:
             **barred(ask.barred),
         }
         body = {"token_ids": ask.prompt, "sampling_params": sampling}
-        found = connection.call("/inference/v1/generate", body | ({"model": ask.weights} if adapters else {}))
-        choice = found["choices"][0]
+        body |= {"model": ask.weights} if adapters else {}
+        found = connection.call("/inference/v1/generate", body, most_bytes=most_bytes(ask))
+        (choice,) = found["choices"]
         if choice["finish_reason"] not in ("stop", "length"):
             return Answer([], [], [], (), whole=False)
-        ids, content = [int(i) for i in choice["token_ids"]], choice["logprobs"]["content"]
+        ids, content = choice["token_ids"], choice["logprobs"]["content"]
         if [entry["token_id"] for entry in content] != ids:
             raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
         # The sampled token comes first, then others by rank; the sampled one is among these only if in the top k.
@@ -133,7 +134,7 @@ class VllmDialect:
         ]
         spans = [str(span["version"]) for span in choice["weight_versions"] or ()]
         weights = (str(found["model"]),) if adapters else tuple(dict.fromkeys(spans))
-        return Answer(ids, [float(entry["logprob"]) for entry in content], top if ask.top else [], weights)
+        return Answer(ids, [entry["logprob"] for entry in content], top if ask.top else [], weights)
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def _replaced(connection: Connection, label: str) -> Iterator[None]:
     finally:
         # After an error too: a paused server answers no request, so this run could not repair it. The timeout is
         # short, because a server that hangs has already been given the time that loading weights takes.
-        last = connection.another(min(_ANSWER_SECONDS, connection.timeout))
+        last = connection.another(min(_ANSWER_SECONDS, connection.seconds))
         try:
             last.call("/resume", {})
         finally:

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from opd.adapters import ADAPTER_WEIGHTS
-from opd.errors import RolloutEngineError
 from student.learning.lora import adapter_tensors
 from student.learning.ranks import Ranks
 from student.learning.sharding import FILE_BYTES, in_files
@@ -78,14 +77,7 @@ def chosen(top: Sequence[int], count: int, keep: Sequence[int]) -> NDArray[np.ui
         top: the most likely ids in descending order of probability, at least `count`.
         count: number of candidates.
         keep: ids that must be among them.
-
-    Raises:
-        RolloutEngineError: if `top` has fewer than `count` ids.
     """
-    if len(set(top)) < count:
-        raise RolloutEngineError(
-            f"a rollout server returned {len(set(top))} likely ids at a position, but {count} were asked for."
-        )
     missing = [token for token in keep if token not in top]
     ranked = list(top[:count])
     for token in reversed(top[:count]):

@@ -1,14 +1,11 @@
 """The chat client and the rewards that ask it, against a real HTTP server that also fails on purpose."""
 
-import contextlib
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import WIRES, Liar, Wire, lying, said, whole
 from judge_servers import Server, serving
 from rows import make_row
 
@@ -82,12 +79,66 @@ def test_a_failure_is_told_and_not_kept(server: Server, say: Any, calls: int) ->
 def test_an_answer_that_breaks_the_protocol_is_a_failure_too(server: Server) -> None:
     server.says_raw = b"nonsense\r\n\r\n"
     made = client(server)
-    with pytest.raises(ChatFailed, match="BadStatusLine"):
+    with pytest.raises(ChatFailed, match="RemoteProtocolError"):
         made.ask(QUESTION)
     assert len(server.asked) == 2
     server.says_raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"  # cut off in mid answer
-    with pytest.raises(ChatFailed, match="IncompleteRead"):
+    with pytest.raises(ChatFailed, match="RemoteProtocolError"):
         made.ask(QUESTION)
+
+
+@pytest.mark.parametrize("lie", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("name", ["judge", "http_judge"])
+def test_a_judge_that_lies_is_unknown_in_time_and_nothing_of_it_is_kept(name: str, lie: Wire, tmp_path: Path) -> None:
+    with lying(lie) as liar:
+        made = reward(liar, name, timeout=0.3, attempts=1, cache=str(tmp_path))
+        with pytest.raises(ChatFailed, match=r"127\.0\.0\.1"):
+            made.value(PROMPT, "2")
+        assert not list(tmp_path.rglob("*.json"))
+        answer = {"choices": [{"message": {"content": "10"}}], "score": 1}
+        liar.lie = said(answer)
+        made.client.settings = made.client.settings.model_copy(update={"timeout": 60.0})
+        assert made.value(PROMPT, "2") == 1.0
+        liar.lie = said({**answer, "error": "overloaded"})
+        with pytest.raises(ChatFailed):
+            made.value(PROMPT, "3")
+
+
+def test_a_key_does_not_follow_a_redirect(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    for status in ("302 Found", "307 Temporary Redirect"):
+        with lying(whole("", status, f"Location: {server.url}/v1/chat/completions")) as liar:
+            asked = {"endpoint": liar.url, "model": "m", "key_variable": "A_KEY", "attempts": 1}
+            with pytest.raises(ChatFailed, match="status 30"):
+                ChatClient(parse_settings(ChatSettings, asked)).ask(QUESTION)
+    assert server.asked == []
+
+
+def test_only_what_is_used_of_an_answer_is_kept(server: Server, tmp_path: Path) -> None:
+    server.say = lambda path, body: {"choices": [{"message": {"content": "7"}}], "usage": "x" * 100_000, "score": 7}
+    for name in ("judge", "http_judge"):
+        reward(server, name, cache=str(tmp_path)).value(PROMPT, "2")
+    files = list(tmp_path.rglob("*.json"))
+    assert len(files) == 2 and all(file.stat().st_size < 100 for file in files)
+
+
+def test_a_text_that_is_longer_than_was_asked_for_is_a_failure(server: Server) -> None:
+    server.say = lambda path, body: {"choices": [{"message": {"content": "7" * 10_000}}]}
+    with pytest.raises(ChatFailed, match="10000 characters, too many for max_tokens"):
+        client(server, max_tokens=9).ask(QUESTION)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"score": NaN}', "null", '{"error": "x"}'], ids=["deep", "NaN", "null", "error"]
+)
+def test_a_file_of_the_cache_that_holds_no_answer_is_asked_about_again(
+    server: Server, tmp_path: Path, text: str
+) -> None:
+    server.say = lambda path, body: {"score": 0.5}
+    reward(server, "http_judge", cache=str(tmp_path)).value(PROMPT, "2")
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(text)
+    assert reward(server, "http_judge", cache=str(tmp_path)).value(PROMPT, "2") == 0.5 and len(server.asked) == 2
 
 
 def test_a_service_that_hangs_or_is_away_is_given_up(server: Server) -> None:
@@ -99,27 +150,7 @@ def test_a_service_that_hangs_or_is_away_is_given_up(server: Server) -> None:
         ChatClient(away).ask(QUESTION)
 
 
-def test_a_service_that_sends_white_space_without_end_is_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-
-        def drip() -> None:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(OSError):  # the client hangs up
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-                while True:
-                    connection.sendall(b" ")
-                    time.sleep(0.02)
-
-        thread = threading.Thread(target=drip)
-        thread.start()
-        asked = {"endpoint": f"http://127.0.0.1:{port}", "model": "m", "timeout": 0.5, "attempts": 1}
-        with pytest.raises(ChatFailed, match=r"did not answer within 0\.5 s"):
-            ChatClient(parse_settings(ChatSettings, asked)).ask(QUESTION)
-        thread.join()
-
-
-def reward(server: Server, name: str, **settings: Any) -> Any:
+def reward(server: Server | Liar, name: str, **settings: Any) -> Any:
     cls = REWARDS.load(name)
     model = {} if name == "http_judge" else {"model": "m"}
     return cls(parse_settings(cls.settings_type, {"name": name, "endpoint": server.url, **model, **settings}))
@@ -129,13 +160,13 @@ PROMPT = Prompt.make("1+1=", answer="2", extra={"constraints": ["short", "polite
 
 
 def test_a_judge_grades_and_what_it_does_not_say_is_unknown(server: Server) -> None:
-    said = ["It is good. Grade: 8", "no idea", "12", "-3", "8/10", "I give it 6.5 out of 10.", "between 3-4"]
-    said += ["**8**/10", r"$\boxed{8}/10$", "7 (out of 10)"]
-    texts = iter(said)
+    words = ["It is good. Grade: 8", "no idea", "12", "-3", "8/10", "I give it 6.5 out of 10.", "between 3-4"]
+    words += ["**8**/10", r"$\boxed{8}/10$", "7 (out of 10)"]
+    texts = iter(words)
     server.say = lambda path, body: {"choices": [{"message": {"content": next(texts)}}]}
     made = reward(server, "judge")
     wanted = [0.8, None, 1.0, 0.0, 0.8, 0.65, 0.4, 0.8, 0.8, 0.7]
-    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(len(said))] == wanted
+    assert [made.value(PROMPT, f"answer {i} {{reference}}") for i in range(len(words))] == wanted
     asked = server.asked[0][1]["messages"][0]["content"]
     assert "1+1=" in asked and "answer 0 {reference}" in asked and "Reference:\n2" in asked
 
@@ -155,10 +186,10 @@ def test_a_judge_that_is_down_leaves_rows_unknown_and_counts_them(
 
 
 def test_any_service_can_score(server: Server) -> None:
-    said = {"bad": -1.5, "odd": None, "endless": 10**400, "text": "1"}
-    server.say = lambda path, body: {"score": said[body["answer"]]}
+    scores = {"bad": -1.5, "odd": None, "endless": 10**400, "text": "1"}
+    server.say = lambda path, body: {"score": scores[body["answer"]]}
     made = reward(server, "http_judge", path="/score")
-    assert [made.value(PROMPT, answer) for answer in said] == [-1.5, None, None, None]
+    assert [made.value(PROMPT, answer) for answer in scores] == [-1.5, None, None, None]
     assert server.asked[0][:2] == ("/score", {"prompt": "1+1=", "answer": "bad", "reference": "2"})
 
 

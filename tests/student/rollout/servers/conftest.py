@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from other_weights import move, train_adapters
+from other_weights import train_adapters
+from server_engines import engine_on
 from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 
@@ -34,26 +35,12 @@ def start(world: Path) -> Iterator[Callable[..., SglangRollouts]]:
 
 @pytest.fixture
 def open_engine(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
-    """Open an engine on servers, by default for a student whose weights are not the servers' first ones."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+    """Open an engine on servers, see `engine_on`."""
     opened: list[ServersEngine] = []
-    path = str(world / "student")
 
-    def make(*servers: SglangRollouts, model: Any = None, **settings: Any) -> ServersEngine:
-        torch.set_num_threads(1)
-        cls = ROLLOUT_ENGINES.load("sglang_server")
-        entry = {"name": "sglang_server", "endpoints": [server.url for server in servers], "in_flight": 2}
-        entry |= {"folder": str(tmp_path / "weights"), "patience_seconds": 0.0, **settings}
-        engine: ServersEngine = cls(parse_settings(cls.settings_type, entry))
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        if model is None:
-            model = AutoModelForCausalLM.from_pretrained(path)
-            move(model)
-        spec = RolloutSpec(seed=7, batch_rows=4, candidates=3, valid_vocab=len(tokenizer), max_prompt_tokens=40)
-        engine.open(EngineSetup(model, tokenizer, spec, path))
-        opened.append(engine)
-        return engine
+    def make(*servers: SglangRollouts, **settings: Any) -> ServersEngine:
+        opened.append(engine_on(servers, world / "student", settings.pop("folder", tmp_path / "weights"), **settings))
+        return opened[-1]
 
     yield make
     for engine in opened:

@@ -34,10 +34,10 @@ from student.rollout.servers.vllm import VllmDialect
 
 url, folder, label, lock, last = sys.argv[1:]
 call = Connection.call
-def dying(self, path, body=None):
+def dying(self, path, body=None, **limits):
     if path == last:
         os.kill(os.getpid(), signal.SIGKILL)
-    return call(self, path, body)
+    return call(self, path, body, **limits)
 Connection.call = dying
 settings = ServersSettings(name="vllm_server", endpoints=[url])
 Server(url, VllmDialect(), settings, adapters=False).update(Path(folder), label, FileLock(lock))
