@@ -6,6 +6,8 @@ The result is one row: `turns` are the student's spans, and the environment's id
 False and `tool_mask` True. Sampled ids are never re-encoded; they are scored and trained exactly as they were sampled.
 The random stream of a turn is keyed by the row's key and the turn, so an episode does not depend on its batch.
 
+If an environment has no place for all episodes of a batch, the others are played once these have ended.
+
 An episode that breaks (its environment raises, hangs or dies) ends there: what was sampled is kept as a row that is
 not trained on, with an unknown verdict. The tag `ended` says how an episode ended: success, failure, done (not known
 whether solved), turns, tokens, context, replay, or broken. The KV cache is rebuilt in each turn, so the cost of an
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
 OnRow = Callable[[Row], None]
 log = logging.getLogger(__name__)
+_PLACE_SECONDS = 0.5  # an environment's server takes a moment to notice that a place is free
 
 
 class EpisodePlayer:
@@ -59,6 +63,7 @@ class EpisodePlayer:
         if settings.history == "summary":
             self._summaries = Summaries(settings.summary, settings.turn_tokens, tokenizer, self._stops)
         self._worlds: dict[str, Worlds] = {}
+        self._places: int | None = None
         self._checked = False
 
     @staticmethod
@@ -80,11 +85,40 @@ class EpisodePlayer:
         Returns:
             The rows in the order of `planned`.
         """
+        rows: dict[int, Row] = {}
+        limit = self._settings.limits.reset_seconds
+        until = time.monotonic() + limit
+        while len(rows) < len(planned):
+            some = [index for index in range(len(planned)) if index not in rows][: self._places]
+            late = time.monotonic() >= until
+            found = self._play([planned[index] for index in some], sample, purpose, on_row, wait=not late)
+            rows |= {some[number]: row for number, row in found.items()}
+            if len(found) < len(some):
+                if found:
+                    self._places, until = len(found), time.monotonic() + limit
+                # A place is kept for the next episode of the same number, which those without a place do not have.
+                self.close()
+                time.sleep(_PLACE_SECONDS)
+        return [rows[index] for index in range(len(planned))]
+
+    def _play(
+        self,
+        planned: Sequence[PlannedRow],
+        sample: Sample,
+        purpose: tuple[object, ...],
+        on_row: OnRow,
+        *,
+        wait: bool,
+    ) -> dict[int, Row]:
+        """Play episodes at the same time; with `wait`, those for which there is no place have no row."""
         episodes = {number: self._begin(one) for number, one in enumerate(planned)}
         seeds = {n: self._seed(e.planned, purpose) for n, e in episodes.items()}
         seen = self._each(episodes, lambda worlds, ns: worlds.reset({n: (planned[n].prompt, seeds[n]) for n in ns}))
         for number, found in seen.items():
-            self._open(episodes[number], found)
+            if wait and isinstance(found, EpisodeError) and found.kind == "full":
+                del episodes[number]
+            else:
+                self._open(episodes[number], found)
         self._replay(episodes)
         self._repeat(episodes)
         rows: dict[int, Row] = {}
@@ -97,7 +131,7 @@ class EpisodePlayer:
             active = {number: episode for number, episode in episodes.items() if not episode.ended}
             if not active:
                 _tell(list(episodes.values()))
-                return [rows[number] for number in range(len(planned))]
+                return rows
             self._turn(active, sample, purpose)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from opd.config import Settings
 from opd.tasks.environments import Observation
 from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions
+from opd.tasks.environments.base import NoPlaceError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from opd.tasks.environments.simulated import Simulated, SimulatedOptions
@@ -274,3 +275,28 @@ class Mortal:
         return Observation("on", reward=1.0 if done else None, done=done, success=True if done else None)
 
     def close(self) -> None: ...
+
+
+class CrowdedOptions(LockOptions):
+    """How many locks there are."""
+
+    places: int = 2
+
+
+class Crowded(Lock):
+    """A lock of which only a few exist: one is taken by an episode and kept until it is closed."""
+
+    Options = CrowdedOptions
+    name = "tests.support.environments:Crowded"
+    taken: ClassVar[int] = 0
+    mine = False
+
+    def reset(self, prompt: Prompt, seed: int) -> Observation:
+        if not self.mine:
+            if Crowded.taken >= self.options.places:
+                raise NoPlaceError("all locks are taken")
+            Crowded.taken, self.mine = Crowded.taken + 1, True
+        return super().reset(prompt, seed)
+
+    def close(self) -> None:
+        Crowded.taken, self.mine = Crowded.taken - self.mine, False

@@ -17,12 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from opd.config import Settings
-from opd.errors import DataError
+from opd.errors import DataError, short
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 
+_MOST_REWARD = 1e9
+"""Rewards are added up and squared, in single precision too, which larger ones would make infinite."""
 ENVIRONMENT, PATH = "environment", "path"
 """Keys of `Prompt.extra`: the environment, and a list of actions that solve the task (a gold or recorded path)."""
+
+
+class NoPlaceError(DataError):
+    """An episode cannot begin, because all places of the environment are taken; once another has ended, it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class Observation:
 
         Raises:
             DataError: if the text is not a string or not valid Unicode, if text and results together are longer than
-                `longest` characters, if the reward is not finite, or if results, tools or info have the wrong type.
+                `longest` characters, if the reward is not a number from -1e9 to 1e9, or if results, tools or info have
+                the wrong type.
         """
         text, reward = data.get("text"), data.get("reward")
         if not isinstance(text, str):
@@ -89,8 +96,8 @@ class Observation:
         length = len(text) + sum(map(len, results))
         if length > longest:
             raise DataError(f"the observation has {length} characters, over the limit of {longest}")
-        if reward is not None and not (isinstance(reward, (int, float)) and math.isfinite(reward)):
-            raise DataError(f"the reward {reward!r} is not a finite number")
+        if reward is not None and not (isinstance(reward, (int, float)) and abs(reward) <= _MOST_REWARD):
+            raise DataError(f"the reward {short(reward)} is not a number from -1e9 to 1e9")
         return cls(
             text=text,
             tools=tuple(tools),

@@ -37,6 +37,22 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one and prints it.")
     ] = 8000,
     sessions: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
+    idle_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which a session that sends nothing ends and frees its place.")
+    ] = 600.0,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Web origin whose pages may play, for example https://play.example; repeatable. Default: no origin."
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name by which clients may call the server, besides localhost and --host; repeatable. Default: any "
+            "name, but none if --host is a loopback address."
+        ),
+    ] = None,
 ) -> None:
     """Serve an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
     try:
@@ -53,4 +69,13 @@ def serve(
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         typer.echo(f"serving environment {name} at ws://{host}:{port}/ws")
 
-    serve_environment({"name": name, "options": chosen}, host, port, sessions, ready)
+    serve_environment(
+        {"name": name, "options": chosen},
+        host,
+        port,
+        sessions,
+        ready,
+        idle_seconds=idle_seconds,
+        origins=allow_origin or (),
+        hosts=allow_host or (),
+    )

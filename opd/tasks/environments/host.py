@@ -7,7 +7,7 @@ that crashes, hangs or fills its memory does not affect the others. Host and chi
 dies, because standard input (host) or the socket (children) then reaches end of file.
 
 Requests and answers are one line of JSON each. Requests are {"call": "reset", "prompt": {...}, "seed": 0} and {"call":
-"step", "action": "..."}; answers are {"observation": {...}} or {"error": "..."}.
+"step", "action": "..."}; answers are {"observation": {...}} or {"error": "...", "full": false}.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any
 
 from opd.config import parse_settings
 from opd.tasks.environments import ENVIRONMENTS
-from opd.tasks.environments.base import Environment, Observation
+from opd.tasks.environments.base import Environment, NoPlaceError, Observation
 from opd.tasks.prompt import Prompt
 
 LIMIT = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ def _play(connection: socket.socket, spec: dict[str, Any]) -> None:
             try:
                 reply = json.dumps(answer(environment, json.loads(line)))
             except Exception as error:
-                reply = json.dumps({"error": explain(error)})
+                reply = json.dumps({"error": explain(error), "full": isinstance(error, NoPlaceError)})
             lines.write(reply.encode() + b"\n")
             lines.flush()
     finally:

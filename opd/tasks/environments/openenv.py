@@ -3,10 +3,11 @@
     {"prompt": "...", "environment": {"name": "openenv", "options": {"url": "http://127.0.0.1:8000"}}}
 
 The frames are those of OpenEnv 0.10.0, recorded from a running server. They carry no version, so an answer that is not
-understood ends the episode with an error that quotes it. The official package is not needed. An action is either the
-student's text, sent in the field named by `action`, or, if `action` is null, tool calls to an environment that lists
-its tools. If the server refuses an action or its environment raises, the student reads the error as text; a lost
-connection ends the episode.
+understood ends the episode with an error that quotes it. Nor do they carry an id, so a frame that nothing asked for
+would be taken for the next answer: it ends the session, and the next episode opens another. The official package is not
+needed. An action is either the student's text, sent in the field named by `action`, or, if `action` is null, tool calls
+to an environment that lists its tools. If the server refuses an action or its environment raises, the student reads the
+error as text; a lost connection ends the episode.
 """
 
 import contextlib
@@ -16,8 +17,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opd.config import Settings
-from opd.errors import ConfigError, DataError
-from opd.tasks.environments.base import Observation
+from opd.errors import ConfigError, DataError, one_line, short
+from opd.strict_json import read_json
+from opd.tasks.environments.base import NoPlaceError, Observation
 from opd.tasks.prompt import Prompt
 from opd.tasks.tools import BadCall, Call, parse_reply
 
@@ -41,6 +43,9 @@ class OpenEnvOptions(Settings):
     )
     success: float = Field(1.0, description="Sum of an episode's rewards from which on it counts as solved.")
     connect_seconds: float = Field(10.0, gt=0, description="Seconds that connecting to the server may take.")
+    answer_seconds: float = Field(
+        300.0, gt=0, description="Seconds that an answer of the server may take; the limits of episodes may be shorter."
+    )
     message_bytes: int = Field(16 * 2**20, ge=1024, description="Maximum size of a message from the server in bytes.")
 
 
@@ -67,16 +72,9 @@ class OpenEnv:
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Begin an episode."""
-        if self._session is None:
-            self._session = self._connect(
-                self._address,
-                proxy=None,
-                open_timeout=self._options.connect_seconds,
-                max_size=self._options.message_bytes,
-            )
         self._total = 0.0
         columns = {name: prompt.extra[name] for name in self._options.columns}
-        seen = self._observed(self._ask("reset", {"seed": seed, **columns}))
+        seen = self._observed(self._begin({"seed": seed, **columns}))
         if self._options.action is not None:
             return seen
         listed = self._ask("step", {"type": "list_tools"})["observation"].get("tools")
@@ -102,8 +100,24 @@ class OpenEnv:
 
     def close(self) -> None:
         """End the session."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _begin(self, data: dict[str, Any]) -> dict[str, Any]:
+        from websockets.exceptions import ConnectionClosed
+
         if self._session is not None:
-            self._session.close()
+            # A server may have ended a session in which nothing was sent for long.
+            with contextlib.suppress(ConnectionClosed):
+                return self._ask("reset", data)
+        self._session = self._connect(
+            self._address,
+            proxy=None,
+            open_timeout=self._options.connect_seconds,
+            max_size=self._options.message_bytes,
+        )
+        return self._ask("reset", data)
 
     def _call(self, call: Call | BadCall) -> tuple[str, Observation]:
         if isinstance(call, BadCall):
@@ -120,22 +134,31 @@ class OpenEnv:
         """Send a frame and read its answer; an error after which the session continues becomes an observation.
 
         Raises:
-            DataError: if the answer is not understood, or is an error of another kind.
+            NoPlaceError: if the server is full.
+            DataError: if the answer is not understood or late, or is an error of another kind.
         """
+        try:
+            return _understood(kind, self._exchange(kind, data))
+        except Exception:
+            self.close()
+            raise
+
+    def _exchange(self, kind: str, data: dict[str, Any]) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
 
-        # A full server says so at once and hangs up; its message can still be read.
+        with contextlib.suppress(TimeoutError):
+            unasked: str | bytes = self._session.recv(timeout=0)
+            _understood(kind, unasked)  # a full server says so before it is asked
+            raise DataError(f"the server sent a frame that nothing asked for: {one_line(unasked, 200)}")
+        # A server that hangs up may have said why; its message can still be read.
         with contextlib.suppress(ConnectionClosed):
             self._session.send(json.dumps({"type": kind, "data": data}))
-        frame = json.loads(self._session.recv())
-        found: dict[str, Any] = frame.get("data") or {}
-        if frame.get("type") == "error":
-            if found.get("code") in _RECOVERABLE and kind == "step":
-                return {"observation": {"error": {"message": found.get("message", "")}}, "refused": True}
-            raise DataError(f"the server refuses {kind}: {found.get('code')}, {found.get('message')}")
-        if frame.get("type") != "observation" or not isinstance(found.get("observation"), dict):
-            raise DataError(f"the server answers {kind} with {str(frame)[:200]}")
-        return found
+        seconds = self._options.answer_seconds
+        try:
+            answer: str | bytes = self._session.recv(timeout=seconds)
+        except TimeoutError as error:
+            raise DataError(f"the server did not answer within {seconds:g} s") from error
+        return answer
 
     def _observed(self, data: dict[str, Any]) -> Observation:
         inner, reward, done = data["observation"], data.get("reward"), bool(data.get("done"))
@@ -151,6 +174,26 @@ class OpenEnv:
             text = json.dumps({name: value for name, value in inner.items() if name != "metadata"})
         success = self._total >= self._options.success if done else None
         return Observation(text, reward=None if reward is None else float(reward), done=done, success=success)
+
+
+def _understood(kind: str, text: str | bytes) -> dict[str, Any]:
+    """The data of an answer to a frame; see `OpenEnv._ask`."""
+    try:
+        frame = read_json(text)
+        found: dict[str, Any] = frame.get("data") or {}
+        observation, code, message = found.get("observation"), found.get("code"), found.get("message", "")
+    except (ValueError, AttributeError):
+        raise DataError(f"the server answers {kind} with {one_line(text, 200)}") from None
+    if frame.get("type") == "error":
+        if code in _RECOVERABLE and kind == "step":
+            return {"observation": {"error": {"message": message}}, "refused": True}
+        refused = NoPlaceError if code == "CAPACITY_REACHED" else DataError
+        raise refused(f"the server refuses {kind}: {one_line(f'{code}, {message}', 200)}")
+    if frame.get("type") != "observation" or not isinstance(observation, dict):
+        raise DataError(f"the server answers {kind} with {one_line(text, 200)}")
+    if not isinstance(reward := found.get("reward"), int | float | None):
+        raise DataError(f"the reward {short(reward)} is not a number")
+    return found
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -6,19 +6,27 @@
     state, close
 
 and GET /health, /metadata, /schema. Frames and error codes are those of OpenEnv 0.10.0. A connection is a session with
-its own environment, in its own thread. Errors of the environment are sent as answers, and the session continues.
+its own environment, in its own thread. Errors of the environment are sent as answers, and the session continues. A
+session that sends nothing for `idle_seconds` ends, so that its place is free again.
+
+There is no authentication, so a web page in a browser on this machine must not be able to play: a request with an
+Origin is refused unless it is allowed, and on a loopback address also a request with the Host of another machine.
 """
 
 import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from http import HTTPStatus
+from ipaddress import ip_address
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 from opd.errors import OpdError, PortInUseError, one_line
+from opd.strict_json import read_json
 from opd.tasks.environments.base import Environment, Observation
 from opd.tasks.environments.host import make_environment
 from opd.tasks.prompt import Prompt
@@ -48,10 +56,10 @@ class Session:
         self._begun = False
         self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
 
-    def answer(self, text: str) -> dict[str, Any] | None:
+    def answer(self, text: str | bytes) -> dict[str, Any] | None:
         """The frame that answers a frame; None if the session shall end."""
         try:
-            frame = json.loads(text)
+            frame = read_json(text)
         except ValueError as error:
             return _error("INVALID_JSON", str(error))
         if not isinstance(frame, dict):
@@ -92,7 +100,10 @@ class Session:
             prompt = Prompt.make(data["prompt"], answer=data.get("answer"), extra=rest)
         else:
             raise FrameRefused("VALIDATION_ERROR", "this environment has no problems of its own; give reset a prompt")
-        self._state = {"episode_id": data.get("episode_id") or uuid.uuid4().hex, "step_count": 0}
+        name = data.get("episode_id") or uuid.uuid4().hex
+        if not isinstance(name, str):
+            raise FrameRefused("VALIDATION_ERROR", "episode_id is not text")
+        self._state = {"episode_id": name, "step_count": 0}
         self._begun = False  # if the environment refuses, there is no episode to act in
         seen = self._world.reset(prompt, seed)
         self._begun = True
@@ -119,7 +130,15 @@ class Session:
 
 
 def serve_environment(
-    spec: Mapping[str, Any], host: str, port: int, sessions: int, ready: Callable[[Any, int], None]
+    spec: Mapping[str, Any],
+    host: str,
+    port: int,
+    sessions: int,
+    ready: Callable[[Any, int], None],
+    *,
+    idle_seconds: float = 600.0,
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (),
 ) -> None:
     """Serve until the server that was passed to `ready` is shut down.
 
@@ -129,11 +148,16 @@ def serve_environment(
         port: 0 takes a free one.
         sessions: most connections at a time; one more is told CAPACITY_REACHED and closed.
         ready: called with the server and its port before the first connection.
+        idle_seconds: a session that sends nothing for so long ends.
+        origins: web origins, such as "https://play.example", whose pages may connect; programs send none.
+        hosts: names, besides loopback ones and `host`, by which clients may call the server. If empty, all names are
+            accepted unless `host` is a loopback address.
 
     Raises:
         ConfigError: if the environment cannot be made.
         PortInUseError: if the address is in use or not one of this machine's.
     """
+    from websockets.exceptions import ConnectionClosed
     from websockets.sync.server import serve
 
     Session(spec).close()  # finds mistakes before the first connection
@@ -149,8 +173,7 @@ def serve_environment(
         try:
             session = Session(spec)
             try:
-                # Ends without an error when the client hangs up.
-                for text in connection:
+                for text in _frames(connection, idle_seconds):
                     reply = session.answer(text)
                     if reply is None:
                         return
@@ -164,9 +187,17 @@ def serve_environment(
         finally:
             places.release()
 
+    def play_until_hung_up(connection: Any) -> None:
+        with suppress(ConnectionClosed):
+            play(connection)
+
     pages = {"/health": {"status": "healthy"}, "/metadata": {"name": spec["name"]}, "/schema": _SCHEMA}
 
     def page(connection: Any, request: Any) -> Any:
+        if (hosts or _loopback(host)) and not all(
+            _called(name, {host, *hosts}) for name in request.headers.get_all("Host")
+        ):
+            return connection.respond(HTTPStatus.FORBIDDEN, "this Host is not allowed; see opd env serve --allow-host")
         path = request.path.partition("?")[0]
         if path == "/ws":
             return None
@@ -175,7 +206,8 @@ def serve_environment(
         return connection.respond(status, json.dumps(found if found is not None else {"detail": "Not Found"}))
 
     try:
-        listening = serve(play, host, port, process_request=page)
+        allowed: Any = [None, *origins]
+        listening = serve(play_until_hung_up, host, port, process_request=page, origins=allowed)
     except OSError as error:
         raise PortInUseError(
             f"cannot listen on {host}:{port}: {one_line(error)}; choose another --host or --port, or port 0."
@@ -183,6 +215,30 @@ def serve_environment(
     with listening as server:
         ready(server, server.socket.getsockname()[1])
         server.serve_forever()
+
+
+def _frames(connection: Any, idle_seconds: float) -> Iterator[str | bytes]:
+    """What a client sends, until it is silent for too long."""
+    with suppress(TimeoutError):
+        while True:
+            yield connection.recv(timeout=idle_seconds)
+    connection.close(reason=f"nothing was sent for {idle_seconds:g} s")
+
+
+def _called(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header has one of the names or a loopback one, whatever its port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name in names or _loopback(name)
+
+
+def _loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

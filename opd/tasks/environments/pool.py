@@ -26,13 +26,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from opd.config import Settings
-from opd.errors import ConfigError, DataError
+from opd.errors import ConfigError, DataError, one_line
+from opd.strict_json import read_json
 from opd.tasks.environments.base import Observation
 from opd.tasks.environments.host import prompt_to_dict
 from opd.tasks.prompt import Prompt
 from opd.tasks.worker import python_path
 
-Failure = Literal["raised", "hung", "died", "invalid", "diverged"]
+Failure = Literal["raised", "hung", "died", "invalid", "diverged", "full"]
+_MOST_REASON = 500
 
 
 class PoolSettings(Settings):
@@ -58,12 +60,18 @@ class EpisodeError:
 
     Attributes:
         kind: raised (the environment raised an exception), hung (over the time limit), died (its process ended),
-            invalid (its answer is not an observation) or diverged (a repeated action got a different answer).
-        reason: one clause for people to read.
+            invalid (its answer is not an observation), diverged (a repeated action got a different answer) or full
+            (the episode did not begin, because all places of the environment are taken).
+        reason: one clause for people to read, on one line.
     """
 
     kind: Failure
     reason: str
+
+    @classmethod
+    def of(cls, kind: Failure, reason: str) -> "EpisodeError":
+        """An error whose reason comes from elsewhere, and is shortened."""
+        return cls(kind, one_line(reason, _MOST_REASON))
 
 
 class EnvironmentPool:
@@ -217,9 +225,9 @@ class EnvironmentPool:
         if not line:
             return self._fail(number, "died", "its process ended")
         try:
-            reply = json.loads(line)
+            reply = read_json(line)
             if "error" in reply:
-                return self._fail(number, "raised", reply["error"])
+                return self._fail(number, "full" if reply.get("full") else "raised", reply["error"])
             return Observation.from_dict(reply["observation"], longest=self.settings.text_characters)
         except DataError as error:
             return self._fail(number, "invalid", str(error))
@@ -231,7 +239,7 @@ class EnvironmentPool:
         slot = self._slots.pop(number, None)
         if slot is not None:
             slot.close(kill=True)
-        return EpisodeError(kind, reason)
+        return EpisodeError.of(kind, reason)
 
 
 class _Slot:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from opd.errors import CancelledError, ConfigError, DataError
-from opd.tasks.environments.base import Environment, Observation
+from opd.tasks.environments.base import Environment, NoPlaceError, Observation
 from opd.tasks.environments.host import answer_with, explain, make_environment
 from opd.tasks.environments.pool import EpisodeError, Failure, PoolSettings
 from opd.tasks.prompt import Prompt
@@ -91,7 +91,7 @@ class InProcess:
         except CancelledError:
             raise  # a signal came while the environment ran
         except (Exception, SystemExit) as error:
-            return self._fail(number, "raised", explain(error))
+            return self._fail(number, "full" if isinstance(error, NoPlaceError) else "raised", explain(error))
         try:
             return Observation.from_dict(reply["observation"], longest=self.settings.text_characters)
         except DataError as error:
@@ -102,7 +102,7 @@ class InProcess:
         world = self._worlds.pop(number, None)
         if world is not None:
             self._end(world)
-        return EpisodeError(kind, reason)
+        return EpisodeError.of(kind, reason)
 
     def _end(self, world: Environment) -> None:
         try:

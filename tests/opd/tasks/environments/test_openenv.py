@@ -3,12 +3,13 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 import pytest
 from ports import held_port
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
@@ -17,6 +18,8 @@ from opd.errors import ConfigError, DataError, PortInUseError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.environments.openenv import OpenEnv, OpenEnvOptions
 from opd.tasks.environments.openenv_server import Session, serve_environment
+from opd.tasks.environments.pool import EpisodeError
+from opd.tasks.environments.worlds import InProcess
 from opd.tasks.prompt import Prompt
 
 SPEC = {"name": "lock", "options": {"digits": 3, "turns": 5}}
@@ -27,6 +30,13 @@ PROMPT = Prompt.make("Open it.")
 @pytest.fixture
 def lock_server() -> Iterator[str]:
     """The lock, served to two sessions at a time."""
+    with served(2) as address:
+        yield address
+
+
+@contextmanager
+def served(sessions: int, **limits: Any) -> Iterator[str]:
+    """The lock, served to so many sessions at a time."""
     started: list[tuple[Any, int]] = []
     ready = threading.Event()
 
@@ -34,12 +44,25 @@ def lock_server() -> Iterator[str]:
         started.append((server, port))
         ready.set()
 
-    thread = threading.Thread(target=serve_environment, args=(SPEC, "127.0.0.1", 0, 2, tell))
+    thread = threading.Thread(target=serve_environment, args=(SPEC, "127.0.0.1", 0, sessions, tell), kwargs=limits)
     thread.start()
     ready.wait()
-    yield f"ws://127.0.0.1:{started[0][1]}/ws"
-    started[0][0].shutdown()
-    thread.join()
+    try:
+        yield f"ws://127.0.0.1:{started[0][1]}/ws"
+    finally:
+        started[0][0].shutdown()
+        thread.join()
+
+
+@contextmanager
+def answering(play: Callable[[Any], object]) -> Iterator[str]:
+    """A WebSocket server that plays each connection as told."""
+    with serve(play, "127.0.0.1", 0) as server:  # type: ignore[arg-type]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
 
 
 @pytest.fixture
@@ -184,3 +207,96 @@ def test_an_action_that_is_refused_is_heard_and_a_server_that_dies_ends_the_epis
 def test_what_cannot_be_an_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="must begin with http"):
         client("localhost:8000")
+
+
+def test_a_web_page_cannot_play(lock_server: str) -> None:
+    for origin, headers in (("http://evil.example", {}), (None, {"Host": "evil.example:8000"})):
+        with pytest.raises(InvalidStatus, match="403"):
+            connect(lock_server, proxy=None, origin=origin, additional_headers=headers)  # type: ignore[arg-type]
+    with connect(lock_server, proxy=None, additional_headers={"Host": "localhost:80"}) as session:
+        session.send('{"type": "state"}')
+        assert json.loads(session.recv())["type"] == "state"
+
+
+def test_origins_and_hosts_that_are_named_may_play() -> None:
+    with served(2, origins=["https://play.example"], hosts=["play.example"]) as address:
+        connect(address, proxy=None, origin="https://play.example", additional_headers={"Host": "play.example"}).close()  # type: ignore[arg-type]
+
+
+def test_sessions_that_are_idle_end_and_free_their_places() -> None:
+    with served(2, idle_seconds=0.2) as address:
+        for session in [connect(address, proxy=None) for _ in range(2)]:
+            with pytest.raises(ConnectionClosed, match="nothing was sent"):
+                session.recv()
+        env = client(address, **TEXT)
+        env.reset(PROMPT, 0)
+        assert env._session is not None
+        with pytest.raises(ConnectionClosed):
+            env._session.recv()
+        assert env.reset(PROMPT, 1).text != ""  # by another session
+        env.close()
+
+
+@pytest.mark.parametrize("frame", ["[" * 100_000, '{"type":' * 100_000, "[NaN]", b"\xff"])
+def test_a_frame_that_cannot_be_read_is_answered(lock_server: str, frame: str | bytes) -> None:
+    with connect(lock_server, proxy=None) as session:
+        session.send(frame)
+        assert json.loads(session.recv())["data"]["code"] == "INVALID_JSON"
+        session.send(json.dumps({"type": "reset", "data": {"seed": 1, "episode_id": [[]]}}))
+        assert json.loads(session.recv())["data"]["code"] == "VALIDATION_ERROR"
+
+
+def test_a_frame_that_nothing_asked_for_ends_the_session_and_not_the_next_one() -> None:
+    """Frames have no ids: it would be taken for the next answer, and every later answer for the one after."""
+
+    def play(connection: Any) -> None:
+        for _ in connection:
+            connection.send(json.dumps(observed(text="asked")))
+            connection.send(json.dumps(observed(text="unasked")))
+
+    with answering(play) as url:
+        env = client(url, **TEXT)
+        for seed in range(2):
+            assert env.reset(PROMPT, seed).text == "asked"
+            with pytest.raises(DataError, match="nothing asked for"):
+                env.step("1")
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "[" * 100_000,
+        "null",
+        "[]",
+        '{"type": "observation", "data": []}',
+        '{"type": "error", "data": "no"}',
+        json.dumps(observed("much", text="x")),  # type: ignore[arg-type]
+        json.dumps(observed(text="x")).replace("null", "NaN"),
+    ],
+)
+def test_an_answer_that_is_not_understood_ends_the_session(frame: str) -> None:
+    with answering(lambda connection: [connection.send(frame) for _ in connection]) as url:
+        env = client(url, **TEXT)
+        with pytest.raises(DataError):
+            env.reset(PROMPT, 0)
+        assert env._session is None
+
+
+def test_a_server_that_says_nothing_is_given_up() -> None:
+    with answering(lambda connection: [None for _ in connection]) as url:
+        env = client(url, **TEXT, answer_seconds=0.1)
+        with pytest.raises(DataError, match=r"within 0\.1 s"):
+            env.reset(PROMPT, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [(observed(1e308, text="x"), "invalid"), ({"type": "error", "data": {"message": "x" * 10**5}}, "raised")],
+)
+def test_a_reward_or_a_reason_without_bounds_breaks_one_episode_in_few_words(message: Any, kind: str) -> None:
+    with answering(lambda connection: [connection.send(json.dumps(message)) for _ in connection]) as url:
+        world = InProcess({"name": "openenv", "options": {"url": url, **TEXT}})
+        broken = world.reset({0: (PROMPT, 0)})[0]
+        world.close()
+    assert isinstance(broken, EpisodeError) and broken.kind == kind and len(broken.reason) <= 500

@@ -195,7 +195,9 @@ def test_observations_from_outside_are_checked() -> None:
     for data, message in (
         ({"text": b"x"}, "bytes, not text"),
         ({"text": "xx"}, "2 characters"),
-        ({"text": "x", "reward": float("nan")}, "not a finite number"),
+        ({"text": "x", "reward": float("nan")}, "not a number from"),
+        ({"text": "x", "reward": 1e308}, "not a number from"),
+        ({"text": "x", "reward": -(10**400)}, "not a number from"),
     ):
         with pytest.raises(DataError, match=message):
             Observation.from_dict(data, longest=1)
