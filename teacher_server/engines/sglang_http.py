@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import CorruptPayloadError, UnavailableError
+from opd.errors import CorruptPayloadError, UnavailableError, one_line
 from opd.http import MOST_BYTES, Connection, NoReplyError
 from opd.wire.types import F32, ScoreItem
 
@@ -52,8 +52,8 @@ class SglangClient:
             found = reply.json() if reply.raw.strip() else {}
         except ValueError as error:
             raise CorruptPayloadError(
-                f"SGLang at {self.url}{path} sent a reply that is not JSON; check that the address is an SGLang "
-                "server's."
+                f"SGLang at {self.url}{path} sent a reply that is not JSON ({one_line(error)}); check that the address "
+                "is an SGLang server's."
             ) from error
         return found if isinstance(found, dict) else {}
 

@@ -12,6 +12,8 @@ _MOST_LOGP = 1e-3
 """Log-probs computed in half precision may be slightly above 0."""
 _LEAST_LOGP = -1000.0
 """No sampler draws a token of a lower log-prob, in nats; servers send -9999 for minus infinity."""
+_MOST_MASS, _MOST_GAP = 1.1, 0.1
+"""Wide enough for probabilities and log-probs (nats) in half precision."""
 
 
 def problem_of(answer: Answer, ask: Ask) -> str:
@@ -35,12 +37,27 @@ def _problems(answer: Answer, ask: Ask) -> Iterator[str]:
     # Compared this way round, so that NaN fails too.
     if logp is None or logp.shape != ids.shape or not ((logp >= _LEAST_LOGP) & (logp <= _MOST_LOGP)).all():
         yield f"has log-probs that are not one number from {_LEAST_LOGP:g} to 0 for each token"
+        return
     if ask.top:
-        top = _numbers(answer.top, "iu")
-        if top is None or top.shape != (len(ids), ask.top) or not ((top >= 0) & (top < valid)).all():
-            yield f"does not have {ask.top} likely ids below {valid} at each position"
-        elif not np.diff(np.sort(top)).all():
-            yield "lists a likely id twice"
+        yield from _problems_of_top(answer, ids, logp, valid, ask.top)
+
+
+def _problems_of_top(answer: Answer, ids: NDArray[Any], logp: NDArray[Any], valid: int, count: int) -> Iterator[str]:
+    top, of_top = _numbers(answer.top, "iu"), _numbers(answer.top_logp, "iuf")
+    if top is None or top.shape != (len(ids), count) or not ((top >= 0) & (top < valid)).all():
+        yield f"does not have {count} likely ids below {valid} at each position"
+        return
+    if not np.diff(np.sort(top)).all():
+        yield "lists a likely id twice"
+    if of_top is None or of_top.shape != top.shape or not (of_top <= _MOST_LOGP).all():
+        yield "does not have a log-prob of at most 0 for each likely id"
+        return
+    sampled = top == ids[:, None]
+    others = np.where(sampled, 0.0, np.exp(of_top)).sum(-1)
+    if not (others + np.exp(logp) <= _MOST_MASS).all():
+        yield "has probabilities that add up to more than 1"
+    if (np.abs(of_top - logp[:, None])[sampled] > _MOST_GAP).any():
+        yield "gives a token two log-probs"
 
 
 def _numbers(values: Any, kinds: str) -> NDArray[Any] | None:

@@ -47,6 +47,7 @@ class Answer:
         ids: the tokens, including the one that ended the row.
         logp: log-prob of each token at the row's temperature, nats.
         top: for each position, ids in descending order of probability.
+        top_logp: their log-probs, nats.
         weights: labels of the weights that sampled it; more than one if they were replaced meanwhile.
         whole: False if the server aborted the row before it ended.
     """
@@ -54,6 +55,7 @@ class Answer:
     ids: list[int]
     logp: list[float]
     top: list[list[int]]
+    top_logp: list[list[float]]
     weights: tuple[str, ...]
     whole: bool = True
 

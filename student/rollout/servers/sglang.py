@@ -71,11 +71,12 @@ class SglangDialect:
         found = connection.call("/generate", body, most_bytes=most_bytes(ask))
         meta, ids = found["meta_info"], found["output_ids"]
         if meta["finish_reason"]["type"] not in ("stop", "length"):
-            return Answer([], [], [], (), whole=False)
+            return Answer([], [], [], [], (), whole=False)
         entries = meta["output_token_logprobs"]
         if [entry[1] for entry in entries] != ids:
             raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
-        top = [[entry[1] for entry in row] for row in meta["output_top_logprobs"]] if ask.top else []
+        likely = meta["output_top_logprobs"] if ask.top else []
+        top, top_logp = ([[entry[place] for entry in row] for row in likely] for place in (1, 0))
         spans = [str(span["version"]) for span in meta.get("weight_versions") or ()]
         weights = (ask.weights,) if adapters else tuple(dict.fromkeys(spans)) or (str(meta["weight_version"]),)
-        return Answer(ids, [entry[0] for entry in entries], top, weights)
+        return Answer(ids, [entry[0] for entry in entries], top, top_logp, weights)

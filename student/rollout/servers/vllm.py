@@ -123,18 +123,16 @@ class VllmDialect:
         found = connection.call("/inference/v1/generate", body, most_bytes=most_bytes(ask))
         (choice,) = found["choices"]
         if choice["finish_reason"] not in ("stop", "length"):
-            return Answer([], [], [], (), whole=False)
+            return Answer([], [], [], [], (), whole=False)
         ids, content = choice["token_ids"], choice["logprobs"]["content"]
         if [entry["token_id"] for entry in content] != ids:
             raise RolloutEngineError(f"{connection.url} returned log-probs of other tokens than it sampled.")
         # The sampled token comes first, then others by rank; the sampled one is among these only if in the top k.
-        top = [
-            [best["token_id"] for best in sorted(entry["top_logprobs"], key=lambda one: one["rank"])[: ask.top]]
-            for entry in content
-        ]
+        likely = [sorted(entry["top_logprobs"], key=lambda one: one["rank"])[: ask.top] for entry in content if ask.top]
+        top, top_logp = ([[best[name] for best in row] for row in likely] for name in ("token_id", "logprob"))
         spans = [str(span["version"]) for span in choice["weight_versions"] or ()]
         weights = (str(found["model"]),) if adapters else tuple(dict.fromkeys(spans))
-        return Answer(ids, [entry["logprob"] for entry in content], top if ask.top else [], weights)
+        return Answer(ids, [entry["logprob"] for entry in content], top, top_logp, weights)
 
 
 @contextmanager

@@ -26,13 +26,11 @@ from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.lab.tiny.tokenizer import make_tokenizer
-from student.rollout import episodes
 from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 from tests.support.chat_templates import FAMILIES, family_tokenizer
-from tests.support.environments import Crowded, CrowdedOptions
 from tests.support.scripted import Scripted, make_player, plan
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
@@ -288,29 +286,6 @@ def test_what_breaks_costs_its_own_episode(tokenizer: Any, hangs: type[Hangs]) -
     assert [row.trained for row in rows] == [False, True, False, False]
     assert [row.verdict.known for row in rows if row.verdict] == [False, True, False, False]
     assert not any(row.loss_mask.any() for row in rows if not row.trained)
-
-
-@pytest.mark.parametrize(("places", "batches"), [(2, [2, 2, 1]), (5, [5]), (0, [])])
-def test_episodes_that_find_no_place_are_played_when_others_have_ended(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, places: int, batches: list[int]
-) -> None:
-    monkeypatch.setattr(episodes, "_PLACE_SECONDS", 0.0)
-    prompts = [Crowded(CrowdedOptions(digits=4, turns=6, places=places)).draw(Random(seed)) for seed in range(5)]
-    student = Scripted(tokenizer, {prompt.uid: prompt.extra["path"] for prompt in prompts})
-    player, together = make_player(tokenizer, limits={"reset_seconds": 0.2}), []
-
-    def sample(planned: Sequence[PlannedRow], purpose: tuple[object, ...]) -> list[Row]:
-        together.append((planned[0].key.turn, len(planned)))
-        return student(planned, purpose)
-
-    for _ in range(2):  # the second time, it is known how many places there are
-        rows = player.play(plan(prompts), sample, purpose=("rollout",), on_row=lambda row: None)
-        assert [row.key for row in rows] == [row.key for row in plan(prompts)]
-        assert {row.tags["ended"] for row in rows} == {"success" if places else "broken: full"}
-        assert [count for turn, count in together if turn == 0] == batches
-        together.clear()
-    player.close()
-    assert Crowded.taken == 0
 
 
 def test_a_first_observation_over_the_prompt_limit_costs_its_own_episode(tokenizer: Any) -> None:

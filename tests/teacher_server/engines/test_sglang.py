@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile import WIRES, Wire, lying
 
 from opd.errors import (
     ConfigError,
@@ -16,12 +17,13 @@ from opd.errors import (
     IncompatibleTeacherError,
     InvalidRequestError,
     NonFiniteError,
+    OpdError,
     UnavailableError,
 )
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from teacher_server.engines.sglang import SglangEngine
-from teacher_server.engines.sglang_http import SglangClient
+from teacher_server.engines.sglang_http import SglangClient, token_log_probs
 
 
 @pytest.fixture
@@ -139,10 +141,20 @@ def test_an_answer_that_does_not_fit_the_question_is_refused(sglang, sglang_serv
         sglang.score([entry(make_item(4, 6), PayloadSpec.topk(3))])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0])
-def test_a_log_prob_that_is_none_is_refused(sglang, sglang_server, make_item, entry, value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (float("nan"), CorruptPayloadError),
+        (float("inf"), CorruptPayloadError),
+        (None, CorruptPayloadError),
+        (3.0, NonFiniteError),
+    ],
+)
+def test_a_log_prob_that_is_none_is_refused(
+    sglang, sglang_server, make_item, entry, value: float | None, error: type[OpdError]
+) -> None:
     sglang_server.spoil = lambda meta: meta["input_token_logprobs"][1].__setitem__(0, value)
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(error):
         sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])
 
 
@@ -224,6 +236,13 @@ def test_an_error_of_the_server_is_unavailable_with_its_reason(sglang, sglang_se
     sglang_server.status = ("/generate", 503)
     with pytest.raises(UnavailableError, match=r"503.*told to fail"):
         sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])
+
+
+@pytest.mark.parametrize("lie", WIRES.values(), ids=WIRES)
+def test_a_server_that_lies_is_unavailable_or_its_answer_corrupt(lie: Wire) -> None:
+    with lying(lie) as liar, pytest.raises((UnavailableError, CorruptPayloadError)):
+        engine = SglangClient(liar.url, None, None, 0.3)
+        token_log_probs(engine.call("/generate", {}, most_bytes=1_000_000), [1], liar.url)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP\r\n\r\n", b""])

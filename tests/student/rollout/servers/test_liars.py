@@ -68,6 +68,9 @@ LIES: dict[str, Lie] = {
             {**true, "meta_info": {**true["meta_info"], "output_token_logprobs": [["@", true["output_ids"][0]]]}}
         ).replace('"@"', "-1e999")
     )(connection),
+    "log-probs of 0": lambda connection, true: said(
+        {**true, "meta_info": {**true["meta_info"], "output_token_logprobs": [[0.0, i] for i in true["output_ids"]]}}
+    )(connection),
     "no finish reason": changed("meta_info/finish_reason", None),
     "candidates for fewer positions": changed(f"{TOP}/0", ...),
     "too few candidates": changed(f"{TOP}/0/0", ...),
@@ -175,15 +178,25 @@ def test_an_error_of_our_own_in_a_thread_reaches_the_run(
 
 
 ASK = Ask(prompt=[1], limit=4, temperature=1.0, stops=[5], seed=0, top=2, barred=range(100, 128), weights="w")
-ROW = Answer([3, 7, 5], [-0.1, -1.0, 0.0], [[3, 4], [7, 1], [2, 5]], ("w",))
+ROW = Answer(
+    ids=[3, 7, 5],
+    logp=[-0.1, -1.0, 0.0],
+    top=[[3, 4], [7, 1], [2, 5]],
+    top_logp=[[-0.1, -3.0], [-1.0, -1.0], [-9.0, 0.0]],
+    weights=("w",),
+)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({}, ""),
-        ({"logp": [-0.1, 0.0009, -999.0]}, ""),  # rounding, and a token that the candidates miss
-        ({"ids": [3, 7, 8, 9], "logp": [-1.0] * 4, "top": [[3, 4]] * 4}, ""),  # ended by its limit
+        ({"logp": [-0.1, -1.0, 0.0009]}, ""),  # rounding
+        ({"logp": [-0.1, -1.0, -999.0], "top": [[3, 4], [7, 1], [2, 6]]}, ""),  # a token that is not a likely one
+        (
+            {"ids": [3, 7, 8, 9], "logp": [-1.0] * 4, "top": [[3, 4]] * 4, "top_logp": [[-1.0, -2.0]] * 4},
+            "",
+        ),  # ended by its limit
         ({"ids": []}, "0 tokens"),
         ({"ids": [3, 7, 8, 9, 5]}, "5 tokens, but 1 to 4"),
         ({"ids": [3, -1, 5]}, "not an id below 100"),
@@ -214,6 +227,14 @@ ROW = Answer([3, 7, 5], [-0.1, -1.0, 0.0], [[3, 4], [7, 1], [2, 5]], ("w",))
         ({"top": [[3, 4], [7, -1], [2, 5]]}, "does not have 2 likely ids"),
         ({"top": [[3, 4], [7, "1"], [2, 5]]}, "does not have 2 likely ids"),
         ({"top": [[3, 4], [7, 7], [2, 5]]}, "twice"),
+        ({"top_logp": []}, "does not have a log-prob"),
+        ({"top_logp": [[-0.1, -3.0], [-1.0], [-9.0, 0.0]]}, "does not have a log-prob"),
+        ({"top_logp": [[-0.1, -3.0], [-1.0, None], [-9.0, 0.0]]}, "does not have a log-prob"),
+        ({"top_logp": [[-0.1, -3.0], [-1.0, float("nan")], [-9.0, 0.0]]}, "does not have a log-prob"),
+        ({"top_logp": [[-0.1, -3.0], [-1.0, 1.0], [-9.0, 0.0]]}, "does not have a log-prob"),
+        ({"logp": [0.0] * 3}, "more than 1"),
+        ({"logp": [0.0] * 3, "top_logp": [[0.0, 0.0]] * 3}, "more than 1"),
+        ({"logp": [-3.0, -1.0, 0.0]}, "two log-probs"),
     ],
 )
 def test_a_row_is_used_where_it_can_be_the_answer_to_what_was_asked(row: dict[str, Any], said: str) -> None:
