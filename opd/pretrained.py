@@ -7,7 +7,7 @@ transformers are imported by the functions, because it takes seconds.
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -150,21 +150,41 @@ def _check_report(report: Mapping[str, Any], model: Any, path: str | Path) -> No
         ConfigError: naming the first tensors, and what to do about names that a wrapper has changed.
     """
     missing, extra = sorted(map(str, report["missing_keys"])), sorted(map(str, report["unexpected_keys"]))
-    outer = {name.removesuffix(lost) for lost in missing[:1] for name in extra if name.endswith(f".{lost}")}
-    for word in (*_WRAPPERS, *sorted(outer)) if missing else ():
-        if any(word in name and name.replace(word, "") in missing for name in extra):
-            raise ConfigError(
-                f"model {path} has {word!r} in the names of its tensors ({extra[0]}), because its wrapper was saved; "
-                "save the model inside it, or rename them with safetensors.torch: "
-                f"save_file({{k.replace({word!r}, ''): v for k, v in load_file(F).items()}}, F, {{'format': 'pt'}})."
-            )
+    refuse_wrapped(missing, extra, f"model {path}")
     other = [f"{name} of {list(there)} in place of {list(here)}" for name, there, here in report["mismatched_keys"]]
     if getattr(model, "hf_quantizer", None) is not None:  # its tensors have companions
         extra = []
     found = {"missing": missing, "mismatched": sorted(other), "unexpected": list(_used(extra, model))}
     for problem, names in found.items():
         if names:
-            raise ConfigError(f"model {path} has {problem} keys: {_some(names)}; its weights do not fit its config.")
+            raise ConfigError(f"model {path} has {problem} keys: {some(names)}; its weights do not fit its config.")
+
+
+def refuse_wrapped(missing: Collection[str], extra: Collection[str], what: str) -> None:
+    """Refuse files whose tensors would fit but for what a wrapper has put into their names.
+
+    Args:
+        missing: the names that were not found.
+        extra: the names that were found in excess.
+        what: what is refused, for the message.
+
+    Raises:
+        ConfigError: saying how to rename them.
+    """
+    outer = {name.removesuffix(lost) for lost in [*missing][:1] for name in extra if name.endswith(f".{lost}")}
+    for word in (*_WRAPPERS, *sorted(outer)) if missing else ():
+        found = [name for name in extra if word in name and name.replace(word, "") in missing]
+        if found:
+            raise ConfigError(
+                f"{what} has {word!r} in the names of its tensors ({found[0]}), because its wrapper was saved; save "
+                "the model inside it, or rename them with safetensors.torch: "
+                f"save_file({{k.replace({word!r}, ''): v for k, v in load_file(F).items()}}, F, {{'format': 'pt'}})."
+            )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _used(names: Iterable[str], model: Any) -> Iterator[str]:
@@ -217,7 +237,3 @@ def _no_progress(level: int | None = None) -> Iterator[None]:
         theirs.set_verbosity(before)
         if bars:
             theirs.enable_progress_bar()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

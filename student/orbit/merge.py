@@ -16,20 +16,23 @@ appears by one rename, and merge.json records what it was made from.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from opd.adapters import adapter_settings, fold_adapter, split_adapter
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.files import check_writable, share
 from opd.model_files import tensor_headers, weight_files
 from opd.model_path import refuse_missing
-from opd.pretrained import read_tokenizer
+from opd.pretrained import check_tensors, read_causal_lm, read_config, read_tokenizer
 from opd.tokenizer_files import has_tokenizer
 from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
 from student.run.space import drafted
@@ -38,6 +41,8 @@ Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties"
 NEEDS_BASE: frozenset[str] = frozenset({"task_arithmetic", "ties", "dare_linear", "dare_ties"})
 TAKES_DENSITY: frozenset[str] = frozenset({"ties", "dare_linear", "dare_ties"})
 SHARD_BYTES = 2**30
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Dtypes of merged weights by their names in safetensors files."""
 
 
 class MergeModel(Settings):
@@ -53,7 +58,8 @@ class MergeModel(Settings):
     @property
     def folders(self) -> tuple[Path, ...]:
         """The model's folder, and the adapter's where there is one."""
-        return tuple(Path(part) for part in self.path.split("+"))
+        base, adapter = split_adapter(self.path)
+        return (Path(base).expanduser(), *([] if adapter is None else [adapter]))
 
 
 class MergeSettings(Settings):
@@ -70,7 +76,9 @@ class MergeSettings(Settings):
     scale: float = Field(1.0, description="Lambda, the factor on the summed differences from the base.")
     t: float = Field(0.5, ge=0, le=1, description="Position on the slerp arc; 0 is the first model.")
     seed: int = Field(0, ge=0, description="Seed of the random choice that rules dare_linear and dare_ties make.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Dtype of the merged weights.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Dtype of the merged weights; null for that of the base, or else of the first model."
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "MergeSettings":
@@ -110,8 +118,9 @@ def merge(settings: MergeSettings, out: Path) -> Path:
     if out.exists():
         raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
     check_writable(out, f"folder {str(out)!r}")
-    names = [*([settings.base] if settings.base else []), *(model.path for model in settings.models)]
+    names = _names(settings)
     check_fit(names)
+    settings = settings.model_copy(update={"dtype": settings.dtype or _dtype(names[0])})
     part = out.with_name(out.name + ".part")
     with drafted(part, f"folder {str(out)!r}"):
         version = _run(settings, part)
@@ -133,6 +142,8 @@ def check_fit(models: Sequence[str]) -> None:
     """
     first, *others = models
     shapes, *shapes_of_others = map(_shapes, models)  # of all, before the slow import of tokenizers
+    for folder, *_ in (MergeModel(path=model).folders for model in models):
+        check_tensors(folder, read_config(folder))
     print_ = _tokenizer(first)
     for other, theirs in zip(others, shapes_of_others, strict=True):
         for name in chain(shapes, theirs):
@@ -158,7 +169,9 @@ def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
         if not part.is_dir():
             raise ConfigError(f"model folder {str(part)!r} was not found; give the folder of a saved model.")
         refuse_missing(str(part))
-    folder = MergeModel(path=model).folders[0]
+    folder, *adapters = MergeModel(path=model).folders
+    for adapter in adapters:
+        adapter_settings(adapter)
     files = weight_files(folder)
     if not files or not (folder / "config.json").is_file():
         raise ConfigError(
@@ -187,29 +200,64 @@ def _run(settings: MergeSettings, out: Path) -> str:
         from mergekit.options import MergeOptions
     except ImportError as error:
         raise ConfigError(f"merging needs mergekit ({error}); install it with pip install 'opd[merge]'.") from None
-    adapters = out / ".adapters"  # in the unfinished folder, so that a merge that is killed leaves nothing else
+    folded = out / ".folded"  # in the unfinished folder, so that a merge that is killed leaves nothing else
+    folders = {name: _plain(name, folded / str(i), settings.dtype) for i, name in enumerate(_names(settings))}
     options = MergeOptions(
-        out_shard_size=SHARD_BYTES,
-        copy_tokenizer=True,
-        write_model_card=False,
-        quiet=True,
-        random_seed=settings.seed,
-        lora_merge_cache=str(adapters),
+        out_shard_size=SHARD_BYTES, copy_tokenizer=True, write_model_card=False, quiet=True, random_seed=settings.seed
     )
-    run_merge(MergeConfiguration.model_validate(_config(settings)), str(out), options)
-    shutil.rmtree(adapters, ignore_errors=True)
+    run_merge(MergeConfiguration.model_validate(_config(settings, folders)), str(out), options)
+    shutil.rmtree(folded, ignore_errors=True)
     share(out.iterdir())
     return version("mergekit")
 
 
-def _config(settings: MergeSettings) -> dict[str, Any]:
-    """The settings as mergekit's configuration."""
+def _names(settings: MergeSettings) -> list[str]:
+    return [*([settings.base] if settings.base else []), *(model.path for model in settings.models)]
+
+
+def _dtype(model: str) -> str:
+    """The dtype of most numbers of a model's files.
+
+    Raises:
+        ConfigError: if merges cannot compute in it.
+    """
+    counts: Counter[str] = Counter()
+    for file in weight_files(MergeModel(path=model).folders[0]):
+        for _, shape, dtype in tensor_headers(file):
+            counts[dtype] += prod(shape)
+    (stored, _), *_ = counts.most_common(1)
+    if stored not in _DTYPES:
+        raise ConfigError(f"the weights of {model!r} are {stored}, which cannot be merged; name one of full precision.")
+    return _DTYPES[stored]
+
+
+def _plain(model: str, folder: Path, dtype: str | None) -> Path:
+    """The folder of a model: its own, or `folder` with its adapter merged, which is then written.
+
+    Raises:
+        ConfigError: if the adapter cannot be merged.
+    """
+    base, *adapters = MergeModel(path=model).folders
+    if not adapters:
+        return base
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+    lm = read_causal_lm(base, config=read_config(base), dtype=dtype)
+    fold_adapter(lm, adapters[0]).save_pretrained(folder)
+    return folder
+
+
+def _config(settings: MergeSettings, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The settings as mergekit's configuration; `folders` has the folder of each model by its name."""
+
+    def model_at(name: str) -> dict[str, Any]:  # and no text, in which mergekit would read a plus and an @
+        return {"model": {"path": str(folders[name])}}
+
     config: dict[str, Any] = {"merge_method": settings.method, "dtype": settings.dtype}
     if settings.method == "slerp":
         first, second = settings.models
         return config | {
-            "base_model": first.path,
-            "models": [{"model": second.path}],
+            "base_model": model_at(first.path),
+            "models": [{"model": model_at(second.path)}],
             "parameters": {"t": settings.t},
         }
     models: list[dict[str, Any]] = []
@@ -218,9 +266,9 @@ def _config(settings: MergeSettings) -> dict[str, Any]:
         parameters: dict[str, Any] = {"weight": weight}
         if settings.method in TAKES_DENSITY:
             parameters["density"] = settings.density
-        models.append({"model": model.path, "parameters": parameters})
+        models.append({"model": model_at(model.path), "parameters": parameters})
     config["models"] = models
     if settings.method in NEEDS_BASE:
-        config["base_model"] = settings.base
+        config["base_model"] = model_at(str(settings.base))
         config["parameters"] = {"normalize": False, "lambda": settings.scale}
     return config

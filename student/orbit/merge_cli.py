@@ -27,7 +27,12 @@ def merge(
     scale: Annotated[float, typer.Option(help="Factor on the summed differences from the base.")] = 1.0,
     t: Annotated[float, typer.Option(help="Position on the slerp arc; 0 is the first model.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Seed of the random choice that dare makes.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Dtype of the result: float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtype of the result: float32, bfloat16 or float16; by default that of the base or first model."
+        ),
+    ] = None,
 ) -> None:
     """Merge checkpoints of one architecture. merge.json in OUT records the inputs.
 

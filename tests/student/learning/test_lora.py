@@ -178,15 +178,6 @@ def test_a_scale_of_experts_that_are_joined_is_refused(experts: Path, pattern: s
         fold_adapter(AutoModelForCausalLM.from_pretrained(experts / "student"), experts / "adapter")
 
 
-def test_adapters_that_change_the_head_are_refused(world: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    lm = AutoModelForCausalLM.from_pretrained(world / "student")
-    get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj", "lm_head"])).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ConfigError, match="changes lm_head"):
-        adapter_settings(tmp_path / "adapter")
-
-
 def test_a_model_is_told_from_a_base_with_an_adapter(world: Path, tmp_path: Path) -> None:
     make(world).lm.save_pretrained(tmp_path / "a+b")
     base = str(world / "student")

@@ -1,6 +1,7 @@
 """Merged checkpoints: the arithmetic against its formulas, and every mismatch by name."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import opd.cli
@@ -181,6 +182,21 @@ def test_an_adapter_is_merged_into_its_base(models: list[Path], tmp_path: Path) 
         torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_the_base_gives_the_dtype_of_the_result(models: list[Path], tmp_path: Path, kind: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "with + and @"  # which mergekit reads as an adapter and a revision
+    AutoModelForCausalLM.from_pretrained(models[0], dtype=kind).save_pretrained(base)
+    make_tokenizer().save_pretrained(base)
+    raw = {"models": [{"path": str(models[1]), "weight": 0.0}], "method": "task_arithmetic", "base": str(base)}
+    merged, before = _load(merge(parse_settings(MergeSettings, raw), tmp_path / "out")), _load(base)
+    assert all(
+        torch.equal(merged[name], tensor) and tensor.dtype == getattr(torch, kind) for name, tensor in before.items()
+    )
+    assert json.loads((tmp_path / "out/merge.json").read_text())["settings"]["dtype"] == kind
+
+
 def _refusal(models: list[str], out: Path, **settings: object) -> str:
     with pytest.raises(ConfigError) as caught:
         merge(parse_settings(MergeSettings, {"models": [{"path": path} for path in models]} | settings), out)
@@ -203,6 +219,24 @@ def test_mismatches_are_refused_by_name(models: list[Path], tmp_path: Path) -> N
     assert "set base" in _refusal([first, str(models[2])], out, method="ties")
     assert "exactly two models" in _refusal([first], out, method="slerp")
     assert "is named twice" in _refusal([first, first], out)
+    assert not out.exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_models_and_adapters_that_others_refuse_are_refused_here_too(models: list[Path], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    lost, cut = (shutil.copytree(models[0], tmp_path / name) for name in ("lost", "cut"))
+    kept = {name: tensor for name, tensor in _load(lost).items() if name != "model.norm.weight"}
+    save_file(kept, lost / "model.safetensors", {"format": "pt"})
+    (cut / "model.safetensors").write_bytes(b"\x99" * 40)
+    config = peft.LoraConfig(r=2, target_modules=r".*embed_tokens")  # which are tied to the head
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(models[0]), config).save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "out"
+    assert "missing keys: model.norm.weight" in _refusal([str(lost)], out)
+    assert "is damaged" in _refusal([str(cut)], out)
+    assert "one weight for" in _refusal([f"{models[0]}+{tmp_path / 'adapter'}"], out)
     assert not out.exists()
 
 

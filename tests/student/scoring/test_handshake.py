@@ -1,14 +1,17 @@
 """What a served model must fit before the first step."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.wire.v1 import teacher_pb2 as pb
 from student.dry_run import check
 from student.recipe import Recipe
+from student.scoring import handshake
 from student.scoring.handshake import longest_prompt
 
 USUAL = (512, "rollout.max_prompt_tokens")
@@ -44,6 +47,12 @@ def test_a_model_must_take_the_longest_prompt_of_all_that_it_answers_for(
         },
     )
     assert longest_prompt(recipe, "t", roles) == longest
+
+
+def test_a_teacher_without_a_tokenizer_is_said_to_have_none() -> None:
+    tokenizer: Any = SimpleNamespace(name_or_path="student")
+    with pytest.raises(IncompatibleTeacherError, match=r"'math' \(/models/math\).* without a tokenizer.* copy"):
+        handshake._check_tokenizer(pb.TeacherInfo(name="math", model="/models/math"), tokenizer, "abc")
 
 
 def test_a_temperature_that_no_server_takes_is_refused_before_the_first_step(
