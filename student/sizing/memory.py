@@ -29,6 +29,7 @@ from student.sizing.shape import ModelShape
 _GATHERED_LAYERS = 2
 """Layers gathered at the same time: the one in use and the next."""
 VLLM_CACHE = "keys and values of vLLM"
+ACTIVATIONS = "activations of a micro-batch"
 CASTS = "casts of the weights"
 WIDENED = "a weight widened from 4 bits"
 _SLOT_PARTS = ("keys and values", "copy for one layer's attention", "logits of a decoding step")
@@ -48,6 +49,7 @@ class Memory:
         reserve: what libraries take.
         together: whether rollouts and learning run at the same time (train.max_staleness).
         slots: number of responses decoded together.
+        unknown: (when, part) of the parts that cannot be counted for this family, and count as 0.
     """
 
     always: dict[str, float]
@@ -56,6 +58,7 @@ class Memory:
     reserve: float = 0.0
     together: bool = False
     slots: int = LEAST_ROWS
+    unknown: tuple[tuple[str, str], ...] = ()
 
     @property
     def peak(self) -> float:
@@ -121,13 +124,18 @@ def memory_of(
     }
     here = slots(recipe, ranks)
     fixed, decoding = _engine_parts(recipe, shape, here, sharded=sharded, gpu=gpu)
+    activations = shape.activation_bytes(*micro_batch(recipe, ranks))
     return Memory(
         always={**{name: size / parts for name, size in always.items()}, **fixed},
-        learning=_learning(recipe, shape, gpu=gpu, ranks=ranks),
+        learning=_learning(recipe, shape, activations or 0, gpu=gpu, ranks=ranks),
         rollout=decoding,
         reserve=device.reserve,
         together=recipe.train.max_staleness > 0,
         slots=here,
+        unknown=(
+            *([("learning", ACTIVATIONS)] if activations is None else []),
+            *([("rollout", _SLOT_PARTS[0])] if shape.cache_bytes is None else []),
+        ),
     )
 
 
@@ -167,7 +175,7 @@ def _engine_parts(
         width = _DTYPES.get(str(rollout.engine.get("dtype")), shape.width)
         of_vllm = {
             "weights of vLLM": float(shape.total * width),
-            VLLM_CACHE: rollout.cache_tokens * shape.cache_bytes * width / shape.width,
+            VLLM_CACHE: rollout.cache_tokens * (shape.cache_bytes or 0) * width / shape.width,
         }
         return ({}, of_vllm) if rollout.engine.get("sleep") else (of_vllm, {})
     if not engine.on_device:
@@ -186,15 +194,15 @@ def _engine_parts(
     }
 
 
-def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> dict[str, float]:
+def _learning(recipe: Recipe, shape: ModelShape, activations: int, *, gpu: bool, ranks: int) -> dict[str, float]:
     """Bytes of an update by part: gradients, and what its largest micro-batch takes."""
     sharded = recipe.train.sharding == "fsdp"
-    sequences, width = micro_batch(recipe, ranks)
+    sequences, _ = micro_batch(recipe, ranks)
     scratch = (recipe.train.logit_scratch_mib or (1024 if gpu else 128)) * 2**20
     positions = sequences // largest(recipe).sequences * recipe.rollout.max_new_tokens
     return {
         "gradients": shape.trained_bytes / (ranks if sharded else 1),
-        "activations of a micro-batch": shape.activation_bytes(sequences, width),
+        ACTIVATIONS: activations,
         "tiles of logits": min(scratch, positions * shape.vocabulary * 4),
         "gradients of head and embeddings": shape.head_bytes,
         WIDENED: shape.widened,
@@ -206,7 +214,7 @@ def _learning(recipe: Recipe, shape: ModelShape, *, gpu: bool, ranks: int) -> di
 
 def _per_slot(shape: ModelShape, longest: int, slots: int) -> tuple[float, float, float]:
     """Bytes of each of `_SLOT_PARTS` for all slots."""
-    cache = slots * longest * shape.cache_bytes
+    cache = slots * (longest * (shape.cache_bytes or 0) + (shape.state_bytes or 0))
     return cache, cache / shape.layers, _LOGIT_COPIES * slots * shape.vocabulary * 4
 
 
@@ -277,8 +285,8 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
     ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
     sequences, width = micro_batch(recipe, ranks)
     windows = largest(recipe).sequences
-    if sequences > windows:
-        part = memory.learning["activations of a micro-batch"]
+    part = memory.learning[ACTIVATIONS]
+    if sequences > windows and part:
         fitting = max(windows * width, int(sequences * width * max(0.0, part - over) / part))
         ways.append(f"set train.micro_batch_tokens to {fitting} or less, now {recipe.train.micro_batch_tokens}")
     elif windows > 1:

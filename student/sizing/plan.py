@@ -119,8 +119,11 @@ def _of_memory(memory: Any, device: Any) -> Iterator[str]:
         for name, size in parts.items():
             if size:
                 yield f"  {title:9} {name:36} {size / GIB:9.3f} GiB"
+    for title, name in memory.unknown:
+        yield f"  {title:9} {name:36} not known for this family"
     room = f"{device.memory / GIB:.1f} GiB of memory, {device.reserve / GIB:.1f} of it for libraries"
-    yield f"peak of a rank {memory.peak / GIB:.3f} GiB; the device has {room}"
+    beside = ", without what is not known" if memory.unknown else ""
+    yield f"peak of a rank {memory.peak / GIB:.3f} GiB{beside}; the device has {room}"
 
 
 def _of_teachers(times: Any, fleet: Any, asks: Any) -> Iterator[str]:

@@ -1,9 +1,11 @@
 """Sizes of the parts of a model in parameters and bytes, from its config alone: no weights are loaded.
 
 The model runs on torch's fake tensors, which have a shape but no data. What autograd saves in a forward pass is counted
-tensor by tensor, for any model family, with the adapters, autocast and recomputation that the run would have.
+tensor by tensor, with the adapters, autocast and recomputation that the run would have. A family whose forward pass
+looks at data, as some routers do, cannot run on them: what would have been counted is then not known.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from opd.errors import ConfigError, one_line
 from opd.model_path import refuse_missing
 from opd.pretrained import read_config
 from student.learning.adamw_8bit import moment_bytes
@@ -21,6 +24,8 @@ from student.learning.quantized import four_bit_bytes
 from student.learning.recompute import recompute
 from student.learning.sharding import layer_of
 from student.recipe import ModelSettings
+
+log = logging.getLogger(__name__)
 
 
 class ModelShape:
@@ -48,10 +53,12 @@ class ModelShape:
         layers: number of decoder layers.
         vocabulary: number of rows of the head.
         hidden: size of the hidden states that the head reads.
-        cache_bytes: bytes of keys and values per token.
+        cache_bytes: bytes of keys and values per token; None if not known.
+        state_bytes: bytes of the states of linear attention, convolutions and the like, which a response of any length
+            takes once; None if not known.
 
     Raises:
-        ConfigError: when the model's config cannot be read.
+        ConfigError: when the model's config cannot be read or describes no causal language model.
     """
 
     def __init__(self, settings: ModelSettings, autocast: torch.dtype | None = None, *, sharded: bool = False) -> None:
@@ -61,7 +68,10 @@ class ModelShape:
         self._checkpointing = settings.gradient_checkpointing
         extra = {"attn_implementation": settings.attention} if settings.attention in ("sdpa", "eager") else {}
         with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), **extra)
+            try:
+                lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), **extra)
+            except Exception as error:  # a config whose values do not fit together may raise anything
+                raise ConfigError(f"model {settings.path!r} cannot be built: {one_line(error, 300)}.") from error
             quantized = _quantized(lm) if settings.lora is not None and settings.lora.quantize else []
             if settings.lora is not None:
                 add_lora(lm, settings.lora, base=settings.path)
@@ -90,32 +100,48 @@ class ModelShape:
             both = (head, lm.get_input_embeddings().weight)
             self.head_bytes = sum(weight.numel() * 4 for weight in both if weight.requires_grad)
             self.layers = int(config.get_text_config().num_hidden_layers)
-            self.cache_bytes = self._cache_bytes(lm)
+            cached = self._cached(lm)
+            self.cache_bytes = None if cached is None else cached[0]
+            self.state_bytes = None if cached is None else cached[1]
 
     def small_moments(self, ranks: int) -> int:
         """Bytes of AdamW's moments in 8 bits, sharded over `ranks` ranks, on all of them together."""
         return moment_bytes(self._trained_shapes, ranks)
 
-    def _cache_bytes(self, lm: Any) -> int:
-        cache = DynamicCache(config=lm.config)
-        with torch.no_grad():
-            lm.base_model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-        tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]  # type: ignore[union-attr]
+    def _cached(self, lm: Any) -> tuple[int, int] | None:
+        """`cache_bytes` and `state_bytes`, from caches of one and of two tokens."""
         width = (self._autocast or lm.dtype).itemsize
-        return sum(t.numel() for t in tensors if t is not None) * width
+        sizes = []
+        try:
+            for length in (1, 2):
+                cache = DynamicCache(config=lm.config)
+                with torch.no_grad():
+                    lm.base_model(torch.zeros(1, length, dtype=torch.long), past_key_values=cache, use_cache=True)
+                sizes.append(sum(t.numel() for layer in cache.layers for t in _held(vars(layer))) * width)
+        except Exception as error:  # a family may fail on fake tensors in any way
+            log.info("the cache cannot be counted: %s: %s", type(error).__name__, error)
+            return None
+        per_token = sizes[1] - sizes[0]
+        # A model that leaves the cache empty keeps what it remembers elsewhere.
+        return (per_token, sizes[0] - per_token) if sizes[0] else None
 
-    def activation_bytes(self, rows: int, width: int) -> int:
-        """Bytes that autograd saves in a forward pass over [rows, width] tokens.
+    def activation_bytes(self, rows: int, width: int) -> int | None:
+        """Bytes that autograd saves in a forward pass over [rows, width] tokens; None if not known.
 
         With gradient checkpointing, this is what remains saved plus the activations of one recomputed layer.
+
+        Raises:
+            ConfigError: if there is no gradient checkpointing for this family.
         """
-        whole = self._saved(rows, width)
-        if not self._checkpointing:
-            return whole
-        undo = recompute(self._student.lm)
-        kept = self._saved(rows, width)
-        undo()
-        return kept + whole // self.layers
+        undo = recompute(self._student.lm) if self._checkpointing else lambda: None
+        try:
+            kept = self._saved(rows, width)
+        except Exception as error:  # as for the cache
+            log.info("activations cannot be counted: %s: %s", type(error).__name__, error)
+            return None
+        finally:
+            undo()
+        return kept + self._saved(rows, width) // self.layers if self._checkpointing else kept
 
     def _saved(self, rows: int, width: int) -> int:
         # Counted by storage, because several views of one tensor may be saved but take memory once. Parameters are left
@@ -142,6 +168,15 @@ class ModelShape:
             at = torch.zeros(rows * width, dtype=torch.long)
             self._student(ids, torch.ones_like(ids), at, at)
         return sum(found.values())
+
+
+def _held(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a layer of a cache holds, by themselves or in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _held(one)
 
 
 def _passed_over(lm: Any) -> int:

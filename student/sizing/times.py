@@ -122,9 +122,9 @@ def times_of(
     mine, prompt = rows / ranks, rollout.max_prompt_tokens / 2
     read, here = lengths_of(recipe, prompt, mean), slots(recipe, ranks)
     forwards = mine * mean / here + max(0.0, rollout.max_new_tokens - mean)
-    logits = _LOGIT_BYTES * shape.vocabulary
+    of_row = _LOGIT_BYTES * shape.vocabulary + read.context * (shape.cache_bytes or 0) + (shape.state_bytes or 0)
     decoding = {
-        "memory": (shape.weight_bytes + here * logits + here * read.context * shape.cache_bytes) / device.bandwidth,
+        "memory": (shape.weight_bytes + here * of_row) / device.bandwidth,
         "arithmetic": 2 * shape.active * here / (device.flops * device.reached),
         "launching layers": shape.layers * device.overhead,
     }

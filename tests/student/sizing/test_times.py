@@ -18,7 +18,7 @@ from student.sizing.times import Times, times_of
 DEVICE = Hardware("a GPU", 1e12, flops=1000.0, bandwidth=100.0, overhead=0.5, reserve=0.0, reached=0.5)
 MODEL: Any = SimpleNamespace(
     total=100, active=100, trained=90, outside=40, layer=30, layers=2, vocabulary=10, hidden=8, width=4,
-    weight_bytes=1000, trained_bytes=900, cache_bytes=3, head_bytes=0, widened=0, cast_bytes=0,
+    weight_bytes=1000, trained_bytes=900, cache_bytes=3, state_bytes=0, head_bytes=0, widened=0, cast_bytes=0,
     activation_bytes=lambda rows, width: rows * width,
 )  # fmt: skip
 
