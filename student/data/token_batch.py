@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from opd.errors import PluginError
 from opd.wire.types import PayloadKind
 from student.scoring.needs import TEACHER
 
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class UndeclaredError(PluginError):
+    """A term reads `what`, which the batch lacks, because no term declares it in its `needs`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the batch has no {what}; name it in the needs of the term.")
+        self.what = what
+
+
 def have(value: T | None, what: str) -> T:
-    """Return `value`; ValueError, naming `what`, if it is None because the term did not ask for it in `needs`."""
+    """Return `value`; UndeclaredError, naming `what`, if it is None because the term did not ask for it in `needs`."""
     if value is None:
-        raise ValueError(f"the batch has no {what}; name it in the needs of the term.")
+        raise UndeclaredError(what)
     return value
 
 
@@ -139,7 +148,11 @@ class TokenBatch:
         return torch.from_numpy(np.concatenate(parts)).to(self.mask.device)
 
     def signal(self, kind: PayloadKind, role: str = TEACHER) -> SignalTokens:
-        """The signal of `role` with payload `kind`; for SAMPLED, gather or top-k serve too, as both carry it."""
-        if kind is PayloadKind.SAMPLED and (role, kind) not in self.signals:
-            kind = PayloadKind.GATHER if (role, PayloadKind.GATHER) in self.signals else PayloadKind.TOPK
-        return self.signals[role, kind]
+        """The signal of `role` with payload `kind`; for SAMPLED, gather or top-k serve too, as both carry it.
+
+        Raises:
+            UndeclaredError: if no term declares it.
+        """
+        kinds = (kind, PayloadKind.GATHER, PayloadKind.TOPK) if kind is PayloadKind.SAMPLED else (kind,)
+        found = next((signal for one in kinds if (signal := self.signals.get((role, one))) is not None), None)
+        return have(found, f"{kind} from the {role}")

@@ -16,7 +16,8 @@ from pydantic import Field
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError, short
 from opd.registry import Registry
-from student.data.token_batch import TokenBatch
+from opd.wire.types import PayloadKind
+from student.data.token_batch import TokenBatch, UndeclaredError
 from student.learning.schedule import WeightSchedule
 from student.scoring.needs import Needs
 
@@ -84,7 +85,17 @@ def losses_of(term: Term, batch: TokenBatch) -> TermOutput:
 
 def _checked(term: Term, batch: TokenBatch) -> TermOutput:
     """Call `token_losses` and check the result: a loss of the wrong shape would silently broadcast over positions."""
-    output = term.token_losses(batch)
+    try:
+        output = term.token_losses(batch)
+    except (UndeclaredError, AttributeError, KeyError) as error:
+        read, needs = _undeclared(error), term.needs()
+        if read is None:
+            raise
+        views = ", ".join(sorted(needs.student)) or "none"
+        raise PluginError(
+            f"term {str(term.settings.name)!r} declared {needs.describe()} (views of the student: {views}) and read "
+            f"{read}; declare that in its needs too."
+        ) from error
     if not isinstance(output, TermOutput):
         raise PluginError(
             f"{type(term).__name__} returned a {type(output).__name__}; token_losses must return a TermOutput."
@@ -101,6 +112,20 @@ def _checked(term: Term, batch: TokenBatch) -> TermOutput:
     return output
 
 
+def _undeclared(error: UndeclaredError | AttributeError | KeyError) -> str | None:
+    """What a term read without declaring it, as far as its exception tells; None if that is about something else."""
+    if isinstance(error, UndeclaredError):
+        return error.what
+    if isinstance(error, AttributeError):  # the view or payload is None
+        return f"{error.name} of an undeclared view or payload" if error.obj is None and error.name in _FIELDS else None
+    match error.args:  # of `batch.signals`
+        case ((str(role), PayloadKind() as kind),):
+            return f"{kind} from the {role}"
+    return None
+
+
+_FIELDS = {"sampled", "values", "ids", "log_tail", "entropy", "hidden", "head", "logits", "weight", "times", "shape"}
+"""Attributes of the views of the student and of payloads."""
 AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "turn_mean", "constant", "balanced")
 
 

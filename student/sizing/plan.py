@@ -64,8 +64,8 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
         fleet: the `Fleet` of the teachers; None if nothing is known of them.
 
     Raises:
-        ConfigError: at once for a mean that no response can have; after the last line if the run cannot fit, or if the
-            teachers cannot.
+        ConfigError: at once for a mean that no response can have, or a teacher that the recipe does not ask; after the
+            last line if the run cannot fit, or if the teachers cannot.
     """
     from opd.errors import ConfigError
     from student.learns_early import learns_early
@@ -80,7 +80,9 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
         raise ConfigError(f"--mean-tokens is {mean:g}; set it to a number from 0 to rollout.max_new_tokens, {longest}.")
     plugins, fleet = build_plugins(recipe), fleet or Fleet({}, device)
     needs = plugins.needs
-    early = any(ask.served for ask in asks_of(recipe, needs)) and learns_early(recipe, plugins)
+    asks = asks_of(recipe, needs)
+    fleet.check_names(asks)
+    early = any(ask.served for ask in asks) and learns_early(recipe, plugins)
     shape = shape_of(recipe, device)
     memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
     rows, width = micro_batch(recipe, ranks)
@@ -102,12 +104,11 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
         yield f"  each read in {read.sequences} windows, {read.positions:.0f} tokens with their prompts"
     for stage, seconds in times.stages.items():
         yield f"  {stage:10} {seconds:9.2f} s, bound by {times.bound[stage]}"
-    asks = asks_of(recipe, needs)
     yield from _of_teachers(times, fleet, asks)
     yield f"  network {times.sent / 1e6:.1f} MB to teachers, {times.received / 1e6:.1f} MB from them"
     if ranks > 1:
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
-    fleet.check(asks)
+    fleet.check_fits(asks)
     check_fits(memory, device, recipe, ranks=ranks)
 
 

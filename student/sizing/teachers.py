@@ -94,17 +94,24 @@ class Fleet:
         """Names of the served models that are asked but whose shape is not known."""
         return sorted({ask.model for ask in asks if ask.served and self.shape(ask.model) is None})
 
-    def check(self, asks: Sequence[Ask]) -> None:
-        """Check that the recipe asks every model that was named, and that the devices can hold the weights.
+    def check_names(self, asks: Sequence[Ask]) -> None:
+        """Check that the recipe asks every model that was named.
 
         Raises:
-            ConfigError: if not. The message lists the names that are asked, or the number of devices that are needed.
+            ConfigError: if not; the message lists the names that are asked.
         """
         asked = sorted({ask.model for ask in asks if ask.served})
         idle = sorted(self.models.keys() - {*asked, ""})
         if idle:
             known = ", ".join(map(repr, filter(None, asked))) or "none by name: give the model without one"
             raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not use; it uses {known}.")
+
+    def check_fits(self, asks: Sequence[Ask]) -> None:
+        """Check that the devices can hold the weights.
+
+        Raises:
+            ConfigError: if not; the message says how many devices can.
+        """
         room, weights = self.device.memory * USABLE - self.device.reserve, self.weights(asks)
         if weights > self.devices * room:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +15,13 @@ from thread_ranks import together
 from opd.errors import ConfigError, PluginError
 from opd.registry import Registry
 from opd.tasks.prompt import Prompt
+from opd.wire.types import PayloadKind, PayloadSpec
 from student.controllers import CONTROLLERS, Controller, ControllerSettings, Services
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
-from student.data.token_batch import TokenBatch
+from student.data.token_batch import StudentTokens, TokenBatch, have
 from student.learning.objective import Objective
-from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings
+from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings, losses_of
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
 from student.rl.advantages.chain import AdvantageChain
@@ -32,7 +34,7 @@ from student.rollout.rounds import Rollouts
 from student.rollout.strategy import STRATEGIES, Strategy, StrategySettings
 from student.run.series import Series
 from student.run.state_io import check_state
-from student.scoring.needs import needs_of
+from student.scoring.needs import Needs, SignalNeed, needs_of
 from student.steering import acted, composed, ordered, planned
 
 
@@ -64,6 +66,31 @@ def test_a_loss_that_is_not_one_number_per_position_is_refused(toy: Any) -> None
         loss_of(Wrong(lambda batch: TermOutput(np.zeros(len(batch.mask)))), toy())  # type: ignore[arg-type]
     with pytest.raises(PluginError, match=r"Wrong has metric 'share' as 0\.5, not as \(numerator, denominator\)"):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)), metrics={"share": 0.5})), toy())  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda batch: batch.signal(PayloadKind.HIDDEN), "and read hidden from the teacher"),
+        (lambda batch: batch.signal(PayloadKind.SAMPLED, "reference"), "and read sampled from the reference"),
+        (lambda batch: batch.signals["teacher", PayloadKind.TOPK].ids, "and read topk from the teacher"),
+        (lambda batch: have(batch.student.scores, "scores"), "and read scores"),
+        (lambda batch: batch.student.scores.sampled, "and read sampled of an undeclared"),
+        (lambda batch: batch.student.hidden.shape, "and read shape of an undeclared"),
+        (lambda batch: {}[3], None),
+        (lambda batch: None.foreign, None),  # type: ignore[attr-defined]
+    ],
+)
+def test_a_term_that_reads_what_it_does_not_declare_is_named_with_both(
+    toy: Any, read: Callable[[Any], Any], words: str | None
+) -> None:
+    made = toy()
+    batch = replace(made.batch(range(len(made.rows))), student=StudentTokens())
+    term = Wrong(read)
+    term.needs = lambda: Needs(signals=(SignalNeed("teacher", PayloadSpec.sampled()),))  # type: ignore[method-assign]
+    expected = f"term 'wrong' declared sampled from the teacher .*{words}" if words else None
+    with pytest.raises(PluginError if words else (KeyError, AttributeError), match=expected):
+        losses_of(term, replace(batch, signals={}))
 
 
 def test_a_surrogate_that_gives_a_bare_tensor_is_named(toy: Any) -> None:

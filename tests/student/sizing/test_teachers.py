@@ -181,13 +181,14 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
     tight = replace(TABLE["h100"], memory=0.0015 * GIB / USABLE, reserve=0.0)
     fleet = fleet_of([f"large={model}", f"small={model}"], tight, 1)
     with pytest.raises(ConfigError, match=r"--teacher-gpus (\d+) or more") as refused:
-        fleet.check(asks)
+        fleet.check_fits(asks)
     enough = int(re.findall(r"gpus (\d+)", str(refused.value))[0])
-    replace(fleet, devices=enough).check(asks)
+    replace(fleet, devices=enough).check_fits(asks)
     with pytest.raises(ConfigError, match=r"'lagre', which the recipe does not use; it uses 'large', 'small'"):
-        fleet_of([f"lagre={model}", f"small={model}"], TABLE["h100"], 1).check(asks)
+        # Before the first line of a plan.
+        next(describe(job, TABLE["h100"], fleet=fleet_of([f"lagre={model}", f"small={model}"], TABLE["h100"], 1)))
     with pytest.raises(ConfigError):
-        replace(fleet, devices=enough - 1).check(asks)
+        replace(fleet, devices=enough - 1).check_fits(asks)
     assert fleet_of([f"small={model}"], tight, 1).unknown(asks) == ["large"]
     odd = tmp_path / "rate=1e-4"
     odd.symlink_to(model)
