@@ -26,6 +26,7 @@ from student.data.plan import StepPlan, plan_step
 from student.data.report import EvalReport, StepReport
 from student.data.row import Row
 from student.job import Job, build_job, fleet_fingerprints
+from student.learning.blame import blaming
 from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.named_states import names_of
 from student.recipe import Recipe
@@ -141,8 +142,9 @@ class _Run:
         hooks = outage_hooks(self.state, self.saver, self.interrupts, self.sinks.log)
         self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
-        for controller in self.job.controllers:
-            controller.begin(self.job.services)
+        with blaming(self.ranks.count):
+            for controller in self.job.controllers:
+                controller.begin(self.job.services)
         try:
             after = self.ranks.agree(self._told)
         except OpdError as error:
@@ -174,7 +176,8 @@ class _Run:
     def _told(self) -> EvalReport | None:
         """Run `_train`; if it fails on this rank, notify the other ranks, which may be waiting in any collective."""
         try:
-            return self._train()
+            with blaming(self.ranks.count):
+                return self._train()
         except OpdError as error:
             if not isinstance(error, RunFolderError):  # all ranks raise this one together
                 self.job.watch.ending(error)

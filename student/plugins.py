@@ -60,6 +60,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     """
     terms = build_terms(recipe.objective)
     controllers = [_build(CONTROLLERS, Controller, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
+    _check_once(controllers)
     strategy: Strategy = _build(STRATEGIES, Strategy, recipe.rollout.strategy, "rollout.strategy")
     rewards = RewardChain([_build(REWARDS, Reward, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
     parts = (*terms, *controllers, strategy, *rewards.parts)
@@ -101,6 +102,18 @@ def build_plugins(recipe: Recipe) -> Plugins:
     remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
     remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe), *_noisy(recipe)]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
+
+
+def _check_once(controllers: Sequence[Controller]) -> None:
+    """Refuse a method that is listed twice: both would write the same metrics, notes and tags.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    kinds = [type(controller) for controller in controllers]
+    for controller in controllers:
+        if kinds.count(type(controller)) > 1:
+            raise ConfigError(f"method {controller.settings.name!r} is named twice; keep one of them.")
 
 
 def _check_given(terms: Sequence[Term], controllers: Sequence[Controller], strategy: Strategy) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from opd.errors import OpdError
 from student.data.row import Row
 from student.data.streams import stream
+from student.learning.blame import blaming
 from student.learning.learner import Learner
 from student.learning.objective import Metrics
 from student.learning.ranks import Ranks
@@ -107,18 +108,19 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
     """
     found = Updated()
     try:
-        for update in updates:
-            if update.recompute:
-                costs.scored("train", reread(update.rows))
-            sums = learner.update(update.rows, step)
-            if sums is None:  # no pass was made
-                found.skipped += 1
-                continue
-            costs.trained("train", update.rows)
-            found.made += 1
-            for name, (top, bottom) in sums.items():
-                old = found.sums.get(name, (0.0, 0.0))
-                found.sums[name] = (old[0] + top, old[1] + bottom)
+        with blaming(learner.ranks.count):
+            for update in updates:
+                if update.recompute:
+                    costs.scored("train", reread(update.rows))
+                sums = learner.update(update.rows, step)
+                if sums is None:  # no pass was made
+                    found.skipped += 1
+                    continue
+                costs.trained("train", update.rows)
+                found.made += 1
+                for name, (top, bottom) in sums.items():
+                    old = found.sums.get(name, (0.0, 0.0))
+                    found.sums[name] = (old[0] + top, old[1] + bottom)
     except OpdError as error:
         # Before the first update nothing has moved, and the step may be taken again; afterwards it may not.
         if not found.made:

@@ -31,6 +31,7 @@ from small_recipes import (
 from opd.errors import ConfigError
 from student.controllers import Controller
 
+BUDGET = "student.methods.distil.token_budget:TokenBudget"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BNPO: a penalty that leaves the range": (
         of(credit("bnpo"), **reward("overlong", buffer=4, penalty=0.5)),
@@ -87,6 +88,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "skip_degenerate, which drops",
     ),
     "GRPO: groups of one": (of({"name": "grpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
+    # Entries that would write the same metrics and notes.
+    "a budget twice": (
+        of(PLAIN, methods=[{"name": "token_budget", "tokens": 1000}, {"name": "token_budget", "tokens": 500}]),
+        "'token_budget' is named twice",
+    ),
+    "a budget twice, by its path": (
+        of(PLAIN, methods=[{"name": name, "tokens": 9} for name in ("token_budget", BUDGET)]),
+        "is named twice",
+    ),
     # Strengths without effect.
     "ACE: alpha 0": (of(credit("group_mean", {"name": "ace", "alpha": 0})), "changes nothing"),
     "SNGS: lambda0 1": (of(credit("group_mean", {"name": "sngs", "lambda0": 1})), "changes nothing"),
