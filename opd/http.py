@@ -7,7 +7,8 @@
 
 The deadline covers the whole call: connecting, TLS, sending, status line, interim answers, headers and body. The limit
 covers every byte that is received. Redirects are not followed, since they would take the key to another host, and
-content is not decompressed. A connection is kept open between calls and can be ended from another thread.
+content is not decompressed. A connection is kept open between calls and can be ended from another thread. Only looking
+up a host's name is left to the limits of the system's resolver.
 """
 
 import json
@@ -112,7 +113,7 @@ class Connection:
                 return self._exchange(path, data)
             except (httpcore2.NetworkError, httpcore2.RemoteProtocolError):
                 # A server closes connections that were idle for a few seconds, which does not mean that it is gone.
-                if self._line.opened > opened or self._line.was_cut:
+                if self._line.opened > opened or self._line.received or self._line.was_cut:
                     raise
                 return self._exchange(path, data)
         except _TIMES as error:
@@ -130,8 +131,11 @@ class Connection:
         if self._pool is None:
             self._pool = self._open()
         method, url = "GET" if data is None else "POST", (self.url + path).encode()
+        body = bytearray()  # not a list of pieces, which may be a few bytes each
         with self._pool.stream(method, url, headers=sent, content=data) as got:
-            return Reply(got.status, b"".join(got.iter_stream()))
+            for piece in got.iter_stream():
+                body += piece
+        return Reply(got.status, bytes(body))
 
     def _open(self) -> httpcore2.ConnectionPool:
         parts = urlsplit(self.url)
@@ -156,17 +160,19 @@ class _Line(httpcore2.NetworkBackend):
     Attributes:
         until: end of the call by the monotonic clock.
         opened: number of connections that were begun.
+        received: number of bytes received in the call.
         was_cut: whether `cut` was called.
     """
 
     def __init__(self) -> None:
         self._network = httpcore2.SyncBackend()
         self._socket: socket.socket | None = None
-        self.until, self._bytes, self.opened, self.was_cut = 0.0, 0, 0, False
+        self.until, self._most_bytes, self.received = 0.0, 0, 0
+        self.opened, self.was_cut = 0, False
 
     def begin(self, seconds: float, most_bytes: int) -> int:
         """Begin a call; returns `opened`."""
-        self.until, self._bytes = time.monotonic() + seconds, most_bytes
+        self.until, self._most_bytes, self.received = time.monotonic() + seconds, most_bytes, 0
         return self.opened
 
     def left(self) -> float:
@@ -183,16 +189,16 @@ class _Line(httpcore2.NetworkBackend):
             raise TimeoutError
         return left
 
-    def count(self, received: bytes) -> bytes:
-        """Subtract what was received from the bytes left.
+    def count(self, piece: bytes) -> bytes:
+        """Count what was received.
 
         Raises:
-            ValueError: if it is more.
+            ValueError: if it is more than allowed.
         """
-        self._bytes -= len(received)
-        if self._bytes < 0:
-            raise ValueError("its answer is larger than allowed")
-        return received
+        self.received += len(piece)
+        if self.received > self._most_bytes:
+            raise ValueError(f"its answer is larger than {self._most_bytes} bytes")
+        return piece
 
     def connect_tcp(
         self,

@@ -32,8 +32,8 @@ from opd.strict_json import read_json
 
 log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.5
-_TOKEN_CHARACTERS = 64
-"""More than any token has; a text with more for each of its tokens did not come from a model."""
+_TOKEN_CHARACTERS = 256
+"""Longer than tokens are: a text with more characters for each of `max_tokens` did not come from a model."""
 
 
 class ChatFailed(Exception):

@@ -2,13 +2,17 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from certificates import self_signed
 from hostile import BROKEN, ENDLESS, SLOW, TEXTS, Liar, Wire, lying, said, whole
 
+from opd import http
 from opd.http import Connection, NoReplyError
 
 
@@ -30,10 +34,10 @@ def test_what_a_service_sends_without_end_is_left_when_it_is_more_than_allowed(l
     liar.lie = lie
     tracemalloc.start()
     with Connection(liar.url, seconds=60.0) as connection, pytest.raises(NoReplyError):
-        connection.send("/", {}, most_bytes=1_000_000)
+        connection.send("/", {}, most_bytes=200_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 8_000_000
+    assert peak < 4_000_000
 
 
 @pytest.mark.parametrize("lie", BROKEN.values(), ids=BROKEN)
@@ -88,6 +92,51 @@ def test_a_connection_is_kept_and_opened_again_where_the_server_has_closed_it() 
             assert [connection.send(f"/{n}").json() for n in range(4)] == [{}] * 4
         thread.join()
     assert len(taken) == 4
+
+
+@pytest.fixture
+def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """What a server needs to speak TLS with a certificate that clients trust."""
+    certificate, key = self_signed(tmp_path, "service")
+    monkeypatch.setattr(http, "_trusted", lambda: ssl.create_default_context(cafile=str(certificate)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def test_tls_is_checked_and_has_the_same_deadline(trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = said({"score": 1})
+
+    def secure(connection: socket.socket) -> None:
+        with trusted.wrap_socket(connection, server_side=True) as wrapped:
+            wrapped.recv(65536)
+            plain(wrapped)
+
+    with tls_server(secure) as url, Connection(url, seconds=30.0) as connection:
+        assert connection.send("/x").json() == {"score": 1}
+    for lie in (SLOW["says nothing"], SLOW["drips its body"]):
+        with tls_server(lie) as url, Connection(url, seconds=0.2) as connection, pytest.raises(NoReplyError):
+            connection.send("/x")
+    monkeypatch.undo()
+    stranger = pytest.raises(NoReplyError, match="certificate")
+    with tls_server(secure) as url, Connection(url, seconds=30.0) as connection, stranger:
+        connection.send("/x")
+
+
+@contextlib.contextmanager
+def tls_server(answer: Wire) -> Iterator[str]:
+    """Answers one connection, from its first byte on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"https://localhost:{listener.getsockname()[1]}"
+        thread.join()
 
 
 def test_a_proxy_of_the_environment_is_used_but_not_for_this_host(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from opd.errors import one_line
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask
 from student.rollout.servers.http import Connection, LostError
@@ -69,8 +70,10 @@ class Crowd:
 
     def _leave(self, server: Server, why: str, up: set[Server]) -> None:
         """Stop using `server`; its other rows return to the queue as their connections are cut."""
+        if server not in up:  # each of its rows in flight says so
+            return
         server.lost, server.label = why, None
-        up.discard(server)
+        up.remove(server)
         for connection in self._connections[server]:
             connection.cut()
         if not up:
@@ -93,7 +96,7 @@ class Crowd:
                 self._told.put(error)
                 return
             if not answer.whole or answer.weights != (ask.weights,):
-                held = " and ".join(answer.weights) or "no weights"
+                held = one_line(" and ".join(answer.weights) or "no weights", 100)
                 self._again(index, server, f"it sampled with {held} instead of {ask.weights}")
                 return
             self._told.put((index, answer))

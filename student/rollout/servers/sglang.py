@@ -7,7 +7,7 @@ effect only with --enable-deterministic-inference. Adapters need --enable-lora a
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from opd.errors import RolloutEngineError
+from opd.errors import RolloutEngineError, one_line
 from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred, most_bytes
 from student.rollout.servers.http import Connection
 
@@ -41,7 +41,7 @@ class SglangDialect:
         connection.call("/update_weight_version", {"new_version": PARTIAL, "abort_all_requests": False})
         found = connection.call("/update_weights_from_disk", change)
         if not found["success"]:
-            raise RolloutEngineError(f"{connection.url} did not load the weights: {found['message']}")
+            raise RolloutEngineError(f"{connection.url} did not load the weights: {one_line(found['message'], 300)}")
 
     def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
         """See `Dialect.receive`; not supported."""
