@@ -40,14 +40,16 @@ from opd.tasks.code_sandbox_calls import seccomp_filter
 _CHILD = Path(__file__).with_name("code_sandbox_child.py")
 _BEGAN = b"began\n"
 _LATE, _FORGED = "the program took too long", "the program wrote where only its verdict is written"
-_ENVIRONMENT = {"MPLCONFIGDIR": "/tmp"}  # matplotlib is not imported without a folder that it takes for writable
+# Linear algebra in one thread, because each has its share of the limits on memory and processor time, on machines with
+# many cores more than there is; matplotlib is not imported without a folder that it takes for writable.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": "/tmp"}
 _GRACE_SECONDS = 0.5
 _MOST_NOTES = 4096
 _TICK_SECONDS = 0.02
 """How often threads are counted, for kernels that cannot limit them for one program."""
 
 MOST_THREADS = 256
-"""Threads that a program may have; libraries start one for each core."""
+"""Threads that a program may have."""
 _START_SECONDS = 30.0
 """Seconds that an interpreter may take to start on a busy machine; the program's own time begins after that."""
 

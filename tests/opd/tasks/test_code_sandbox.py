@@ -192,6 +192,14 @@ signal.pause()
     assert run_python(program, limits=LIMITS).ended is Ended.PASSED
 
 
+@pytest.mark.parametrize(
+    "library", ["numpy", "scipy.linalg", "sympy", "matplotlib.pyplot", "sqlite3", "multiprocessing"]
+)
+def test_a_program_may_import_what_programs_use(library: str) -> None:
+    ran = run_python(f"import {library}", limits=Limits(seconds=60.0, memory_mib=512))
+    assert ran.ended is Ended.PASSED, ran
+
+
 def test_a_program_does_not_outlive_a_killed_caller() -> None:
     caller = """
 import subprocess
