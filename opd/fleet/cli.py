@@ -51,8 +51,9 @@ def status(
     from opd.fleet.client import TeacherFleet
     from opd.fleet.status.table import status_view
 
-    with TeacherFleet.connect(endpoints, settings=fleet_settings(settings, override), client="status") as fleet:
-        fleet.settle()  # connect returns with the first replica of every teacher
+    chosen = fleet_settings(settings, override)
+    with TeacherFleet.connect(endpoints, settings=chosen, client="status", look=True) as fleet:
+        fleet.settle()  # connect does not wait for replicas to be checked
         if as_json:
             typer.echo(json.dumps(asdict(fleet.status())))
         elif not 0 < watch < float("inf"):

@@ -63,6 +63,7 @@ class TeacherFleet(ScoreSource):
         client: str = "student",
         link: LinkFactory | None = None,
         poll: Callable[[], None] | None = None,
+        look: bool = False,
     ) -> ScoreSource:
         """Find the servers, learn which teachers they serve, and check that the replicas of a teacher are the same.
 
@@ -74,6 +75,7 @@ class TeacherFleet(ScoreSource):
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
             link: makes the connection to an address; None for gRPC.
             poll: called twice a second while servers are waited for; may raise to give up.
+            look: only to see what there is: teachers without a usable replica, or whose replicas differ, do not raise.
 
         Returns:
             A `TeacherFleet`, or a `RecordedFleet` for "store:FOLDER".
@@ -102,7 +104,7 @@ class TeacherFleet(ScoreSource):
         async def make() -> FleetCore:
             core = FleetCore(sources, link or over_grpc, settings, client)
             try:
-                await core.connect()
+                await core.connect(look=look)
             except BaseException:
                 # Its monitors are running by now, and would ping for as long as the process lives.
                 await core.close()

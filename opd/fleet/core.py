@@ -56,9 +56,9 @@ class FleetCore:
         self.members.on_join = self.dispatcher.scheduler.add_server
         self.members.on_leave = self.dispatcher.scheduler.remove_server
 
-    async def connect(self) -> None:
+    async def connect(self, *, look: bool = False) -> None:
         """See `Members.connect`."""
-        await self.members.connect()
+        await self.members.connect(look=look)
 
     def _changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
         """Act on a replica's change of state, which changes where its teacher's rows may go."""

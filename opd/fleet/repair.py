@@ -26,7 +26,7 @@ from opd.errors import (
 )
 from opd.fleet.cross_score import CrossScorer
 from opd.fleet.membership.replica_monitor import ReplicaMonitor
-from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds
+from opd.fleet.scheduling.budget import RetryBudget, backoff_seconds, pushback_seconds
 from opd.fleet.scheduling.in_flight import Rpc, ScoreTask
 from opd.fleet.scheduling.scheduler import Scheduler
 from opd.fleet.settings import FleetSettings
@@ -102,7 +102,8 @@ class Repair:
 
     def _push_back(self, rpc: Rpc, error: OverloadedError, now: float) -> None:
         self._counters.pushbacks += 1
-        seconds = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
+        asked = min(max(0.01, error.retry_after), LONGEST_PUSHBACK_SECONDS)
+        seconds = min(pushback_seconds(asked, rpc.server.refusals + 1, self._rng), LONGEST_PUSHBACK_SECONDS)
         if error.retry_after > seconds:
             log.warning(
                 "replica %s is overloaded and asks for a pause of %.3g s; it gets calls again after %g s",

@@ -126,6 +126,7 @@ class Admission:
         if life is None or info is None or life.state in (*OUTSIDE, ReplicaState.RETIRED):
             return False
         self._rejections[teacher] = _Rejection(Identity.of(info), float("inf"), reason)
+        self._monitor.agreement.pop(teacher, None)  # it was measured on another row, and is not measured again
         self._monitor.apply(teacher, life.rejected(self._owner.now(), reason))
         return True
 
@@ -202,6 +203,7 @@ class Admission:
 
     async def _find(self, name: str, info: pb.TeacherInfo, era: int) -> _Finding:
         """Check a replica. Every outcome, including a failed check, is a finding and not an exception."""
+        self._monitor.agreement.pop(name, None)  # it belongs to the previous process or weights
         if not self.ready(info):
             state = pb.TeacherState.Name(info.state).removeprefix("TEACHER_STATE_").lower()
             return _Finding(postponed="it is still loading" if state == "loading" else f"its state is {state}")
@@ -214,6 +216,10 @@ class Admission:
             return _Finding(postponed=f"its check failed: {error}", pause=pause)
         except _OutOfDate:
             pass  # the caller recognises this by the pool's era
+        except Exception as error:
+            log.exception("checking replica %s failed with an unexpected error, a bug", self._monitor.address)
+            pause = self._owner.settings.health.cool_off_seconds
+            return _Finding(postponed=f"its check failed: {error!r}", pause=pause)
         return _Finding()
 
     async def _compare(self, name: str, info: pb.TeacherInfo, era: int) -> None:
@@ -224,7 +230,6 @@ class Admission:
             _OutOfDate: if the pool got other weights meanwhile.
             OpdError: if it could not be compared.
         """
-        self._monitor.agreement.pop(name, None)  # it belongs to the previous process or weights
         settings, pool = self._owner.settings, self._owner.pool(name)
         identity = pool.choose({self._monitor.address: info}, settings.expected_weights.get(name, ""))
         difference = Identity.of(info).differences(identity)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import AuthError, OpdError, TeacherNotFoundError, UnavailableError
+from opd.errors import AuthError, IncompatibleTeacherError, OpdError, TeacherNotFoundError, UnavailableError
 from opd.fleet.membership.agreement import CheckRows
 from opd.fleet.membership.discovery import Places, Source, merge, resolve_all
 from opd.fleet.membership.identity import Identity
@@ -68,6 +68,7 @@ class Members:
         self._places: Places = {}
         self._news = asyncio.Event()
         self._elected = False
+        self._look = False
         self._discovery: asyncio.Task[None] | None = None
         self._leavers: set[asyncio.Task[None]] = set()
 
@@ -112,8 +113,11 @@ class Members:
 
     # Connecting.
 
-    async def connect(self) -> None:
+    async def connect(self, *, look: bool = False) -> None:
         """Find the servers, elect the pools, and wait for the first replica of every teacher that was named.
+
+        Args:
+            look: only to see what there is: teachers without a usable replica are neither waited for nor an error.
 
         Raises:
             UnavailableError, AuthError: if no server answered in time; the message names them and the reasons.
@@ -121,6 +125,7 @@ class Members:
             UndecidedTeacherError: if the replicas of a teacher differ and no side has a majority.
             TeacherNotFoundError: if a named teacher is not served anywhere.
         """
+        self._look = look
         await self._discover(first=True)
         self._discovery = asyncio.create_task(self._keep_discovering(), name="fleet discovery")
         start = self.now()
@@ -140,7 +145,7 @@ class Members:
             # server that is down hold up the run.
             if not self._elected and answered_at is not None and (everybody or settled):
                 await self._elect()
-            if self._elected and not self._missing():
+            if self._elected and (self._look or not self._missing()):
                 return
             # A wrong token does not become right with time.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
@@ -165,7 +170,13 @@ class Members:
         for name in names:
             seen = {address: one.infos[name] for address, one in self.monitors.items() if name in one.infos}
             pool = self.pool(name)
-            identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
+            try:
+                identity = pool.choose(seen, self.settings.expected_weights.get(name, ""))
+            except IncompatibleTeacherError as error:
+                if not self._look:
+                    raise
+                pool.undecided = error
+                continue
             agreed = [address for address, info in seen.items() if Identity.of(info) == identity]
             # A single replica has none to vote with: its own scores become the reference when it is admitted.
             members += [(pool, self.monitors[address]) for address in agreed if len(agreed) > 1]

@@ -34,6 +34,7 @@ class Pool:
         weights_hash: hash of the weights that a swap gave it; "" if there was none.
         era: number of calls of `adopt`; the result of a check that began in an earlier era is void.
         reference: a check row and its scores, by which replicas are judged; None before the first.
+        undecided: why no identity could be elected; None if one was, or none was sought yet.
         heads: the fetched head, by content hash.
         head_lock: held while a head is fetched.
         down_since: time since when no replica is usable; None while one is.
@@ -48,6 +49,7 @@ class Pool:
     weights_hash: str = ""
     era: int = 0
     reference: ScoredCheckRow | None = None
+    undecided: IncompatibleTeacherError | None = None
     heads: dict[str, Head] = field(default_factory=dict)
     head_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     down_since: float | None = None
@@ -69,12 +71,16 @@ class Pool:
     def choose(self, seen: dict[str, pb.TeacherInfo], pinned: str = "") -> Identity:
         """The pool's identity. If there is none yet, it is elected among the replicas seen (address to description).
 
+        An election without a result stays so, or a single replica of those seen could decide later.
+
         Raises:
             IncompatibleTeacherError: if no replica has the pinned weights.
             UndecidedTeacherError: if no side has a majority.
         """
         if self.identity is not None:
             return self.identity
+        if self.undecided is not None:
+            raise self.undecided.with_traceback(None)
         # A swap outranks the settings, which name the weights at the start.
         pinned = self.weights_hash or pinned
         identities = {address: Identity.of(info) for address, info in seen.items()}
@@ -126,7 +132,7 @@ class Pool:
 
     def adopt(self, weights_hash: str = "") -> None:
         """Forget what the replicas must be; the next one to be checked decides, provided it has the given weights."""
-        self.identity = self.reference = None
+        self.identity = self.reference = self.undecided = None
         self.weights_hash = weights_hash
         self.era += 1
 

@@ -93,6 +93,8 @@ class ReplicaMonitor:
         if change is None:
             return
         passing = change.after in (ReplicaState.HEALTHY, ReplicaState.SUSPECT)
+        if not passing and change.after is not ReplicaState.REJECTED:
+            self.agreement.pop(teacher, None)  # of a replica that has died or is to be checked again
         level = logging.INFO if passing else logging.WARNING
         where = f"{self.address} of {teacher!r}"
         log.log(level, "replica %s: %s -> %s, %s", where, change.before, change.after, change.reason)

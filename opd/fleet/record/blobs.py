@@ -65,7 +65,9 @@ class Blobs:
         name = bytes.fromhex(key)
         with self._failures(), self._reading:
             found = self._reader.execute(
-                "SELECT data FROM rows JOIN payloads USING (id) WHERE key = ?", (name,)
+                # Cast, because SQLite lets a column hold values of any type: other ones are damaged bytes.
+                "SELECT CAST(data AS BLOB) FROM rows JOIN payloads USING (id) WHERE key = ?",
+                (name,),
             ).fetchone()
             # Kept in memory until the next write: a transaction for every read would make readers wait for the disk.
             if found is not None and self._max_bytes:
@@ -94,7 +96,7 @@ class Blobs:
     def __iter__(self) -> Iterator[str]:
         """The current keys, sorted."""
         with self._failures(), self._reading:
-            keys = self._reader.execute("SELECT key FROM rows ORDER BY key").fetchall()
+            keys = self._reader.execute("SELECT CAST(key AS BLOB) FROM rows ORDER BY key").fetchall()
         return (key.hex() for (key,) in keys)
 
     def __contains__(self, key: str) -> bool:
@@ -158,7 +160,7 @@ class Blobs:
             self._say_so_once()
             surplus += int((1 - _TRIM_TO) * self._max_bytes)
             dropped = []
-            oldest = "SELECT key, length(data) FROM rows JOIN payloads USING (id) ORDER BY used"
+            oldest = "SELECT key, length(CAST(data AS BLOB)) FROM rows JOIN payloads USING (id) ORDER BY used"
             for key, length in database.execute(oldest):
                 if surplus <= 0:
                     break

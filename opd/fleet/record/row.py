@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from opd.errors import DataError, InvalidRequestError
+from opd.errors import DataError, one_line
 from opd.wire.checksum import crc32c
 from opd.wire.spans import spans_to_bytes
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
@@ -98,15 +97,39 @@ def from_bytes(key: str, data: bytes, where: object) -> StoredRow:
         fields: dict[str, Any] = {name: arrays.get(name) for name in _FIELDS}
         if spec.kind is PayloadKind.GATHER:
             fields["ids"] = gather
+        _check_shapes(item, spec, fields)
         scores = Scores(**fields, weights_hash=meta["weights_hash"], wire_bytes=int(meta["wire_bytes"]))
         row = StoredRow(meta["teacher"], item, spec, float(meta["temperature"]), scores)
         if row.key != key:
             raise ValueError("they do not belong to their key")
-    except (KeyError, ValueError, InvalidRequestError, SafetensorError) as error:
+    except Exception as error:  # of whatever class: what the bytes hold is not ours until all of this has passed
         raise DataError(
-            f"stored scores {key} in {where} are damaged: {error}; remove the store and score again."
+            f"stored scores {key} in {where} are damaged: {one_line(error)}; remove the store and score again."
         ) from error
     return row
+
+
+def _check_shapes(item: ScoreItem, spec: PayloadSpec, fields: dict[str, Any]) -> None:
+    """Raise ValueError unless the arrays are those that a row of this payload has.
+
+    The checksum and the key do not cover this: a row may have been written whole by something else.
+    """
+    if item.token_ids.ndim != 1 or item.token_ids.dtype.kind not in "iu" or item.response_length < 1:
+        raise ValueError(f"token_ids are {item.token_ids.dtype} of shape {item.token_ids.shape}")
+    rows, k = item.scored_length, spec.k
+    scored = {"sampled": (rows,), "values": (rows, k), "ids": (rows, k), "log_tail": (rows,)}
+    wanted: dict[str, tuple[int, ...]] = {
+        PayloadKind.SAMPLED: {"sampled": (rows,)},
+        PayloadKind.HIDDEN: {"hidden": (rows, -1)},
+        PayloadKind.FULL: {"logits": (rows, -1)},
+    }.get(spec.kind, scored)
+    for name, array in fields.items():
+        found = None if array is None else (*array.shape[:1], *(-1 if k == 0 else n for n in array.shape[1:]))
+        if found != wanted.get(name):
+            raise ValueError(f"{name} has shape {found}, but payload {spec.kind} needs {wanted.get(name)}")
+        kinds = "iu" if name == "ids" else "fu" if name == "hidden" else "f"
+        if array is not None and array.dtype.kind not in kinds:
+            raise ValueError(f"{name} has dtype {array.dtype}")
 
 
 def load_with_meta(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

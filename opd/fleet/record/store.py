@@ -8,16 +8,16 @@
 Scoring rollouts once and training on them offline follows Lightning-OPD.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from google.protobuf import json_format
-from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from opd.errors import DataError, RunFolderError
+from opd.errors import DataError, RunFolderError, one_line
 from opd.files import write_whole
 from opd.fleet.record.blobs import Blobs
 from opd.fleet.record.row import StoredRow, from_bytes, load_with_meta, to_bytes
@@ -25,6 +25,7 @@ from opd.wire.fingerprint import head_hash
 from opd.wire.types import Head, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
+log = logging.getLogger("opd.fleet")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -42,6 +43,7 @@ class ScoreStore:
 
     def __init__(self, folder: Path | str, max_bytes: int = 0) -> None:
         self.folder = Path(folder)
+        self._said = False
         try:
             for name in ("teachers", "heads"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -54,10 +56,18 @@ class ScoreStore:
     # Scores.
 
     def get(self, key: str) -> Scores | None:
-        """The scores under a key; None if there are none. A damaged row is removed and counts as none."""
+        """The scores under a key; None if there are none. A damaged row counts as none and is removed.
+
+        Raises:
+            DataError: if the file as a whole is damaged.
+        """
+        data = self._scores.get(key)
         try:
-            return self.read(key)
-        except DataError:
+            return None if data is None else from_bytes(key, data, self.folder).scores
+        except DataError as error:
+            if not self._said:
+                self._said = True
+                log.warning("%s; damaged rows are removed, and scored again", str(error).rpartition(";")[0])
             self._scores.remove(key)
             return None
 
@@ -115,7 +125,7 @@ class ScoreStore:
         for path in sorted((self.folder / "teachers").glob("*.json")):
             try:
                 info = json_format.Parse(path.read_text(encoding="utf-8"), pb.TeacherInfo())
-            except (json_format.ParseError, UnicodeDecodeError) as error:
+            except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
                 raise DataError(f"{path} is not a teacher's description: {error}; record it again.") from error
             found[info.name] = info
         return found
@@ -139,13 +149,15 @@ class ScoreStore:
         path = self._head_path(content_hash)
         if not path.exists():
             return None
+        data = path.read_bytes()
         try:
-            arrays, meta = load_with_meta(path.read_bytes())
+            arrays, meta = load_with_meta(data)
             scale, cap = float(meta["logit_scale"]), float(meta["soft_cap"])
             head = Head(arrays["weight"], arrays.get("bias"), meta["dtype"], scale, cap, content_hash)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise DataError(f"{path} is damaged: {error}; remove it and score again.") from error
-        if head_hash(head) != content_hash:
+            found = head_hash(head)
+        except Exception as error:  # of whatever class, as for rows
+            raise DataError(f"{path} is damaged: {one_line(error)}; remove it and score again.") from error
+        if found != content_hash:
             raise DataError(f"head {path} does not have the hash that its name gives; remove it and record it again.")
         return head
 

@@ -63,3 +63,18 @@ class HedgeBudget:
 def backoff_seconds(base: float, failures: int, rng: random.Random) -> float:
     """Exponential backoff with equal jitter: base * 2^(failures - 1), at most 5 s, times a uniform draw in [0.5, 1)."""
     return min(5.0, base * 2.0 ** max(0, failures - 1)) * (0.5 + 0.5 * rng.random())
+
+
+def pushback_seconds(asked: float, refusals: int, rng: random.Random) -> float:
+    """Seconds to leave a server alone after a refusal: what it asked for, and longer the more often it has refused.
+
+    The server knows when room appears, but not how many others it has told the same. So the pause grows by half with
+    each refusal, up to the larger of 2 s and what was asked, and up to a quarter is added to keep clients apart.
+
+    Args:
+        asked: the server's own hint, in seconds.
+        refusals: refusals since the last answer, this one included.
+        rng: draws the jitter.
+    """
+    grown = min(asked * 1.5 ** min(refusals - 1, 20), max(asked, 2.0))
+    return grown * (1.0 + 0.25 * rng.random())

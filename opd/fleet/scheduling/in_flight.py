@@ -138,6 +138,7 @@ class ServerLoad:
         last_sent: when an RPC was last sent.
         paused_until: time before which nothing new is sent, because the server pushed back.
         refused_since: time of the first pushback since the last answer; inf if there was none.
+        refusals: round trips since the last answer in which the server pushed back.
         throughput: the server's speed as measured by this client.
     """
 
@@ -151,6 +152,7 @@ class ServerLoad:
         self.last_sent = float("-inf")
         self.paused_until = 0.0
         self.refused_since = _NEVER
+        self.refusals = 0
         self.throughput = Throughput()
         self._limit = limit_tokens
         self._halved_at = float("-inf")
@@ -211,6 +213,7 @@ class ServerLoad:
         self.window = min(float(self._limit), self.window + 2 * tokens)
         self._first_rows = 2
         self.refused_since = _NEVER
+        self.refusals = 0
         self._free(tokens)
 
     def released(self, tokens: int, now: float) -> None:
@@ -233,6 +236,7 @@ class ServerLoad:
         if sent > self._halved_at:  # once per round trip, as in TCP: other RPCs were in flight at the last halving
             self._halved_at = now
             self.window /= 2
+            self.refusals += 1
         self._first_rows = 1
 
     def refuses(self, now: float) -> bool:
@@ -256,6 +260,7 @@ class ServerLoad:
         self.reset()
         self.paused_until = 0.0
         self.refused_since = _NEVER
+        self.refusals = 0
 
     def recent_groups(self, teacher: str) -> list[str]:
         """Groups of `teacher` that were recently sent here, most recent first."""

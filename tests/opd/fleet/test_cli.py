@@ -55,6 +55,21 @@ def test_status_says_what_is_wrong_with_whom(tiny: SimpleNamespace) -> None:
     assert "127.0.0.1:9 does not answer" in text
 
 
+def test_status_shows_a_tie_and_a_pin_that_no_replica_meets_instead_of_ending(tiny: SimpleNamespace) -> None:
+    servers = [tiny.serve(seed=1), tiny.serve(seed=2)]
+    addresses = ",".join(server.address for server in servers)
+    for settings, why in (
+        ((), "no side has a majority"),
+        (("--set", f"expected_weights={{math: {'a' * 64}}}"), "must have weights aaaaaaaaaaaa"),
+    ):
+        found = json.loads(run("fleet", "status", addresses, "--json", *PATIENT, *settings))
+        assert found["teachers"][0]["usable"] == 0
+        assert [one["state"] for one in found["replicas"]] == ["unverified"] * 2
+        assert all(why in one["reason"] and one["agreement_nats"] is None for one in found["replicas"])
+    text = run("fleet", "status", addresses, *PATIENT)
+    assert "0/2" in text and all(tiny.model(seed).weights_hash[:12] in text for seed in (1, 2))
+
+
 def test_status_as_json_is_the_typed_record(tiny: SimpleNamespace) -> None:
     server = tiny.serve()
     found = json.loads(run("fleet", "status", server.address, "--json", *PATIENT))

@@ -59,7 +59,9 @@ def test_of_three_replicas_the_one_that_misleads_is_rejected(tiny: SimpleNamespa
         wait_for_all(fleet, *servers)  # its checks are truthful
         assert [numbers(s) for s in fleet.score("math", items, spec)] == truth(tiny, items, spec)
         tiny.wait_until(lambda: state_of(fleet, servers[1]) == "rejected")
-        reason = next(r.reason for r in fleet.status().replicas if r.address == servers[1].address)
+        rejected = next(r for r in fleet.status().replicas if r.address == servers[1].address)
+        reason = rejected.reason
+        assert rejected.agreement_nats is None, "it was measured before, on a row that it answered truly"
         counters = fleet.status().counters
         assert "its scores of a row differ by" in reason and servers[0].address in reason
         assert counters.disagreements == 1 and counters.checked_rows >= 60

@@ -3,17 +3,20 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from opd.errors import ConfigError, DataError, RunFolderError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.record.row import StoredRow, from_bytes, score_key, to_bytes
 from opd.fleet.record.store import ScoreStore
 from opd.fleet.settings import CacheSettings
+from opd.wire.checksum import crc32c
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -155,6 +158,51 @@ def test_a_damaged_row_is_dropped_from_a_cache_and_named_by_a_data_set(store: Sc
         list(store.entries())
     assert store.get(key) is None and key not in store
     assert store.get(kept) is not None and len(store) == 1
+
+
+def sealed(data: bytes) -> bytes:
+    """A row's bytes with the checksum that belongs to them."""
+    return crc32c(data).to_bytes(4, "little") + data
+
+
+def of_another_make(**changes: object) -> bytes:
+    """A row's bytes, whole and under its own key, whose scores are not those of its payload."""
+    return to_bytes(replace(row(0), scores=replace(row(0).scores, **changes)))
+
+
+DEEP = b'{"a":' * 100_000
+WRONG = {
+    "text": "words",
+    "broken text": sqlite3.Binary(b""),
+    "a number": 7,
+    "a fraction": 0.5,
+    "empty": b"",
+    "cut off": to_bytes(row(0))[:40],
+    "not a file": sealed(b"x" * 50),
+    "no metadata": sealed(save({"token_ids": np.zeros(3, np.uint32)})),
+    "a list as metadata": sealed((2).to_bytes(8, "little") + b"[]"),
+    "deep metadata": sealed(len(DEEP).to_bytes(8, "little") + DEEP),
+    "other shape": of_another_make(sampled=np.zeros((99, 2), np.float32)),
+    "other length": of_another_make(sampled=np.zeros(98, np.float32)),
+    "other dtype": of_another_make(sampled=np.zeros(99, np.int32)),
+    "none": of_another_make(sampled=None),
+    "another kind": of_another_make(hidden=np.zeros((99, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_row_that_is_wrong_in_any_way_is_a_miss_and_is_said_once(
+    store: ScoreStore, wrong: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = store.put([row(0), row(1), row(2)])
+    for key in keys[:2]:
+        overwrite(store.folder, key, wrong)
+    with pytest.raises(DataError, match="are damaged"):
+        store.read(keys[0])
+    assert [store.get(key) is None for key in keys] == [True, True, False]
+    (said,) = caplog.records
+    assert keys[0] in said.message
+    assert store.put([row(0)]) == keys[:1] and store.get(keys[0]) is not None
 
 
 def test_a_flipped_bit_anywhere_in_a_row_is_seen() -> None:

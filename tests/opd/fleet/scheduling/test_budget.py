@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opd.fleet.scheduling.budget import HedgeBudget, RetryBudget, backoff_seconds
+from opd.fleet.scheduling.budget import HedgeBudget, RetryBudget, backoff_seconds, pushback_seconds
 
 
 def test_reissues_beyond_the_budget_wait_instead_of_being_given_up() -> None:
@@ -59,3 +59,13 @@ def test_backoff_doubles_with_jitter_and_is_bounded() -> None:
             pause = backoff_seconds(0.05, failures, rng)
             full = min(5.0, 0.05 * 2 ** (failures - 1))
             assert full / 2 <= pause <= full
+
+
+@given(st.floats(0.01, 30.0), st.integers(1, 1000), st.integers())
+def test_a_pause_is_at_least_what_the_server_asks_for_and_grows_within_bounds(
+    asked: float, refusals: int, seed: int
+) -> None:
+    first, later = (pushback_seconds(asked, count, random.Random(seed)) for count in (refusals, refusals + 1))
+    assert asked <= first <= later <= 1.25 * max(asked, 2.0)
+    assert pushback_seconds(0.05, 9, random.Random(seed)) >= 20 * 0.05
+    assert len({pushback_seconds(asked, refusals, random.Random(number)) for number in range(5)}) > 1

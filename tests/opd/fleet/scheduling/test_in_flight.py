@@ -15,6 +15,8 @@ def test_refusals_of_what_was_sent_together_halve_the_window_once() -> None:
     server.window = 800.0
     for _ in range(4):
         server.pushed_back(1.0, 1.1, 0.9)
-    assert server.window == 400.0
+    assert server.window == 400.0 and server.refusals == 1
     server.pushed_back(1.3, 1.4, 1.2)
-    assert server.window == 200.0, "what was sent after that, and is refused as well, asks for less"
+    assert server.refusals == 2 and server.window == 200.0, (
+        "what was sent after that, and is refused as well, asks for less"
+    )
