@@ -23,11 +23,13 @@ class ConstantEngine:
     Args:
         model: any name.
         seconds_per_token: how long a batch takes, times its tokens.
+        fresh: make the arrays of every answer anew and in the dtype asked for, as an engine does that computes them.
     """
 
-    def __init__(self, model: str, *, seconds_per_token: float = 0.0) -> None:
+    def __init__(self, model: str, *, seconds_per_token: float = 0.0, fresh: bool = False) -> None:
         self._model = model
         self._pace = seconds_per_token
+        self._fresh = fresh
         self._made: dict[tuple[int, int], Scores] = {}
 
     @property
@@ -41,7 +43,7 @@ class ConstantEngine:
             vocab_size=VOCAB,
             tokenizer=TokenizerIdentity("", "", VOCAB),
             head=HeadIdentity("0" * 64, HIDDEN, 1.0, 0.0, "bf16", has_bias=False),
-            payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK, PayloadKind.HIDDEN}),
+            payloads=frozenset(PayloadKind) - {PayloadKind.FULL},
             supports_temperature=True,
             max_sequence_tokens=1 << 20,
             max_k=1024,
@@ -55,6 +57,8 @@ class ConstantEngine:
 
     def _answer(self, entry: EngineItem) -> Scores:
         rows, k = entry.item.response_length, entry.spec.k
+        if self._fresh:
+            self._made.clear()
         if entry.spec.kind is PayloadKind.HIDDEN:
             if entry.spec.value_dtype == "f32":
                 return Scores(hidden=np.ones((rows, HIDDEN), np.float32))
@@ -62,8 +66,12 @@ class ConstantEngine:
                 self._made[rows, -1] = Scores(hidden=np.full((rows, HIDDEN), 0x3F80, np.uint16))
             return self._made[rows, -1]
         if (rows, k) not in self._made:
-            values = np.tile(np.log(np.full(max(k, 1), 0.5 / max(k, 1), np.float32)), (rows, 1))
-            ids = np.tile(np.arange(1000, 1000 + max(k, 1), dtype=np.uint32), (rows, 1))
+            half = self._fresh and entry.spec.value_dtype == "f16"
+            row = np.log(np.full(max(k, 1), 0.5 / max(k, 1), np.float32)).astype(np.float16 if half else np.float32)
+            values = np.tile(row, (rows, 1))
+            ids = entry.item.gather_ids
+            if ids is None:
+                ids = np.tile(np.arange(1000, 1000 + max(k, 1), dtype=np.uint32), (rows, 1))
             tail = np.full(rows, np.log(0.5), np.float32)
             self._made[rows, k] = Scores(tail - 20, values, ids, tail)
         return self._made[rows, k]

@@ -3,13 +3,14 @@
     python benchmarks/server_overload.py              # about a minute
     python benchmarks/server_overload.py --seconds 300
 
-Closed-loop clients send one request after the other, and retry a refused one when the server tells them to. The engine
+Closed-loop clients send one request after the other, and retry a refused one as the fleet's client does. The engine
 takes a fixed time per token, so that the ratio is about queueing and not about this machine's speed.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import tempfile
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 
 from opd.errors import OverloadedError
+from opd.fleet.scheduling.budget import pushback_seconds
 from opd.wire.channel import open_channel
 from opd.wire.request import build_score_request
 from opd.wire.status import error_from_rpc
@@ -52,7 +54,8 @@ async def drive(address: str, clients: int, seconds: float) -> Load:
         started = time.monotonic()
 
         async def run(number: int) -> None:
-            count = 0
+            count = refusals = 0
+            jitter = random.Random(number)
             while time.monotonic() - started < seconds:
                 count += 1
                 request = build_score_request(
@@ -64,11 +67,13 @@ async def drive(address: str, clients: int, seconds: float) -> Load:
                             load.waits.append(message.trailer.timings.queue_seconds)
                     load.tokens += SEQUENCES * TOKENS
                     load.outcomes["OK"] += 1
+                    refusals = 0
                 except grpc.RpcError as error:
                     typed = error_from_rpc(error)
                     load.outcomes[type(typed).__name__] += 1
                     if isinstance(typed, OverloadedError):
-                        await asyncio.sleep(typed.retry_after)
+                        refusals += 1
+                        await asyncio.sleep(pushback_seconds(typed.retry_after, refusals, jitter))
 
         await asyncio.gather(*(run(number) for number in range(clients)))
         load.seconds = time.monotonic() - started

@@ -33,8 +33,8 @@ from opd.wire.tensors import bf16_bits, bf16_to_f32
 from opd.wire.types import Scores
 
 POINTS = (
-    "parsed",
     "admitted",
+    "parsed",
     "queued",
     "engine_start",
     "engine_end",

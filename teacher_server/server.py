@@ -27,6 +27,7 @@ from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
 from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
+from teacher_server.observe.allocator import Allocator
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.supervisor import notify
 from teacher_server.observe.tracing import tracing_from_environment
@@ -107,6 +108,7 @@ class TeacherServer:
         )
         receiver = self._receiver = RequestReceiver(settings, metrics, self.shared.threads)
         self._interceptor = RequestInterceptor(self._tokens, metrics, receiver, settings.calls)
+        self._allocator = Allocator()
         metrics.budget_tokens.set(limits.max_tokens_in_flight)
         metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
 
@@ -305,6 +307,8 @@ class TeacherServer:
                     metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
             shared.teachers.watch()
             await asyncio.to_thread(self._tokens.reload)
+            freed = shared.budget.freed_bytes + self._receiver.received_bytes
+            await asyncio.to_thread(self._allocator.give_back, freed)
 
 
 def _join(host: str, port: int) -> str:

@@ -22,8 +22,9 @@ class LimitSettings(Settings):
     """Maximum tokens of all requests that are queued or running. A request that would exceed it is refused with
     RESOURCE_EXHAUSTED and told when to retry."""
     max_reply_bytes_in_flight: int = Field(default=1024 * MIB, ge=1)
-    """Maximum bytes of scores that the server has accepted to compute and has not sent yet. A request that would exceed
-    it is refused with RESOURCE_EXHAUSTED. It bounds the memory that replies take."""
+    """Maximum bytes of accepted requests, with the ids that they unpack to, and of scores that were accepted to be
+    computed and are not sent yet. A request that would exceed it is refused with RESOURCE_EXHAUSTED. It bounds the
+    memory that requests and replies take."""
     stream_window_bytes: int = Field(default=32 * MIB, ge=1)
     """Maximum bytes of scores that the server computes ahead of what a call's reader has taken; one sequence is always
     allowed."""
@@ -151,7 +152,8 @@ class LogSettings(Settings):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     requests: bool = False
-    """Log every Score call that ends; refused and failed ones are logged in any case."""
+    """Log every Score call that ends; failed ones are logged in any case, those refused for overload at level
+    debug."""
     tracing: bool = False
     """Export OpenTelemetry spans, configured by the standard OTEL_* environment variables; needs the extra otel."""
     prompts: bool = False

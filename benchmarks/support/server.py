@@ -10,6 +10,8 @@ from pathlib import Path
 
 # Where constant_engine.py is, for servers that are told to import it.
 BENCHMARKS = Path(__file__).resolve().parent.parent
+# Servers run the code that lies beside the benchmarks.
+_PATH = os.pathsep.join(map(str, (BENCHMARKS, BENCHMARKS.parent)))
 CONSTANT_ENGINE = ("--model", "t=constant", "--engine", "constant_engine:ConstantEngine")
 
 
@@ -32,7 +34,7 @@ def running_server(
         SystemExit: when the server ends instead of serving.
     """
     command = [sys.executable, "-m", "teacher_server", "--port-file", str(port_file), *flags]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(BENCHMARKS), **(environment or {})}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _PATH, **(environment or {})}
     process = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL if quiet else None)
     try:
         while not port_file.exists():

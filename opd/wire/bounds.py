@@ -238,6 +238,11 @@ def reply_bytes(spec: PayloadSpec, rows: int, vocab_size: int, hidden_size: int)
         return rows * hidden_size * (4 if spec.value_dtype == "f32" else 2)
     if spec.kind is PayloadKind.FULL:
         return 4 * rows * vocab_size
-    width = 4 if spec.value_dtype == "f32" else 2
+    width = 2 if spec.value_dtype == "f16" else 4  # u16 is made from float32
     per_id = width + (4 if spec.kind is PayloadKind.TOPK else 0)  # gather: the caller has the ids, they are not sent
     return rows * (spec.k * per_id + 16)  # 16: the sampled log-prob, the log tail, offset and step of u16
+
+
+def unpacked_bytes(spec: PayloadSpec, tokens: Sequence[int], rows: Sequence[int]) -> int:
+    """Bytes that the ids of a request occupy on the server until its last score is sent; `rows` as in `reply_bytes`."""
+    return 4 * sum(tokens) + (4 * spec.k * sum(rows) if spec.kind is PayloadKind.GATHER else 0)

@@ -61,6 +61,22 @@ class ParsedRequest:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOutline:
+    """What a request asks for, read without its ids: enough to price it, and to refuse it at no cost.
+
+    Attributes:
+        spec, temperature: as in `ParsedRequest`.
+        tokens: prompt and response tokens of each sequence.
+        rows: positions to score of each sequence; not yet certain if it has spans, which are checked when it is parsed.
+    """
+
+    spec: PayloadSpec
+    temperature: float
+    tokens: list[int]
+    rows: list[int]
+
+
 def build_score_request(
     items: Sequence[ScoreItem],
     spec: PayloadSpec,
@@ -140,13 +156,12 @@ def _set_payload(message: pb.ScoreRequest, spec: PayloadSpec) -> None:
         message.full.SetInParent()
 
 
-def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> ParsedRequest:
-    """Validate a client's message and turn it into arrays.
+def outline_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> RequestOutline:
+    """Check everything about a client's message but the contents of its ids, of which no array is made.
 
     Raises:
         InvalidRequestError: if the request can never succeed.
         IncompatibleTeacherError: if the teacher does not serve the payload, the temperature or spans.
-        CorruptPayloadError: if the checksum of a sequence does not match.
     """
     _check_text("request_id", message.request_id, least=1)
     _check_text("teacher", message.teacher, least=1)
@@ -161,9 +176,44 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
     temperature = message.temperature if message.temperature != 0.0 else 1.0
     check_payload(spec, temperature, bounds)
     check_count(len(message.sequences), bounds)
-    # Lengths are summed before any sequence is decoded, so that a request that is too large costs no arrays.
-    total = sum(len(sequence.token_ids) // 4 for sequence in message.sequences)
-    check_totals(total, message.ByteSize(), bounds)
+    tokens, rows = [], []
+    for index, sequence in enumerate(message.sequences):
+        size = len(sequence.token_ids)
+        if size % 4:
+            raise InvalidRequestError(f"sequence {index}: token_ids has {size} bytes, but ids take 4 bytes each.")
+        check_lengths(index, size // 4, sequence.prompt_length, bounds)
+        tokens.append(size // 4)
+        rows.append(_rows(index, sequence, size // 4 - sequence.prompt_length, bounds))
+    check_totals(sum(tokens), message.ByteSize(), bounds)
+    return RequestOutline(spec, temperature, tokens, rows)
+
+
+def _rows(index: int, sequence: pb.Sequence, response: int, bounds: RequestBounds) -> int:
+    """Positions to score: those in the spans, or all of the response."""
+    spans = sequence.spans
+    if not spans:
+        return response
+    if not bounds.spans:
+        raise IncompatibleTeacherError(
+            f"teacher {bounds.teacher!r} scores whole responses only, but sequence {index} has spans; leave them out."
+        )
+    if len(spans) > 8 * response:  # each becomes a tuple, which is larger than its bytes
+        raise InvalidRequestError(
+            f"sequence {index} has {len(spans) // 8} spans in a response of {response} tokens; spans must not overlap."
+        )
+    return min(response, max(0, sum(end - start for start, end in spans_from_bytes(index, spans))))
+
+
+def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> ParsedRequest:
+    """Validate a client's message and turn it into arrays.
+
+    Raises:
+        InvalidRequestError: if the request can never succeed.
+        IncompatibleTeacherError: if the teacher does not serve the payload, the temperature or spans.
+        CorruptPayloadError: if the checksum of a sequence does not match.
+    """
+    outline = outline_score_request(message, bounds)
+    spec = outline.spec
     items = [_parse_sequence(i, sequence, spec, bounds) for i, sequence in enumerate(message.sequences)]
     return ParsedRequest(
         request_id=message.request_id,
@@ -172,11 +222,11 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
         items=items,
         ids_crc32c=[crc32c(sequence.token_ids) for sequence in message.sequences],
         spec=spec,
-        temperature=temperature,
-        chunk_bytes=chunk,
+        temperature=outline.temperature,
+        chunk_bytes=message.chunk_bytes,
         accept_zstd=message.accept_zstd,
         expected_weights_hash=message.expected_weights_hash,
-        tokens=sum(len(item.token_ids) for item in items),
+        tokens=sum(outline.tokens),
     )
 
 
@@ -201,17 +251,10 @@ def payload_of(message: pb.ScoreRequest) -> PayloadSpec:
 
 def _parse_sequence(index: int, sequence: pb.Sequence, spec: PayloadSpec, bounds: RequestBounds) -> ScoreItem:
     tokens, gather, spans = sequence.token_ids, sequence.gather_ids, sequence.spans
-    if len(tokens) % 4:
-        raise InvalidRequestError(f"sequence {index}: token_ids has {len(tokens)} bytes, but ids take 4 bytes each.")
-    check_lengths(index, len(tokens) // 4, sequence.prompt_length, bounds)
     if sequence.crc32c and crc32c(spans, crc32c(gather, crc32c(tokens))) != sequence.crc32c:
         raise CorruptPayloadError(
             f"sequence {index}: the checksum of token_ids does not match, so they were damaged on the way; send the "
             "request again."
-        )
-    if spans and not bounds.spans:
-        raise IncompatibleTeacherError(
-            f"teacher {bounds.teacher!r} scores whole responses only, but sequence {index} has spans; leave them out."
         )
     ids = decode_tensor(tokens, pb.DTYPE_U32, 1, len(tokens) // 4)[0]
     item = ScoreItem(ids, sequence.prompt_length, spans=spans_from_bytes(index, spans))

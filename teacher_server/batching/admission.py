@@ -1,8 +1,7 @@
 """Admission control: what a request costs, whether the budget has room for it, and when to retry if it has not.
 
-Tokens bound the wait for the engine, reply bytes bound the memory. A request holds its share of both from before
-anything is allocated until its last sequence is handed to the transport. Used on the event loop only, so there is
-nothing to lock.
+Tokens bound the wait for the engine, bytes bound the memory. A request holds its share of both from before its ids are
+unpacked until its last sequence is handed to the transport. Used on the event loop only, so there is nothing to lock.
 """
 
 import math
@@ -17,7 +16,7 @@ MAX_RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of a request or of a part of it: tokens through the model, and bytes of scores until they are sent."""
+    """The cost of a request or of a part of it: tokens through the model, and bytes of its ids and scores in memory."""
 
     tokens: int
     reply_bytes: int
@@ -57,13 +56,14 @@ class Budget:
 
     Args:
         tokens: tokens that may be queued and running at once.
-        reply_bytes: bytes of scores that may be promised or held at once.
+        reply_bytes: bytes of requests and scores that may be promised or held at once.
         client_share: share of both budgets that one principal may hold while it already holds some, and share of that
             share that one of the principal's names may hold likewise.
 
     Attributes:
         used: what is reserved.
         opened, closed: number of reservations made and closed since the start.
+        freed_bytes: bytes of all reservations that were given back since the start.
     """
 
     def __init__(self, tokens: int, reply_bytes: int, client_share: float = 1.0) -> None:
@@ -72,6 +72,7 @@ class Budget:
         self.used = Price(0, 0)
         self.opened = 0
         self.closed = 0
+        self.freed_bytes = 0
         self._share = client_share
         self._held: dict[str | Client, tuple[int, Price]] = {}
 
@@ -89,7 +90,7 @@ class Budget:
         """
         if price.tokens > self.tokens or price.reply_bytes > self.reply_bytes:
             raise InvalidRequestError(
-                f"the request needs {price.tokens} tokens and {price.reply_bytes} bytes of scores, but this server "
+                f"the request needs {price.tokens} tokens and {price.reply_bytes} bytes of memory, but this server "
                 f"takes at most {self.tokens} and {self.reply_bytes}; send fewer sequences at once."
             )
         # All checks come before any change, so that a refusal has nothing to undo.
@@ -132,7 +133,7 @@ class Budget:
         }
         raise OverloadedError(
             f"the server already holds {used.tokens} of at most {total.tokens} tokens and {used.reply_bytes} of at "
-            f"most {total.reply_bytes} bytes of scores{'' if whose is None else ' for this client'}, so a request of "
+            f"most {total.reply_bytes} bytes of memory{'' if whose is None else ' for this client'}, so a request of "
             f"{price.tokens} tokens and {price.reply_bytes} bytes has no room; retry in {wait:.2f} s.",
             wait,
             usage,
@@ -159,6 +160,7 @@ class Budget:
             calls, held = self._held[key]
             self._held[key] = (calls, _minus(held, part))
         self.used = _minus(self.used, part)
+        self.freed_bytes += part.reply_bytes
 
     def _close(self, client: Client) -> None:
         for key in (client.principal, client):

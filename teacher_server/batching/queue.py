@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from teacher_server.batching.client import Client
 from teacher_server.engines.base import EngineItem
@@ -22,7 +22,17 @@ MAX_REMEMBERED = 1024
 """Idle members whose virtual times are remembered; there must be a limit, since clients choose names freely."""
 
 
-@dataclass(slots=True, eq=False)
+class JobTimes(NamedTuple):
+    """What is kept of a job for the call's trace, without its ids; see `SequenceJob`."""
+
+    tokens: int
+    queued_at: float
+    picked_at: float
+    started_at: float
+    ended_at: float
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SequenceJob:
     """One sequence on its way through the engine. Times are seconds of the queue's clock; 0.0 if not reached yet.
 
@@ -47,6 +57,10 @@ class SequenceJob:
     started_at: float = 0.0
     ended_at: float = 0.0
     cancelled: bool = False
+
+    def times(self) -> JobTimes:
+        """When it reached its stages so far."""
+        return JobTimes(self.tokens, self.queued_at, self.picked_at, self.started_at, self.ended_at)
 
 
 class _Turns(Generic[T]):

@@ -249,6 +249,8 @@ class EngineWorker:
                 job.started_at = started
             try:
                 results = self._score(batch)
+                # Read before delivery: this thread also performs swaps, between batches.
+                weights_hash = self.engine.info.weights_hash
             except BaseException:  # a library ends the thread: every job has a caller that waits, so tell them first
                 self._refuse(batch, self._gone())
                 raise
@@ -259,8 +261,6 @@ class EngineWorker:
         if scored:
             self._learn_rate(len(scored), sum(scored), seconds)
         self.running_tokens = 0
-        # Read before delivery: this thread also performs swaps, between batches.
-        weights_hash = self.engine.info.weights_hash
         for job in batch:  # all before any is delivered: a call holds back what it has while its next job has ended
             job.ended_at = ended
         answers = deque(zip(batch, results, strict=True))

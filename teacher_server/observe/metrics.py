@@ -96,10 +96,12 @@ class ServerMetrics:
         self.budget_tokens = gauge(
             "budget_tokens", "Maximum tokens that calls may reserve at once (limits.max_tokens_in_flight).", ()
         )
-        self.used_reply_bytes = gauge("used_reply_bytes", "Bytes of scores reserved by Score calls in flight.", ())
+        self.used_reply_bytes = gauge(
+            "used_reply_bytes", "Bytes of requests and scores reserved by Score calls in flight.", ()
+        )
         self.budget_reply_bytes = gauge(
             "budget_reply_bytes",
-            "Maximum bytes of scores that calls may reserve at once (limits.max_reply_bytes_in_flight).",
+            "Maximum bytes of requests and scores that calls may reserve at once (limits.max_reply_bytes_in_flight).",
             (),
         )
         self.auth_failures = counter(

@@ -10,7 +10,7 @@ from typing import Any
 
 from opd.telemetry.tracing import otlp_provider, traceparent_of
 from opd.wire.types import Timings
-from teacher_server.batching.queue import SequenceJob
+from teacher_server.batching.queue import JobTimes
 
 SERVICE_NAME = "opd-teacher"
 
@@ -37,7 +37,7 @@ class Tracing:
         arrived: float,
         ended: float,
         attributes: dict[str, Any],
-        jobs: Sequence[SequenceJob] = (),
+        jobs: Sequence[JobTimes] = (),
         timings: Timings | None = None,
         error: str = "",
     ) -> None:

@@ -18,10 +18,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from opd.errors import AuthError, OpdError, ScopeError
-from opd.wire.status import status_of
+from opd.wire.status import WireStatus, status_of
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.rpc.call_slots import CallSlots
 from teacher_server.rpc.caller import CALLER, Caller, peer_address
+from teacher_server.rpc.endings import has_left, release
 from teacher_server.rpc.receive import RequestReceiver
 from teacher_server.rpc.security import ANONYMOUS, Tokens
 from teacher_server.settings import OpenCallSettings
@@ -89,15 +90,30 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             try:
                 caller = self._identify(context, scope)
                 with self._hold(caller, method):
-                    request = await self._receiver.receive(context, caller, parse)
                     CALLER.set(caller)
-                    return await inner(request, context)
+                    # Without a variable for the request, which must not stay until the call ends.
+                    return await inner(await self._receiver.receive(context, caller, parse), context)
             except OpdError as error:
-                await _abort(context, error)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
+                status = status_of(error)
+                release(error)
+            except (asyncio.CancelledError, grpc.aio.AbortError) as error:
+                release(error)
                 raise
-            except Exception:
-                await self._unexpected(context, method)
+            except Exception as error:
+                if not has_left(error):
+                    status = self._unexpected(method)
+                release(error)
+                if has_left(error):
+                    _log.debug("the caller left", extra={"method": method})
+                    raise asyncio.CancelledError from None  # which grpcio takes for what it is
+            # Outside the handlers, where the error and the frames that hold the request are gone.
+            try:
+                await context.abort(*status)
+            except grpc.aio.AbortError as error:
+                # grpcio keeps it in the context, and raises it again once this returns.
+                release(error)
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None
 
         make = (
             grpc.stream_stream_rpc_method_handler
@@ -137,20 +153,15 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._metrics.refused_calls.labels(reason).inc()
         return slots.hold(caller.key)
 
-    async def _unexpected(self, context: Context, method: str) -> None:
+    def _unexpected(self, method: str) -> WireStatus:
         incident = secrets.token_hex(6)
         self._metrics.unexpected_errors.inc()
         _log.exception("unexpected error", extra={"incident": incident, "method": method})
-        await context.abort(
-            grpc.StatusCode.UNKNOWN, f"the server met an unexpected error; its log has incident {incident}."
+        return WireStatus(
+            grpc.StatusCode.UNKNOWN, f"the server met an unexpected error; its log has incident {incident}.", ()
         )
 
 
 def _to_bytes(message: Message | bytes) -> bytes:
     """Serialises a message; bytes are a serialised message already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
-
-
-async def _abort(context: Context, error: OpdError) -> None:
-    status = status_of(error)
-    await context.abort(status.code, status.message, status.trailers)

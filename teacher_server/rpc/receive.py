@@ -44,6 +44,9 @@ class RequestReceiver:
         settings: the server's settings.
         metrics: counts refused calls.
         threads: the threads that parse large messages.
+
+    Attributes:
+        received_bytes: bytes of all messages since the start.
     """
 
     def __init__(self, settings: ServerSettings, metrics: ServerMetrics, threads: ThreadPoolExecutor) -> None:
@@ -52,6 +55,7 @@ class RequestReceiver:
         self._seconds = settings.calls.receive_seconds
         self._metrics = metrics
         self._threads = threads
+        self.received_bytes = 0
         messages = max(1, settings.calls.receive_budget_bytes // (self._max_bytes + OVERSIZE_BYTES))
         # A caller gets at most a quarter of the slots, so that it cannot lock out all others.
         self._authorised = WaitingSlots(messages, -(-messages // 4))
@@ -98,6 +102,7 @@ class RequestReceiver:
             raise InvalidRequestError(
                 "the call ended before its request message arrived, or the message was too large to receive."
             )
+        self.received_bytes += len(raw)
         if len(raw) > self._max_bytes:
             self._metrics.refused_calls.labels("oversize").inc()
             raise InvalidRequestError(

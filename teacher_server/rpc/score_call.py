@@ -1,7 +1,7 @@
-"""A Score call from request to trailer: parse, admit, queue, then send each sequence as soon as it is scored.
+"""A Score call from request to trailer: admit, unpack, queue, then send each sequence as soon as it is scored.
 
-Nothing is computed before its budget is reserved, and every reservation is released exactly once, however the call
-ends: answered, refused, cancelled by the client, past its deadline, or cut short by a shutdown.
+Nothing is unpacked or computed before its budget is reserved, and every reservation is released exactly once, however
+the call ends: answered, refused, cancelled by the client, past its deadline, or cut short by a shutdown.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
-from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes
+from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes, unpacked_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
-from opd.wire.request import ParsedRequest, parse_score_request
+from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
 from opd.wire.types import PayloadKind, Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
 from teacher_server.batching.client import Client
-from teacher_server.batching.queue import SequenceJob
+from teacher_server.batching.queue import JobTimes
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
@@ -100,7 +100,7 @@ class ScoreCall:
         arrived: float,
     ) -> None:
         self._shared = shared
-        self._message = message
+        self._message: pb.ScoreRequest | None = message
         self._sender = Sender(write, shared.settings.limits.send_timeout_seconds, batches=message.accept_batches)
         self._principal = principal
         # Every job gets a deadline, after which the queue drops it.
@@ -110,8 +110,13 @@ class ScoreCall:
         self._watch = Stopwatch(arrived)
         self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
         self._header_hash = ""
-        self.jobs: list[SequenceJob] = []
+        self.request_id, self.teacher = message.request_id, message.teacher
+        self.sequences = len(message.sequences)
         self.payload = message.WhichOneof("payload") or "none"
+        self.prompts: list[str] = []
+        if shared.settings.log.prompts:
+            self.prompts = [sequence.token_ids[:4096].hex() for sequence in message.sequences[:4]]
+        self.jobs: list[JobTimes] = []
         self.model_tokens = 0
         self.scored_tokens = 0
 
@@ -132,49 +137,68 @@ class ScoreCall:
             await self._sender.settle()
 
     async def _run(self) -> Timings:
-        async with self._shared.teachers.use(self._message.teacher) as teacher:
-            worker = teacher.running()
-            bounds = teacher.bounds
-            request = await self._parse(bounds)
-            await self._shared.faults.reach("parsed")
-            # Early, so that a request for other weights costs no forward pass; `_check_hash` checks the actual scores.
-            if request.expected_weights_hash not in ("", teacher.info.weights_hash):
-                raise IncompatibleTeacherError(
-                    f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
-                    f"{request.expected_weights_hash}; load those, or expect the ones in use."
-                )
-            # Nothing is awaited between here and the `try`, so a cancellation cannot lose the reservation.
-            prices = _prices(request, bounds)
-            reservation = self._admit(request, prices, worker)
-            window = self._window(request, prices, worker)
-            try:
+        teachers = self._shared.teachers
+        # All that comes before the first `await`, so that a cancellation cannot lose the reservation, and requests that
+        # wait to be unpacked are within the budget, however many there are.
+        known = teachers.get(self.teacher)
+        bounds = known.bounds
+        client, prices, reservation = self._admit(bounds, known.running())
+        try:
+            async with teachers.use(self.teacher) as teacher:
                 await self._shared.faults.reach("admitted")
+                worker = teacher.running()
+                request = await self._parse(bounds, reservation)
+                await self._shared.faults.reach("parsed")
+                # Early, so that a request for other weights costs no forward pass; `_check_hash` checks the actual
+                # scores.
+                if request.expected_weights_hash not in ("", teacher.info.weights_hash):
+                    raise IncompatibleTeacherError(
+                        f"teacher {teacher.name!r} has weights {teacher.info.weights_hash}, not "
+                        f"{request.expected_weights_hash}; load those, or expect the ones in use."
+                    )
                 self._watch.until("admission", time.monotonic())
-                window.advance()
-                await self._shared.faults.reach("queued")
-                return await self._stream(teacher, request, bounds, window, reservation)
-            finally:
-                # In this order: the budget must not be free for others while this call's jobs can still use it.
-                window.close()
-                reservation.close()
+                window = self._window(request, client, prices, worker)
+                try:
+                    window.advance()
+                    await self._shared.faults.reach("queued")
+                    return await self._stream(teacher, request, bounds, window, reservation)
+                finally:
+                    # Before the reservation: the budget must not be free for others while this call's jobs can still
+                    # use it.
+                    window.close()
+        finally:
+            reservation.close()
 
-    async def _parse(self, bounds: RequestBounds) -> ParsedRequest:
-        if self._message.ByteSize() <= INLINE_BYTES:
-            return parse_score_request(self._message, bounds)
-        return await self._on_thread(parse_score_request, self._message, bounds)
+    def _admit(self, bounds: RequestBounds, worker: EngineWorker) -> tuple[Client, list[Price], Reservation]:
+        """Reserve what the request needs; also returns its client and the price of each sequence."""
+        message, now = self._unread(), time.monotonic()
+        outline = outline_score_request(message, bounds)
+        client, tokens = Client(self._principal, message.client), sum(outline.tokens)
+        check_deadline(self._deadline, now, worker.before(client, tokens), tokens, worker.admission_rate)
+        prices = _prices(outline, bounds)
+        held = message.ByteSize() + unpacked_bytes(outline.spec, outline.tokens, outline.rows)
+        price = Price(tokens, held + sum(one.reply_bytes for one in prices))
+        return client, prices, self._shared.budget.reserve(client, price, tokens_per_second=worker.admission_rate)
 
-    def _admit(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> Reservation:
-        client, now = self._client(request), time.monotonic()
-        before = worker.before(client, request.tokens)
-        check_deadline(self._deadline, now, before, request.tokens, worker.admission_rate)
-        price = Price(request.tokens, sum(one.reply_bytes for one in prices))
-        return self._shared.budget.reserve(client, price, tokens_per_second=worker.admission_rate)
+    def _unread(self) -> pb.ScoreRequest:
+        """The message, which is dropped once it has been unpacked."""
+        if self._message is None:
+            raise RuntimeError("the request was unpacked before.")
+        return self._message
 
-    def _client(self, request: ParsedRequest) -> Client:
-        return Client(self._principal, request.client)
+    async def _parse(self, bounds: RequestBounds, reservation: Reservation) -> ParsedRequest:
+        message = self._unread()
+        size = message.ByteSize()
+        if size <= INLINE_BYTES:
+            request = parse_score_request(message, bounds)
+        else:
+            request = await self._on_thread(parse_score_request, message, bounds)
+        self._message = None
+        del message
+        reservation.release(Price(0, size))
+        return request
 
-    def _window(self, request: ParsedRequest, prices: list[Price], worker: EngineWorker) -> SendWindow:
-        client = self._client(request)
+    def _window(self, request: ParsedRequest, client: Client, prices: list[Price], worker: EngineWorker) -> SendWindow:
         sequences = [PendingScores(request, index, client, self._deadline, price) for index, price in enumerate(prices)]
         return SendWindow(worker, sequences, self._shared.settings.limits.stream_window_bytes)
 
@@ -192,6 +216,7 @@ class ScoreCall:
             pending = window.drop_first()  # not earlier: `close` cancels what is in the window and not computed yet
             self.model_tokens += pending.price.tokens
             encoded = await self._encode(scores, request, bounds, index, pending.price.reply_bytes)
+            del scores  # a slow reader holds the encoded form only
             await self._shared.faults.reach("encoded")
             self._watch.until("encode", time.monotonic())
             await self._send_sequence(teacher.name, request, index, encoded)
@@ -222,7 +247,7 @@ class ScoreCall:
             # A job that failed or was cancelled lacks some of its times; the present replaces them.
             job, now = pending.job, time.monotonic()
             if job.started_at:
-                self.jobs.append(job)
+                self.jobs.append(job.times())
             self._watch.until("queue", min(job.picked_at or now, now))
             self._watch.until("batch_wait", min(job.started_at or now, now))
             self._watch.until("engine", min(job.ended_at or now, now))
@@ -286,12 +311,9 @@ class ScoreCall:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
 
 
-def _prices(request: ParsedRequest, bounds: RequestBounds) -> list[Price]:
-    """What each sequence of a request costs."""
+def _prices(outline: RequestOutline, bounds: RequestBounds) -> list[Price]:
+    """What each sequence of a request costs, apart from its ids."""
     return [
-        Price(
-            len(item.token_ids),
-            reply_bytes(request.spec, item.scored_length, bounds.vocab_size, bounds.hidden_size),
-        )
-        for item in request.items
+        Price(tokens, reply_bytes(outline.spec, rows, bounds.vocab_size, bounds.hidden_size))
+        for tokens, rows in zip(outline.tokens, outline.rows, strict=True)
     ]

@@ -5,8 +5,10 @@ reader holds back its own work instead of filling the server's memory.
 """
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from opd.errors import OpdError, UnavailableError
 from opd.wire.request import ParsedRequest
@@ -28,27 +30,30 @@ class PendingScores:
         # from logging that it was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
-        engine_item = EngineItem(item, request.spec, request.temperature, lambda: job.cancelled)
-        self.job = job = SequenceJob(engine_item, price.tokens, deadline, client, self._deliver)
-
-    def _deliver(self, job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
-        # The call keeps its jobs, for their times, until it ends; through this bound method they would keep the scores
-        # too.
-        job.deliver = _delivered
-        if self.future.done():
-            return
-        if isinstance(result, OpdError):
-            self.future.set_exception(result)
-        elif isinstance(result, Exception):
-            self.future.set_exception(
-                UnavailableError(f"the engine failed with {type(result).__name__}; the server's log has the cause.")
-            )
-        else:
-            self.future.set_result((result, weights_hash))
+        engine_item = EngineItem(item, request.spec, request.temperature, lambda: _cancelled(known()))
+        self.job = SequenceJob(engine_item, price.tokens, deadline, client, partial(_deliver, self.future))
+        # Weak, and a future instead of `self` above: what a job refers to must not refer to the job, or both keep the
+        # ids and the scores until a full garbage collection, which may be minutes away.
+        known = weakref.ref(self.job)
 
 
-def _delivered(job: SequenceJob, result: Scores | Exception, weights_hash: str) -> None:
-    """Replaces a job's `deliver` after it was called."""
+def _cancelled(job: SequenceJob | None) -> bool:
+    return job is None or job.cancelled
+
+
+def _deliver(
+    future: "asyncio.Future[tuple[Scores, str]]", job: SequenceJob, result: Scores | Exception, weights_hash: str
+) -> None:
+    if future.done():
+        return
+    if isinstance(result, OpdError):
+        future.set_exception(result)
+    elif isinstance(result, Exception):
+        future.set_exception(
+            UnavailableError(f"the engine failed with {type(result).__name__}; the server's log has the cause.")
+        )
+    else:
+        future.set_result((result, weights_hash))
 
 
 class SendWindow:

@@ -68,6 +68,8 @@ class Sender:
     async def _send(self, message: Any) -> None:
         # `wait`, not `wait_for`, which on a timeout would cancel the write; gRPC cannot do that.
         task = asyncio.ensure_future(self._write(message))
+        # If the call is cancelled just as a write fails, reading the exception keeps asyncio from logging it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             done, _ = await asyncio.wait((task,), timeout=self._limit)
         except asyncio.CancelledError:

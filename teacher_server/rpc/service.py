@@ -23,6 +23,7 @@ from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.describe import teacher_info
+from teacher_server.rpc.endings import has_left
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
 
@@ -62,6 +63,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             seconds_left=context.time_remaining(),
             arrived=time.monotonic(),
         )
+        del request  # `call` drops it as soon as it is unpacked
         timings: Timings | None = None
         failure: BaseException | None = None
         self._shared.scoring += 1
@@ -74,7 +76,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         finally:
             self._shared.scoring -= 1
             self._shared.metrics.calls.dec()
-            self._account(request, call, timings, failure, context.invocation_metadata())
+            self._account(call, timings, failure, context.invocation_metadata())
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
         """Streams the tensors of a teacher's output head."""
@@ -138,7 +140,6 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     def _account(
         self,
-        request: pb.ScoreRequest,
         call: ScoreCall,
         timings: Timings | None,
         failure: BaseException | None,
@@ -147,8 +148,8 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         """Records metrics, log line and spans of a call that has ended."""
         shared, metrics = self._shared, self._shared.metrics
         # Names that are not served would make the number of label values unbounded.
-        known = any(request.teacher == teacher.name for teacher in shared.teachers)
-        teacher = request.teacher if known else ""
+        known = any(call.teacher == teacher.name for teacher in shared.teachers)
+        teacher = call.teacher if known else ""
         code = _code(failure)
         metrics.requests.labels(teacher, call.payload, code).inc()
         metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
@@ -158,10 +159,10 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             metrics.rejections.labels(teacher, type(failure).__name__).inc()
         ended = time.monotonic()
         fields = {
-            "request_id": request.request_id[:128],
-            "teacher": request.teacher[:128],
+            "request_id": call.request_id[:128],
+            "teacher": call.teacher[:128],
             "payload": call.payload,
-            "sequences": len(request.sequences),
+            "sequences": call.sequences,
             "scored_tokens": call.scored_tokens,
         }
         if shared.tracing is not None:
@@ -179,15 +180,12 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         if trace_id:
             fields["trace_id"] = trace_id
         if isinstance(failure, OpdError):
-            self._log_failure(request, failure, fields)
+            # Refusals for overload come by the hundred per second, and are counted.
+            level = logging.DEBUG if isinstance(failure, OverloadedError) else logging.WARNING
+            fields |= {"error": type(failure).__name__, "text": str(failure)}
+            _log.log(level, "request failed", extra=fields | ({"token_ids": call.prompts} if call.prompts else {}))
         elif shared.settings.log.requests:
             _log.info("request", extra={"code": code, "seconds": round(ended - call.arrived, 6), **fields})
-
-    def _log_failure(self, request: pb.ScoreRequest, error: OpdError, fields: dict[str, Any]) -> None:
-        if self._shared.settings.log.prompts:
-            fields["token_ids"] = [s.token_ids[:4096].hex() for s in request.sequences[:4]]
-        level = logging.INFO if isinstance(error, OverloadedError) else logging.WARNING
-        _log.log(level, "request failed", extra={"error": type(error).__name__, "text": str(error), **fields})
 
 
 def _code(failure: BaseException | None) -> str:
@@ -196,7 +194,7 @@ def _code(failure: BaseException | None) -> str:
         return "OK"
     if isinstance(failure, OpdError):
         return failure.status or "UNKNOWN"
-    return "CANCELLED" if isinstance(failure, asyncio.CancelledError) else "UNKNOWN"
+    return "CANCELLED" if isinstance(failure, asyncio.CancelledError) or has_left(failure) else "UNKNOWN"
 
 
 def _load(teacher: Any, state: Any) -> pb.TeacherLoad:

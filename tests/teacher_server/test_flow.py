@@ -19,6 +19,7 @@ from opd.wire.status import PUSHBACK_KEY, error_from_rpc
 from opd.wire.types import PayloadKind, PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.rpc import score_call
 
 FULL = PayloadSpec.full()
 MIB = 1 << 20
@@ -129,6 +130,35 @@ async def test_at_four_times_the_capacity_no_work_is_lost_and_every_refusal_is_t
     # Nothing is computed that is not delivered, and no request waits behind more than the budget: three batches.
     assert storm["OK"] == 160 and sum(engine.batches) == 4 * 160
     assert most <= 2000
+    await client.settled()
+
+
+async def test_a_request_without_room_is_refused_before_its_ids_are_unpacked(
+    start: Any, items: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await start(limits={"max_reply_bytes_in_flight": 60_000, "max_client_share": 1.0})
+    gathered, spec = items(2, rows=100, k=20), PayloadSpec.gather(20)
+    client.engines["numpy"].before_score = gate = EngineGate()
+    running = asyncio.create_task(client.score(gathered, spec))
+    await until(lambda: gate.held)
+    # Twice 104 token ids and 100 x 20 ids to gather, of 4 bytes; and as many values of 2 bytes with 16 more for a row.
+    held = 2 * 4 * (104 + 100 * 20) + 2 * 100 * (20 * 2 + 16)
+    assert client.server.shared.budget.used.reply_bytes == held
+
+    def unpack(*_: Any) -> Any:
+        raise AssertionError("it was unpacked")
+
+    monkeypatch.setattr(score_call, "parse_score_request", unpack)
+    message = build_score_request(items(3, rows=100, k=20), spec, teacher="t", request_id="r")
+    with pytest.raises(grpc.RpcError) as caught:
+        async for _ in client.stub.Score(message):
+            pass
+    typed = error_from_rpc(caught.value)
+    assert isinstance(typed, OverloadedError)
+    # In full: the message itself is held beside its ids until these are unpacked.
+    assert typed.usage["request_bytes"] == held * 3 // 2 + message.ByteSize()
+    gate.open()
+    await running
     await client.settled()
 
 

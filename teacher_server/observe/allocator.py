@@ -1,0 +1,38 @@
+"""Gives freed memory back to the operating system.
+
+The allocator of glibc keeps what is freed below the highest block in use of each of its arenas, and it has an arena for
+nearly every thread. After a load of large requests, that may be more than a gigabyte.
+"""
+
+import ctypes
+
+ENOUGH_BYTES = 64 * 1024 * 1024
+"""Bytes that must have been freed before it is worth the time, a few milliseconds per gigabyte."""
+
+ARENAS = 2
+_M_ARENA_MAX = -8
+_LIBC = ctypes.CDLL(None)
+_TRIM = getattr(_LIBC, "malloc_trim", None)  # other C libraries have no such function
+
+
+def use_few_arenas() -> None:
+    """Let threads share arenas from now on: what one of them has freed, another can use."""
+    if _TRIM is not None:
+        _LIBC.mallopt(_M_ARENA_MAX, ARENAS)
+
+
+class Allocator:
+    """Knows how much was freed before memory was last given back."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def give_back(self, freed: int) -> None:
+        """Give memory back if enough was freed since the last time; takes a while, but other threads may run.
+
+        Args:
+            freed: bytes freed since the start.
+        """
+        if freed - self._seen >= ENOUGH_BYTES and _TRIM is not None:
+            self._seen = freed
+            _TRIM(0)
