@@ -117,12 +117,16 @@ def _check_shapes(item: ScoreItem, spec: PayloadSpec, fields: dict[str, Any]) ->
     if item.token_ids.ndim != 1 or item.token_ids.dtype.kind not in "iu" or item.response_length < 1:
         raise ValueError(f"token_ids are {item.token_ids.dtype} of shape {item.token_ids.shape}")
     rows, k = item.scored_length, spec.k
-    scored = {"sampled": (rows,), "values": (rows, k), "ids": (rows, k), "log_tail": (rows,)}
     wanted: dict[str, tuple[int, ...]] = {
-        PayloadKind.SAMPLED: {"sampled": (rows,)},
-        PayloadKind.HIDDEN: {"hidden": (rows, -1)},
-        PayloadKind.FULL: {"logits": (rows, -1)},
-    }.get(spec.kind, scored)
+        "sampled": (rows,),
+        "values": (rows, k),
+        "ids": (rows, k),
+        "log_tail": (rows,),
+    }
+    if spec.kind is PayloadKind.SAMPLED:
+        wanted = {"sampled": (rows,)}
+    elif spec.kind in (PayloadKind.HIDDEN, PayloadKind.FULL):
+        wanted = {"hidden" if spec.kind is PayloadKind.HIDDEN else "logits": (rows, -1)}
     for name, array in fields.items():
         found = None if array is None else (*array.shape[:1], *(-1 if k == 0 else n for n in array.shape[1:]))
         if found != wanted.get(name):
