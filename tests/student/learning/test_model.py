@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import http_backoff
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from opd.errors import ConfigError, UnavailableError
@@ -153,6 +154,7 @@ def test_a_hub_that_cannot_be_reached_is_not_taken_for_a_model_that_it_lacks(mon
     """After a reboot the network may come late: a supervisor must start the job again."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setitem(http_backoff.__kwdefaults__, "max_retries", 1)
     options: dict[str, Any] = {"dtype": "float32", "attention": None, "gradient_checkpointing": False}
     for load in (lambda: model.load_tokenizer("a/b"), lambda: model.load_student("a/b", **options)):
         with pytest.raises(UnavailableError, match="'a/b'"):

@@ -70,7 +70,9 @@ def planned(recipe: Recipe, ranks: int = 1) -> Memory:
     return memory_of(recipe, ModelShape(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case == "activations" else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_planned_memory_is_within_fifteen_percent_of_a_process_that_does_it(
     world: Path, tmp_path: Path, case: str
 ) -> None:
