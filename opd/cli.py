@@ -18,6 +18,7 @@ import typer
 
 from opd import __version__
 from opd.errors import CancelledError, ConfigError, OpdError
+from opd.signals import end_as_init
 
 app = typer.Typer(
     name="opd",
@@ -100,6 +101,7 @@ def _noting_interrupts() -> Iterator[list[int]]:
 
 def main() -> None:
     """Entry point of the `opd` command."""
+    end_as_init()
     with _noting_interrupts() as interrupts:
         _run(interrupts)
 

@@ -96,6 +96,7 @@ class AuthError(OpdError):
     """Credentials are missing, wrong or expired, or the two sides do not agree on TLS."""
 
     exit_code = 9
+    final = True
     status = "UNAUTHENTICATED"
 
 
@@ -103,6 +104,7 @@ class ScopeError(OpdError):
     """The credentials lack the scope that the call needs."""
 
     exit_code = 9
+    final = True
     status = "PERMISSION_DENIED"
 
 
@@ -164,6 +166,7 @@ class DeviceMemoryError(OpdError):
     """Work exceeds a device's memory: a teacher's sequence, even by itself, or a student's micro-batch."""
 
     exit_code = 17
+    final = True
     status = "FAILED_PRECONDITION"
 
 
@@ -180,7 +183,7 @@ class RolloutEngineError(OpdError):
 
 
 class RankLostError(OpdError):
-    """Another rank of the run ended, and this one cannot continue without it."""
+    """Another rank of the run ended or did not come, and this one cannot continue without it."""
 
     exit_code = 21
 

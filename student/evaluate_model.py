@@ -8,6 +8,7 @@ from opd.errors import ConfigError
 from student.job import build_job
 from student.recipe import Recipe
 from student.run.evaluation import to_json
+from student.run.interrupts import Interrupts
 from student.scoring.needs import STUDENT
 
 
@@ -34,7 +35,8 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
     recipe = _evaluated(recipe)
     begin = time.monotonic()
     with ExitStack() as stack:
-        job = build_job(recipe, stack, model_path=model, poll=lambda: None)
+        interrupts = stack.enter_context(Interrupts(starting=True))
+        job = build_job(recipe, stack, model_path=model, poll=interrupts.poll)
         kept = sorted(job.models.local - {STUDENT})
         if kept:
             raise ConfigError(f"model {kept[0]!r} exists only within a run; set eval.reverse_kl=false.")

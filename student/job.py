@@ -24,6 +24,7 @@ from student.data.cursor import PromptCursor
 from student.evaluate import EvalMeasure
 from student.evaluator import Evaluator
 from student.learning.learner import Learner
+from student.learning.meeting import meet
 from student.learning.model import Student, load_student
 from student.learning.objective import Objective
 from student.learning.rank_watch import RankWatch
@@ -90,11 +91,12 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
         poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
     """
+    meeting = meet(recipe.train.rank_patience)  # kept until the ranks form a group, which uses its store
+    watch = RankWatch(meeting)
+    stack.push(watch.leave)  # exits run in reverse order: other ranks hear that this one ends once its parts are closed
     found = prepare(recipe, stack, model_path, poll)
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)
-    watch = RankWatch(ranks)
-    stack.push(watch.leave)  # exits run in reverse order: other ranks hear that this one ends once its parts are closed
     student, twin = _student(found, accelerator, stack)
     scorers = _scorers(found, student, accelerator, ranks, stack)
     scorer, local = scorers.objective(), scorers.local

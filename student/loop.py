@@ -61,11 +61,11 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         The summary, which the main process also writes to summary.json.
 
     Raises:
-        CancelledError: after Ctrl-C or SIGTERM, once the state has been saved.
+        CancelledError: after a signal that asks to stop, once there is nothing left to save.
         OpdError: for anything else that stops a run; each subclass has its own exit code.
     """
     with ExitStack() as stack:
-        interrupts = stack.enter_context(Interrupts())
+        interrupts = stack.enter_context(Interrupts(starting=True))
         folder, checkpoint = _open(recipe, resume, stack)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
         job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll)
@@ -91,6 +91,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             stack.push(RunEnding(folder, job.fleet, report=sinks.folder is not None))
         stack.push(job.watch.rename)
         run = _Run(job, folder, sinks, interrupts, checkpoint, spans)
+        interrupts.starting = False  # from here on, it is polled
         stack.callback(run.saver.settle)
         return run.run()
 
@@ -151,6 +152,7 @@ class _Run:
             # Either saving itself failed, or the other ranks wait in a collective that this rank will not join.
             if isinstance(error, RunFolderError) or self.ranks.apart:
                 raise
+            self.interrupts.unsaved = False
             steps = self.state.steps
             done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
             # Before the first update there is nothing to save: a resumed run would start from the beginning anyway.

@@ -284,6 +284,11 @@ class TrainSettings(Settings):
         description="Seconds that the run waits for space, with everything in memory, when the disk of the run folder "
         "or of the weights for rollout servers is full. 0 ends the run at once.",
     )
+    rank_patience: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds in which all ranks must have started. A rank that misses another one after them ends.",
+    )
     async_checkpoints: bool = Field(
         False,
         description="Write checkpoints in the background, from copies in host memory. If a write fails, the run "

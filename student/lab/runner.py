@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from opd.errors import CancelledError, ConfigError
 from opd.files import write_whole
+from opd.signals import NOTICES
 from student.lab import premises
 from student.lab.answers import write_all
 from student.lab.evaluate import ModelGrade, as_json, grade_model, grade_run, grades, read_level, read_models
@@ -186,10 +187,10 @@ def _start_server() -> None:
     """Start the server process of the workers, if it does not run yet.
 
     It inherits a mask without Ctrl-C, which a terminal sends to it too: while it imports torch, it would end with a
-    traceback.
+    traceback. Notices of a scheduler, which may go to all processes too, would end it.
     """
     resource_tracker.ensure_running()  # which unblocks the signal when it starts
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *NOTICES})
     try:
         forkserver.ensure_running()
     finally:

@@ -11,17 +11,17 @@ from typing import Any
 
 from opd.errors import CancelledError, RunFolderError
 from opd.files import lock
-from student.run.interrupts import stop_signals
+from opd.signals import NOTICES, stop_signals
 from student.run.with_parent import with_parent
 
 
 class StageProcesses:
     """A context manager that runs stages in their own processes, locks the run folder, and handles signals.
 
-    The first Ctrl-C, SIGTERM or SIGHUP (unless it is ignored, as under nohup) raises CancelledError wherever the
-    command is. A running stage is told to save
-    and end, and is waited for; a second signal kills it. If the command itself is killed, its stage is told to save and
-    end too (on Linux). The stage inherits the lock and holds it until it has ended, so it cannot be started twice.
+    The first signal (`opd.signals.stop_signals`) raises CancelledError wherever the command is. A running stage is told
+    to save and end, and is waited for; a second signal kills it, unless either is a notice of a scheduler. If the
+    command itself is killed, its stage is told to save and end too (on Linux). The stage inherits the lock and holds it
+    until it has ended, so it cannot be started twice.
 
     Args:
         folder: run folder; created on entry if it does not exist.
@@ -33,7 +33,7 @@ class StageProcesses:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._requested = self._starting = False
+        self._requested = self._insisted = self._starting = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StageProcesses":
@@ -79,8 +79,9 @@ class StageProcesses:
             self._starting, self._process = False, None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        again, self._insisted = self._insisted, self._insisted or number not in NOTICES
         if self._requested:
-            if self._process is not None:
+            if self._process is not None and again and number not in NOTICES:
                 os.killpg(self._process.pid, signal.SIGKILL)  # a launcher's workers too
             return
         self._requested = True

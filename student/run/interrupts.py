@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first is a request to stop after saving, a second one ends the process at once."""
+"""Signals: the first is a request to stop after saving, a second one ends the process at once."""
 
 import contextlib
 import os
@@ -12,27 +12,24 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from opd.errors import CancelledError
+from opd.signals import NOTICES, stop_signals
 
 _ECHO_SECONDS = 3.0
 """A launcher forwards a signal that its ranks already had, as from a terminal: within this time it is the same one."""
+_SETTLE_SECONDS = 10.0
+"""How long a run without anything to save may take to end; Kubernetes kills after 30 s."""
 _ADVICE = b"\nstopping as soon as the state can be saved; a second signal ends the run at once\n"
 _TORCHRUN = b"torchrun kills the ranks %d s after it was told to stop (--shutdown-timeout)\n"
+_NOTHING = b"\nstopping; there is nothing to save yet\n"
+_STUCK = b"\nended by a signal before there was anything to save\n"
 _GIVEN_UP = b"\nended by a second signal, without saving; --resume goes on from the last checkpoint\n"
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a command to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup.
-
-    A terminal or an ssh session sends SIGHUP to its commands when it ends.
-    """
-    wanted = (signal.SIGINT, signal.SIGTERM)
-    return wanted if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*wanted, signal.SIGHUP)
-
-
 class Interrupts:
-    """Turns the first of these signals into a request to stop after saving; a second one ends the process at once.
+    """Turns the first stop signal into a request to stop after saving; a second one ends the process at once.
 
-    SIGHUP is left ignored where it was (`stop_signals`).
+    Notices of schedulers (`opd.signals.NOTICES`) only request. While there is nothing to save, the first signal ends
+    the process within seconds, wherever it is.
 
     Python runs a signal's handler in the main thread between two bytecode instructions. A main thread that waits for
     other ranks in a collective may not get there for minutes. A separate thread therefore counts the signals, whose
@@ -42,11 +39,17 @@ class Interrupts:
         requested: whether to stop.
         holding: whether `poll` must not interrupt, because weights have moved within a step.
         shared: whether there are other ranks; `poll` then does not interrupt, because all must stop at the same step.
+        starting: whether a signal raises CancelledError in the main thread, because nothing polls yet.
+        unsaved: whether there is nothing to save, so that the process may end anywhere.
+
+    Args:
+        starting: whether this begins with both of the last two.
     """
 
     watching: ClassVar[int] = 0
 
-    def __init__(self) -> None:
+    def __init__(self, *, starting: bool = False) -> None:
+        self.starting = self.unsaved = starting
         self.requested = False
         self.shared = False
         self.holding = False
@@ -55,6 +58,7 @@ class Interrupts:
         # Its flag --shutdown-timeout is not told to the ranks, only this variable is.
         seconds = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
         self._torchrun_seconds = int(seconds) if "TORCHELASTIC_RUN_ID" in os.environ and seconds.isdigit() else None
+        self._raised = False
         self._previous: dict[int, Any] = {}
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._previous_fd = -1
@@ -84,21 +88,49 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # A handler is needed: without one, the signal has its default effect and is not written to the descriptor.
+        first, self._raised = not self._raised, True
         self.requested = True
+        if self.starting and first:
+            raise CancelledError("stopped by a signal before there was anything to save; start it again.")
 
     def _watch(self) -> None:
         assert self._sockets is not None
-        since: float | None = None
-        while received := self._sockets[0].recv(1):
+        reader = self._sockets[0]
+        since: float | None = None  # the time of the first signal apart from notices
+        told = False
+        deadline: float | None = None
+        while True:
+            reader.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
+            try:
+                received = reader.recv(1)
+            except TimeoutError:
+                if self.unsaved:
+                    self._log(_STUCK)
+                    os._exit(CancelledError.exit_code)
+                deadline = None
+                continue
+            if not received:
+                return
             if received[0] not in self._previous:
                 continue  # every signal with a Python handler is written to the socket
+            if not told:
+                self.requested = told = True
+                self._tell()
+                deadline = time.monotonic() + _SETTLE_SECONDS if self.unsaved else None
+            if received[0] in NOTICES:
+                continue
             now = time.monotonic()
             if since is None:
-                self.requested, since = True, now
-                self._log(_ADVICE + (_TORCHRUN % self._torchrun_seconds if self._torchrun_seconds else b""))
+                since = now
             elif not (self._launched and now - since < _ECHO_SECONDS):
-                self._log(_GIVEN_UP)
+                self._log(_STUCK if self.unsaved else _GIVEN_UP)
                 os._exit(128 + received[0])  # the exit status that a shell reports for a process ended by a signal
+
+    def _tell(self) -> None:
+        if self.unsaved:
+            self._log(_NOTHING)
+        else:
+            self._log(_ADVICE + (_TORCHRUN % self._torchrun_seconds if self._torchrun_seconds else b""))
 
     def _log(self, text: bytes) -> None:
         if self._speaks:
@@ -109,6 +141,7 @@ class Interrupts:
     def held(self) -> Iterator[None]:
         """Keep `poll` from raising within the block; a request remains pending."""
         self.holding = True
+        self.unsaved = False  # weights move
         try:
             yield
         finally:

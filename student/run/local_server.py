@@ -44,6 +44,7 @@ def served(models: Mapping[str, Path | str], folder: Path, flags: Sequence[str] 
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # it ends with the block, after those that still use it
         )
     try:
         deadline = time.monotonic() + START_SECONDS

@@ -162,10 +162,12 @@ def finish(programs: Sequence[Program], seconds: float) -> None:
 def servers() -> SimpleNamespace:
     """What `student.run.local_server` takes for `subprocess`, so that the servers which it starts are forked."""
 
-    def start(command: list[str], *, stdout: IO[bytes], stderr: int, env: dict[str, str]) -> Program:
+    def start(
+        command: list[str], *, stdout: IO[bytes], stderr: int, env: dict[str, str], start_new_session: bool
+    ) -> Program:
         assert stderr == subprocess.STDOUT
         served = command[command.index(str(os.getpid())) + 1 :]  # behind what ties it to its parent
-        return Program(served, env=env, log=Path(stdout.name))
+        return Program(served, env=env, log=Path(stdout.name), start_new_session=start_new_session)
 
     return SimpleNamespace(Popen=start, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired)
 

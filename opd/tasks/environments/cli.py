@@ -8,6 +8,8 @@ import typer
 
 from opd.config.text import read_options
 from opd.errors import ConfigError
+from opd.printable import echo
+from opd.signals import stop_signals
 
 app = typer.Typer(no_args_is_help=True, help="List the environments that students act in, or serve one.")
 
@@ -18,7 +20,7 @@ def list_environments() -> None:
     from opd.tasks.environments import ENVIRONMENTS
 
     for entry in ENVIRONMENTS:
-        typer.echo(f"{entry.name:12} {entry.summary}")
+        echo(f"{entry.name:12} {entry.summary}")
 
 
 @app.command()
@@ -54,7 +56,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or SIGTERM."""
+    """Serve an environment as an OpenEnv server (WebSocket /ws) until Ctrl-C or another signal to stop."""
     try:
         import websockets  # noqa: F401
     except ImportError as error:
@@ -64,10 +66,10 @@ def serve(
     chosen = read_options("option", options)
 
     def ready(server: Any, port: int) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             # From a thread, because shutdown waits for the loop that the signal has interrupted.
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
-        typer.echo(f"serving environment {name} at ws://{host}:{port}/ws")
+        echo(f"serving environment {name} at ws://{host}:{port}/ws")
 
     serve_environment(
         {"name": name, "options": chosen},

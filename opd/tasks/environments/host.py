@@ -111,7 +111,6 @@ def main(path: str, text: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     make_environment(spec).close()  # imports everything before the first fork, and reports mistakes early
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pool
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(path)
         server.listen(1024)

@@ -112,6 +112,7 @@ class EnvironmentPool:
                 stdout=subprocess.PIPE,
                 stderr=told,
                 text=True,
+                start_new_session=True,  # what a terminal or a scheduler sends to the whole group is for this process
             )
         assert self._host.stdout is not None
         with selectors.DefaultSelector() as selector:

@@ -64,7 +64,7 @@ def start(
     return process, process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_the_command_has_the_stage_save_and_end(
     command: list[subprocess.Popen[str]], tmp_path: Path, number: int
 ) -> None:
@@ -86,9 +86,10 @@ def test_a_command_under_nohup_goes_on_when_its_terminal_ends(
 def test_a_second_signal_kills_a_stage_that_does_not_end(command: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     process, _ = start(command, tmp_path, STUBBORN)
     assert process.stdout is not None
-    process.terminate()
+    process.send_signal(signal.SIGXCPU)
     assert process.stdout.readline().strip() == "goes on"
-    process.terminate()
+    for number in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT):  # a notice does not count as the first
+        process.send_signal(number)
     assert process.communicate()[0].split() == ["cancelled"]
 
 

@@ -37,6 +37,37 @@ with Interrupts() as interrupts:
     sys.stdin.read()
 print("left in order", flush=True)
 """
+NOTICES = """
+import signal, sys
+from student.run.interrupts import Interrupts
+with Interrupts() as interrupts:
+    for number in (signal.SIGUSR1, signal.SIGXCPU, signal.SIGXCPU, signal.SIGUSR2, signal.SIGTERM):
+        signal.raise_signal(number)
+        assert interrupts.requested
+    print("requested", flush=True)
+    sys.stdin.read()
+print("left in order", flush=True)
+"""
+STARTING = """
+import signal, sys
+from opd.errors import CancelledError
+from student.run import interrupts
+interrupts._SETTLE_SECONDS = 0.1
+try:
+    with interrupts.Interrupts(starting=True) as asked:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except CancelledError:
+            if sys.argv[1] == "swallowed":  # as libraries do that try again
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # deaf, as in the code of a rendezvous
+                signal.sigwait({signal.SIGUSR1})
+            if sys.argv[1] == "moving":
+                with asked.held():
+                    sys.stdin.read()
+            raise
+except CancelledError as error:
+    print(error)
+"""
 HANGUP = """
 import os, signal, sys
 from student.run.interrupts import Interrupts
@@ -103,6 +134,23 @@ def test_a_second_ctrl_c_has_the_code_of_an_interrupted_program(python: Callable
     read_until(process.stderr, "a second signal ends the run at once")
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
+
+
+def test_notices_of_a_scheduler_ask_once_however_many_come(python: Callable[..., subprocess.Popen[str]]) -> None:
+    process = python(NOTICES)
+    read_until(process.stdout, "requested")
+    output, errors = process.communicate(timeout=240)
+    assert (process.returncode, output) == (0, "left in order\n"), errors
+
+
+def test_the_first_signal_ends_a_run_that_has_nothing_to_save(python: Callable[..., subprocess.Popen[str]]) -> None:
+    raised, swallowed, moving = (python(STARTING, how) for how in ("raised", "swallowed", "moving"))
+    output, errors = raised.communicate(timeout=240)
+    assert raised.returncode == 0 and "start it again" in output and "nothing to save yet" in errors
+    assert swallowed.wait(240) == 130
+    read_until(swallowed.stderr, "ended by a signal before")
+    output, errors = moving.communicate(timeout=240)  # an update began, so there is something to save
+    assert moving.returncode == 0 and "start it again" in output and "ended by" not in errors
 
 
 def test_the_end_of_the_terminal_is_a_request_unless_it_was_ignored(
