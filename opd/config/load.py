@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
 from opd.config.base import Settings
+from opd.config.text import load, plain
 from opd.errors import ConfigError, one_line
 
 S = TypeVar("S", bound=Settings)
@@ -60,6 +61,7 @@ def parse_settings(model: type[S], data: Mapping[str, Any], *, source: str = "se
         raise ConfigError(" ".join(f"{source}: {said}" for said in _sentences(model, data, error.errors()))) from error
 
 
+@plain
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, except that duplicate keys are an error; PyYAML would silently take the last one."""
 
@@ -76,7 +78,7 @@ class _Loader(yaml.SafeLoader):
 
 def _yaml(text: str, what: str) -> Any:
     try:
-        return _Loader(text).get_single_data()
+        return load(text, _Loader)
     # Besides its own errors, PyYAML passes on those of the types that it constructs, as for the date 2026-99-99.
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid YAML: {_said(error)}.") from error
