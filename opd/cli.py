@@ -18,6 +18,7 @@ import typer
 
 from opd import __version__
 from opd.errors import CancelledError, ConfigError, OpdError
+from opd.printable import LogFormatter, echo
 from opd.signals import end_as_init
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"opd {__version__}")
+        echo(f"opd {__version__}")
         raise typer.Exit
 
 
@@ -48,7 +49,9 @@ def _root(
     level = "DEBUG" if verbose else os.environ.get("OPD_LOG_LEVEL", "WARNING").upper()
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"OPD_LOG_LEVEL is {level!r}; use DEBUG, INFO, WARNING or ERROR.")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _add_verbs(arguments: Sequence[str] = ()) -> None:
@@ -116,16 +119,17 @@ def _run(interrupts: Sequence[int]) -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except OpdError as error:
         # A cancellation that the user asked for is not an error.
-        typer.echo(str(error) if isinstance(error, CancelledError) else f"error: {error}", err=True)
+        said = str(error).replace("\n", "\n  ")  # so that what a message quotes cannot look like a message
+        echo(said if isinstance(error, CancelledError) else f"error: {said}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         sys.exit(130)
     except OSError as error:
         # Full disks, read-only folders, unreadable files: the system's message names the file.
         logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
         place = f": {error.filename}" if error.filename else ""
-        typer.echo(f"error: {error.strerror or error}{place}.", err=True)
+        echo(f"error: {error.strerror or error}{place}.", err=True)
         with contextlib.suppress(OSError, ValueError):  # output that cannot be written must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OpdError.exit_code)
@@ -134,7 +138,7 @@ def _run(interrupts: Sequence[int]) -> None:
         show = getattr(error, "show", None)
         if show is None and interrupts:
             logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
-            typer.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             sys.exit(130)
         if show is None:
             raise

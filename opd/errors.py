@@ -7,6 +7,8 @@ back into the class. A message names the thing, the value and the fix in one sen
 from collections.abc import Mapping
 from typing import ClassVar
 
+from opd.printable import printable
+
 
 def one_line(error: object, most: int | None = None) -> str:
     """The message of `error` on one line of at most `most` characters, without a full stop; its type if it has none.
@@ -231,10 +233,10 @@ def from_status(status: str, message: str) -> OpdError:
 
     Args:
         status: name of a gRPC status code, for example "NOT_FOUND".
-        message: the server's sentence.
+        message: the server's sentence, of which this keeps one line.
     """
     first: dict[str, type[OpdError]] = {}
     for cls in all_errors():
         if cls.status is not None:
             first.setdefault(cls.status, cls)
-    return first.get(status, UnavailableError)(message)
+    return first.get(status, UnavailableError)(printable(message, lines=False))

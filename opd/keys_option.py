@@ -4,6 +4,7 @@ from typing import Any
 
 import typer
 
+from opd.printable import echo
 from opd.registry import imported
 
 
@@ -20,7 +21,7 @@ def keys_option(settings: str, text: str) -> Any:
             from opd.config.reference import describe_keys
 
             for key, default, meaning in describe_keys(imported(settings)):
-                typer.echo(f"{key}: {default}. {meaning}")
+                echo(f"{key}: {default}. {meaning}")
             raise typer.Exit
 
     return typer.Option("--keys", is_eager=True, callback=show, help=text)

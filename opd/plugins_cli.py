@@ -29,8 +29,7 @@ def list_plugins(
     ] = None,
 ) -> None:
     """List everything that a recipe or server can name, and where it comes from."""
-    from rich.console import Console
-    from rich.table import Table
+    from opd.console import Console, Table
 
     known = registries()
     if kind is not None and kind not in {registry.kind for registry in known}:
@@ -48,7 +47,9 @@ def list_plugins(
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted path module:Class.")]) -> None:
     """Show a plug-in: its documentation and every setting with default and meaning."""
-    from rich.console import Console
+    from rich.text import Text
+
+    from opd.console import Console
 
     found = [(r, e) for r in registries() for e in r if e.name == name]
     if ":" in name:
@@ -58,7 +59,7 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
     console = Console(highlight=False)
     for registry, entry in found:
         plugin = registry.load(entry.name)
-        console.print(f"[bold]{registry.kind} {entry.name}[/bold]  ({entry.path})\n", soft_wrap=True)
+        console.print(Text.assemble((f"{registry.kind} {entry.name}", "bold"), f"  ({entry.path})\n"), soft_wrap=True)
         # Without wrapping, so that formulas and lists keep their lines.
         console.print(_documentation(plugin), markup=False, soft_wrap=True)
         for line in (*_facts(plugin, entry.name), *_settings(plugin)):

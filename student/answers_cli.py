@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opd.printable import echo
 from student.arguments import Overrides
 
 if TYPE_CHECKING:
@@ -82,14 +83,12 @@ def answers(
         count = prompts or job.train.steps * job.rollout.prompts_per_step
         # The training stream repeats the prompts of a table: each is answered once.
         asked = list({asked_content(prompt): prompt for prompt in source.prompts("train", count)}.values())
-        found = write_answers(
-            job, source, asked, model, out, how=way, draws=draws, temperature=temperature, log=typer.echo
-        )
+        found = write_answers(job, source, asked, model, out, how=way, draws=draws, temperature=temperature, log=echo)
     finally:
         source.close()
     correct = "unknown" if found.correct is None else f"{found.correct:.3f}"
-    typer.echo(f"{out}: {found.answered} of {found.prompts} prompts answered, correct {correct}")
-    typer.echo(f"tokens: {found.tokens} in the file, {found.drawn} drawn")
+    echo(f"{out}: {found.answered} of {found.prompts} prompts answered, correct {correct}")
+    echo(f"tokens: {found.tokens} in the file, {found.drawn} drawn")
 
 
 def _check_out(out: Path, job: "Recipe") -> None:

@@ -8,6 +8,7 @@ import typer
 
 from opd.files import check_out, write_out
 from opd.keys_option import keys_option
+from opd.printable import echo
 from student.arguments import Overrides
 
 
@@ -65,13 +66,13 @@ def train(
     if dry_run:
         from student.dry_run import check
 
-        typer.echo(check(job, offline=offline, resume=resume))
+        echo(check(job, offline=offline, resume=resume))
         return
     from student.loop import train as run
 
     summary = run(job, resume=resume)
-    typer.echo(f"checkpoint: {summary['checkpoint']}")
-    typer.echo(f"run folder: {summary['run']}")
+    echo(f"checkpoint: {summary['checkpoint']}")
+    echo(f"run folder: {summary['run']}")
 
 
 def evaluate(
@@ -107,7 +108,7 @@ def evaluate(
     samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value
-        typer.echo(f"{name}: {shown}")
+        echo(f"{name}: {shown}")
     if out is not None:
         write_out(out, json.dumps(report, indent=1) + "\n")
         lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)

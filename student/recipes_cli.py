@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from opd.errors import ConfigError
+from opd.printable import echo
 from opd.registry import hint
 
 app = typer.Typer(no_args_is_help=True, help="List the recipes that come with opd, or print one to start from.")
@@ -30,8 +31,7 @@ def title(text: str) -> str:
 @app.command("list")
 def list_recipes() -> None:
     """List the recipes, each with the first sentence of its comment."""
-    from rich.console import Console
-    from rich.table import Table
+    from opd.console import Console, Table
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what it is"):
@@ -47,4 +47,4 @@ def show(name: Annotated[str, typer.Argument(help="Name of a recipe from `opd re
     files = recipe_files()
     if name not in files:
         raise ConfigError(f"there is no recipe {name!r}; {hint(name, files)}")
-    typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
+    echo(files[name].read_text(encoding="utf-8"), nl=False)

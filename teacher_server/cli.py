@@ -9,7 +9,6 @@ precedence.
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,8 @@ from opd.config.text import read_options
 from opd.errors import ConfigError, DeadlineError
 from opd.files import write_whole
 from opd.keys_option import keys_option
+from opd.printable import echo
+from opd.signals import stop_signals
 
 _GROUPS = {
     "": ("host", "port", "metrics_port", "fault"),
@@ -174,16 +175,15 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            loop.add_signal_handler(number, server.stop)
+    for number in stop_signals():
+        loop.add_signal_handler(number, server.stop)
     try:
         await server.start(teachers)
     except (asyncio.CancelledError, DeadlineError) as error:
         # A model that is being read on a thread cannot be interrupted, and the interpreter would wait for it.
         # Everything that matters is closed already.
         if isinstance(error, DeadlineError):
-            typer.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
         os._exit(getattr(error, "exit_code", server.exit_code))
     if port_file is not None:
         _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")

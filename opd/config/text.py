@@ -32,9 +32,7 @@ def plain(loader: type[L]) -> type[L]:
     return loader
 
 
-@plain
-class _Loader(_Safe):
-    pass
+_Loader: type[yaml.SafeLoader] = plain(type("_Loader", (_Safe,), {}))
 
 
 def read_yaml(text: str) -> Any:

@@ -115,12 +115,9 @@ def _here(ports: list[int]) -> Iterator[Finding]:
 
 
 def _show(findings: Iterable[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from opd.console import Console, Table, line
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
-        # Text is shown as it is; plain strings would be read as markup, and names of packages have [brackets].
-        table.add_row(Text(finding.level, _COLOURS[finding.level]), Text(finding.subject), Text(finding.text))
+        table.add_row(line(finding.level, _COLOURS[finding.level]), finding.subject, finding.text)
     Console().print(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opd.errors import IncompatibleTeacherError, UnavailableError
+from opd.printable import echo, echo_line
 
 if TYPE_CHECKING:
     from opd.fleet.settings import FleetSettings
@@ -45,9 +46,9 @@ def status(
     """Show teachers and replicas: state, queue, speed, versions, agreement."""
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.live import Live
 
+    from opd.console import Console
     from opd.fleet.client import TeacherFleet
     from opd.fleet.status.table import status_view
 
@@ -55,7 +56,7 @@ def status(
     with TeacherFleet.connect(endpoints, settings=chosen, client="status", look=True) as fleet:
         fleet.settle()  # connect does not wait for replicas to be checked
         if as_json:
-            typer.echo(json.dumps(asdict(fleet.status())))
+            echo(json.dumps(asdict(fleet.status())))
         elif not 0 < watch < float("inf"):
             Console().print(status_view(fleet.status()))
         else:
@@ -85,11 +86,11 @@ def verify(
         silent = fleet.status().silent
     # Everything is printed before the verdict, so that one bad replica does not hide the others.
     for server in silent:
-        typer.echo(f"{server.address} does not answer: {server.error or 'not asked yet'}")
+        echo_line(f"{server.address} does not answer: {server.error or 'not asked yet'}")
     for report in reports:
-        typer.echo(report.sentence())
+        echo_line(report.sentence())
         for address, sentence in report.errors.items():
-            typer.echo(f"  {address}: {sentence}")
+            echo_line(f"  {address}: {sentence}")
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise IncompatibleTeacherError(
@@ -123,9 +124,9 @@ def update_weights(
         update = fleet.update_weights(teacher, folder, timeout=timeout)
     if update.failures:
         raise IncompatibleTeacherError(update.sentence())
-    typer.echo(update.sentence())
+    echo_line(update.sentence())
     if update.changed:
-        typer.echo(
+        echo(
             "A run that started with other weights waits until the teacher has those again: restore them, or stop the "
             "run and continue it with --resume on these."
         )

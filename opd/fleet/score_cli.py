@@ -10,6 +10,7 @@ import typer
 
 from opd.errors import DataError, RunFolderError
 from opd.fleet.cli import Endpoints, Override, SettingsFile, fleet_settings
+from opd.printable import echo
 
 if TYPE_CHECKING:
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
@@ -75,12 +76,12 @@ def score(
             fleet.head(name)
     if out is None:
         for line in _lines(scores):
-            typer.echo(line)
+            echo(line)
         return
     _check_stored(out, name, items, spec, temperature, scores)
     tokens = sum(item.response_length for item in items)
     size = sum(found.wire_bytes for found in scores)
-    typer.echo(f"{len(scores)} rows, {tokens} response tokens, {size} bytes of scores by {name!r} in {out}")
+    echo(f"{len(scores)} rows, {tokens} response tokens, {size} bytes of scores by {name!r} in {out}")
 
 
 def _lines(scores: Sequence["Scores"]) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opd.printable import echo
+
 if TYPE_CHECKING:
     from opd.tasks.compose import Problem
 
@@ -76,14 +78,14 @@ def compose(
             left[found] += 1
     # Before the error below, so that the reasons are seen even if nothing could be composed.
     for reason, times in left.most_common():
-        typer.echo(f"left out, {reason}: {times}")
+        echo(f"left out, {reason}: {times}")
     if not lines:
         raise DataError(
             f"no two problems of {prompts} could be composed; answers must be numbers, and problems must contain some."
         )
     write_out(out, "\n".join(lines) + "\n")
     by_depth = ", ".join(f"{times} of depth {depth}" for depth, times in sorted(depths.items()))
-    typer.echo(f"{out}: {by_depth}")
+    echo(f"{out}: {by_depth}")
 
 
 def _problems(path: Path, columns: dict[str, str], solved: float, left: "Counter[str]") -> "list[Problem]":

@@ -15,6 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from opd.printable import echo
+from opd.signals import stop_signals
+
 app = typer.Typer(no_args_is_help=True, help="Test the papers' claims in tiny worlds.")
 
 Names = Annotated[
@@ -41,9 +44,7 @@ DEFAULT_ROOT = Path("runs/lab")
 @app.command("list")
 def list_experiments() -> None:
     """List the experiments."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from opd.console import Console, Table
     from student.lab.experiments import NAMES, load_experiment
 
     table = Table()
@@ -121,17 +122,18 @@ def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quic
     target = out or (root / "report" if own else Path("docs"))
     form = "quick" if quick else "full"
     for path in write_report(root.resolve(), target, form=form, names=tuple(names or NAMES)):
-        typer.echo(path)
+        echo(path)
 
 
 def _prepare() -> Any:
     """Set up the process, and return a function that prints a line.
 
-    SIGTERM raises SystemExit, so that runs save their state and servers stop, as after Ctrl-C.
+    A signal to stop raises SystemExit, so that runs save their state and servers stop, as after Ctrl-C.
     """
-    from rich.console import Console
+    from opd.console import Console
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for asked in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(asked, lambda number, frame: sys.exit(128 + number))
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, whose threads would otherwise compete for the cores
     console = Console()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opd.files import check_out, write_out
+from opd.printable import echo
 from student.arguments import Overrides
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def premise(
 
     report = measure(job, rows=rows)
     _show(report)
-    typer.echo("\n".join(verdicts(report)))
+    echo("\n".join(verdicts(report)))
     figures = asdict(report)
     if teacher is not None:
         weights = predict_weights.measure_weights(job, teacher, reference=reference, rows=rows)
         _show_weights(weights)
-        typer.echo("\n".join(predict_weights.verdicts(weights)))
+        echo("\n".join(predict_weights.verdicts(weights)))
         figures["weights"] = asdict(weights)
     if out is not None:
         write_out(out, json.dumps(figures, indent=1) + "\n")
@@ -76,14 +77,12 @@ def premise(
 
 def _show(report: "PremiseReport") -> None:
     accuracy = "unknown" if math.isnan(report.accuracy) else f"{report.accuracy:.3f}"
-    typer.echo(f"{report.rows} answers of {report.length:.1f} tokens on average, accuracy {accuracy}")
-    typer.echo(
-        f"reverse KL {report.reverse_kl:.4f} nats per token (log-ratio of sampled tokens); by decile of the answer:"
-    )
-    typer.echo("  reverse KL      " + " ".join(f"{value:6.3f}" for value in report.by_decile))
-    typer.echo("  teacher's first " + " ".join(f"{value:6.3f}" for value in report.agreement))
+    echo(f"{report.rows} answers of {report.length:.1f} tokens on average, accuracy {accuracy}")
+    echo(f"reverse KL {report.reverse_kl:.4f} nats per token (log-ratio of sampled tokens); by decile of the answer:")
+    echo("  reverse KL      " + " ".join(f"{value:6.3f}" for value in report.by_decile))
+    echo("  teacher's first " + " ".join(f"{value:6.3f}" for value in report.agreement))
     for window in report.windows:
-        typer.echo(
+        echo(
             f"  first {window.tokens} tokens: cosine {window.published:.2f} published, {window.cross_fitted:.2f} "
             f"cross-fitted, {window.random:.2f} of as many random tokens"
         )
@@ -93,6 +92,6 @@ def _show_weights(report: "WeightsReport") -> None:
     def accuracies(found: Mapping[float, float]) -> str:
         return ", ".join(f"{place:g}: {accuracy:.3f}" for place, accuracy in found.items())
 
-    typer.echo(f"accuracy of T^lambda R^(1 - lambda), lambda {accuracies(report.scales)}")
+    echo(f"accuracy of T^lambda R^(1 - lambda), lambda {accuracies(report.scales)}")
     if report.places:
-        typer.echo(f"accuracy on the line from student (0) to teacher (1), {accuracies(report.places)}")
+        echo(f"accuracy on the line from student (0) to teacher (1), {accuracies(report.places)}")

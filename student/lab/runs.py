@@ -169,8 +169,7 @@ def train_run(run: Run) -> Run:
         OpdError: when the run fails, or is stopped by a signal, after which the next call continues it.
     """
     # Imported here, because a parent process that only schedules runs does not need torch.
-    from rich.console import Console
-
+    from opd.console import Console
     from student.loop import train
     from student.recipe import Recipe
     from student.run.folder import RunFolder

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from opd.errors import RankLostError, one_line
 from student.learning.rank_watch import Exchange
@@ -26,7 +27,7 @@ class Meeting:
         count: number of ranks.
     """
 
-    def __init__(self, store: dist.Store, index: int, count: int) -> None:
+    def __init__(self, store: Any, index: int, count: int) -> None:
         self.index, self.count = index, count
         self._store = store
 
@@ -55,7 +56,7 @@ def meet(seconds: float) -> Exchange:
     index = int(os.environ["RANK"])
     try:
         # The process group finds the same store later: rank 0 keeps one per port, and torchrun serves its own.
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=seconds))))
         meeting = Meeting(store, index, count)
         meeting.gather(None)
     except (dist.DistError, TimeoutError) as error:

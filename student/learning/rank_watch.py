@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from opd.errors import OpdError, RankLostError
+from opd.printable import printable
 
 GRACE_SECONDS = 3.0
 """Seconds for a rank to end by itself once another has ended."""
@@ -148,7 +149,7 @@ class RankWatch:
             return
         sentence = self._own or str(self._lost())
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"error: {sentence}\n")
+            sys.stderr.write(f"error: {printable(sentence)}\n")
             sys.stderr.flush()
         os._exit(RankLostError.exit_code)  # the main thread hangs in a collective and would never see an exception
 

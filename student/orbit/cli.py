@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opd.printable import echo
 from student.arguments import Overrides
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def orbit(
         return
     from student.orbit.driver import run_orbit
 
-    state = run_orbit(job, resume=resume, log=typer.echo)
-    typer.echo(f"student: {state.checkpoints['fusion']}")
+    state = run_orbit(job, resume=resume, log=echo)
+    echo(f"student: {state.checkpoints['fusion']}")
     for warning in state.warnings.values():
-        typer.echo(f"warning: {warning}")
+        echo(f"warning: {warning}")
 
 
 def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
@@ -72,8 +73,8 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
         build_plugins(found)
         if show:
             if stage == FUSION:
-                typer.echo(f"# merge\n{write_yaml(merged.model_dump(mode='json'))}")
-            typer.echo(f"# stage {stage}\n{write_yaml(found.model_dump(mode='json', exclude_defaults=True))}")
+                echo(f"# merge\n{write_yaml(merged.model_dump(mode='json'))}")
+            echo(f"# stage {stage}\n{write_yaml(found.model_dump(mode='json', exclude_defaults=True))}")
     if offline:
         return
     from opd.tasks.build import build_prompts

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from opd.printable import echo
+
 
 def merge(
     out: Annotated[Path, typer.Argument(help="Folder for the merged model; must not exist yet.")],
@@ -54,7 +56,7 @@ def merge(
     }
     settings = parse_settings(MergeSettings, raw, source="merge")
     count = len(settings.models)
-    typer.echo(f"merged {count} model{'s' if count > 1 else ''} by {settings.method} into {run(settings, out)}")
+    echo(f"merged {count} model{'s' if count > 1 else ''} by {settings.method} into {run(settings, out)}")
 
 
 def _model(text: str) -> dict[str, object]:

@@ -9,6 +9,8 @@ import typer
 
 from opd.errors import ConfigError, DataError
 from opd.files import check_out, write_out
+from opd.printable import echo
+from student.run.reading import is_number, is_token, read_records
 
 app = typer.Typer(no_args_is_help=True, help="Read a run's episodes, or record paths that solve problems.")
 _LEVELS = ((0.1, "green"), (1.0, "yellow"))
@@ -27,12 +29,12 @@ def show(
     ] = 3,
 ) -> None:
     """Print episodes turn by turn, with each of the student's tokens coloured by its divergence from the teacher."""
-    from rich.console import Console
+    from opd.console import Console
 
     found = [
         sample
         for sample in samples_of(run)
-        if (step is None or sample["step"] == step) and (ended is None or sample["episode"]["ended"].startswith(ended))
+        if step in (None, sample.get("step")) and (ended is None or sample["episode"]["ended"].startswith(ended))
     ]
     if not found:
         raise DataError(
@@ -65,7 +67,7 @@ def record(
     if not lines:
         raise DataError(f"no problem of {task} was solved, so there is no path to write.")
     write_out(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    typer.echo(f"wrote {len(lines)} paths to {out}")
+    echo(f"wrote {len(lines)} paths to {out}")
 
 
 def samples_of(run: Path) -> list[dict[str, Any]]:
@@ -74,18 +76,39 @@ def samples_of(run: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: when the folder keeps no answers.
     """
-    try:
-        # Bytes end lines at line ends alone; text does at U+2028 too, which answers may hold.
-        lines = (run / "samples.jsonl").read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"the samples.jsonl of {run} cannot be read ({error.strerror}); name a run folder.") from error
-    return [sample for line in lines if (sample := json.loads(line)).get("episode")]
+    problems: list[str] = []
+    found = read_records(run / "samples.jsonl", problems)
+    if problems and not found:
+        raise DataError(f"the samples.jsonl of {run} cannot be read: {problems[0].rstrip('.')}; name a run folder.")
+    for problem in problems:
+        echo(problem, err=True)
+    return [sample for sample in found if _is_episode(sample)]
+
+
+def _is_episode(sample: Mapping[str, Any]) -> bool:
+    """Whether a sample has what is read of an episode here."""
+    episode = sample.get("episode")
+    if not isinstance(episode, dict) or not {"ended", "opening", "segments", "environment"} <= episode.keys():
+        return False
+    texts = all(isinstance(episode[name], str) for name in ("ended", "opening"))
+    segments = episode["segments"]
+    return texts and isinstance(segments, list) and all(_is_segment(one) for one in segments)
+
+
+def _is_segment(segment: Any) -> bool:
+    if not isinstance(segment, dict):
+        return False
+    known = isinstance(segment.get("text"), str) and isinstance(segment.get("who"), str)
+    places = all(isinstance(segment.get(name), int) for name in ("start", "end"))
+    return known and places and (segment.get("kl") is None or is_number(segment["kl"]))
 
 
 def successes(run: Path) -> Iterator[dict[str, Any]]:
     """A line for every problem that the student solved, with the actions of its shortest success."""
     best: dict[str, dict[str, Any]] = {}
     for sample in samples_of(run):
+        if not {"uid", "answers", "prompt", "reference", "domain"} <= sample.keys():
+            continue
         episode = sample["episode"]
         actions = sample["answers"]
         known = best.get(sample["uid"])
@@ -133,9 +156,10 @@ def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[
 def _print(sample: Mapping[str, Any], console: Any) -> None:
     from rich.text import Text
 
-    episode, pieces = sample["episode"], sample["pieces"]
-    reward = "" if sample["reward"] is None else f", reward {sample['reward']:.3g}"
-    console.rule(f"step {sample['step']} ({sample['label']}), {episode['ended']}{reward}")
+    held, episode = sample.get("pieces"), sample["episode"]
+    pieces = held if isinstance(held, list) and all(map(is_token, held)) else []
+    reward = f", reward {sample['reward']:.3g}" if is_number(sample.get("reward")) else ""
+    console.rule(f"step {sample.get('step')} ({sample.get('label')}), {episode['ended']}{reward}")
     console.print(Text(episode["opening"], style="dim"))
     turn = 0
     for segment in episode["segments"]:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.errors import ConfigError, RunFolderError
+from opd.printable import echo
 from student.run.expected import Line, against_expected, write_expected
 from student.run.reading import group, is_number, read_mapping, read_steps
 
@@ -113,8 +114,7 @@ def compare(
 
     With a file of expected figures, the exit code is 1 if one of them is outside its band or missing.
     """
-    from rich.console import Console
-    from rich.table import Table
+    from opd.console import Console, Table
 
     if band is not None and write is None:
         raise ConfigError("--band sets the bands that --write FILE writes; add --write, or remove --band.")
@@ -139,12 +139,12 @@ def compare(
         table.add_row(line.name, value, *line.beside, line.verdict)
     Console().print(table)
     for problem in problems:
-        typer.echo(problem, err=True)
+        echo(problem, err=True)
     if write is not None:
         share = 0.2 if band is None else band
         judged = write_expected(found, write, band=share, about=f"run {run}", source=_source(run))
         rest = f"; {len(found) - judged} are too small for a band" if judged < len(found) else ""
-        typer.echo(f"{write}: {judged} figures with a band of {share:.0%} either way{rest}")
+        echo(f"{write}: {judged} figures with a band of {share:.0%} either way{rest}")
     if any(line.bad for line in lines):
         raise typer.Exit(1)
 

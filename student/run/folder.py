@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from opd.config.text import read_yaml, write_yaml
+from opd.config.text import write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
 from opd.files import check_writable, flush, lock, write_whole
 from student.recipe import Recipe
+from student.run.reading import read_recipe
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
 
@@ -144,7 +145,10 @@ class RunFolder:
             raise CheckpointError(f"there is no run to resume in {recipe.run}; start it without --resume.")
         folder = cls(recipe.run)
         if any(folder.checkpoints.glob("step-*")):
-            saved = read_yaml((recipe.run / "recipe.yaml").read_text(encoding="utf-8"))
+            problems: list[str] = []
+            saved = read_recipe(recipe.run, problems)
+            if problems:
+                raise CheckpointError(f"{recipe.run}: {problems[0].rstrip('.')}; restore it, or begin a new run.")
             check_resumable(saved, recipe.model_dump(mode="json"))
         return folder
 

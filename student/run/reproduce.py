@@ -10,6 +10,7 @@ import typer
 
 from opd.config import load_settings
 from opd.errors import RunFolderError
+from opd.printable import echo
 from student.recipe import Recipe
 from student.run.reading import group, read_mapping, read_steps
 
@@ -91,13 +92,13 @@ def reproduce(
 
     train(recipe)
     for line in changed_versions(run, again):
-        typer.echo(f"changed: {line}")
+        echo(f"changed: {line}")
     now = read_steps(again, [])
     difference = first_difference(before, now)
     if difference is None:
         rest = f"; {run} ended there, {again} went on to {len(now)}" if len(now) > len(before) else ""
-        typer.echo(f"reproduced: in {len(before)} steps every metric is equal to the bit{rest}")
+        echo(f"reproduced: in {len(before)} steps every metric is equal to the bit{rest}")
         return
     step, name, old, new = difference
-    typer.echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")
+    echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")
     raise typer.Exit(1)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,7 +23,9 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from opd.console import Console
 from opd.errors import PortInUseError
+from opd.printable import printable
 from opd.telemetry.metrics_http import serve_metrics
 from student.recipe import Recipe
 from student.run.folder import RunFolder
@@ -230,7 +231,7 @@ class Telemetry:
 
     def log(self, line: str) -> None:
         """Print one line on the console."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(line, lines=False), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the bar and the endpoint."""

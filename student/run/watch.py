@@ -3,7 +3,6 @@
 It only reads files, so it works during the run, after it, and over ssh.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from opd.console import Console, Table
 from opd.errors import RunFolderError
 from opd.http import Connection, NoReplyError
-from student.run.reading import as_record, as_step, group, is_number, read_recipe
+from student.run.reading import as_record, as_step, group, is_number, read_mapping, read_recipe
 from student.run.report.chart import number
 from student.run.shown import Figures, held, read_shown
 
@@ -30,6 +29,7 @@ SHOWN = (
 """Metrics that are shown of every run that has them, after those of its terms."""
 _RECENT = 10
 """Steps that times are averaged over."""
+_MOST_STEPS = 1e12
 _WIDTH = 36
 _LINES = 3
 
@@ -47,7 +47,7 @@ class Follower:
 
     def read(self) -> list[dict[str, Any]]:
         """All records so far."""
-        size = self._path.stat().st_size if self._path.exists() else 0
+        size = self._path.stat().st_size if self._path.is_file() else 0
         if size < self._offset:
             self._offset, self.records = 0, []
         if size > self._offset:
@@ -81,10 +81,7 @@ class View:
     @property
     def ended(self) -> str:
         """How the run ended; "" while it is running."""
-        try:
-            return str(json.loads((self._run / "ending.json").read_text(encoding="utf-8")).get("how", ""))
-        except (OSError, ValueError, AttributeError):
-            return ""
+        return str(read_mapping(self._run / "ending.json", [], needed=False).get("how", ""))
 
     def frame(self) -> RenderableType:
         """The current state, ready to print."""
@@ -101,9 +98,9 @@ class View:
 
     def _head(self, metrics: Sequence[dict[str, Any]]) -> Text:
         planned = group(self._recipe, "train").get("steps")
-        total = int(planned) if is_number(planned) else 0
+        total = int(planned) if is_number(planned) and 0 < planned < _MOST_STEPS else 0
         done = int(metrics[-1]["step"]) if metrics else 0
-        filled = min(20, round(20 * done / total)) if total else 0
+        filled = min(20, max(0, round(20 * done / total))) if total else 0
         text = Text(f"{self._run.name}  ", style="bold", no_wrap=True, overflow="ellipsis")
         text.append("█" * filled + "░" * (20 - filled), style="cyan")
         text.append(f" step {done}/{total or '?'}", style="default")
@@ -112,7 +109,7 @@ class View:
             text.append(f"  {self.ended}", style="green" if self.ended == "finished" else "red")
         elif recent:
             mean = sum(recent) / len(recent)
-            left = f", {_duration(mean * (total - done))} left" if total else ""
+            left = f", {_duration(mean * (total - done))} left" if done < total else ""
             text.append(f"  {mean:.1f} s a step{left}", style="dim")
         return text
 

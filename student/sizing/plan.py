@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from opd.printable import echo
 from student.arguments import Overrides
 
 
@@ -50,7 +51,7 @@ def plan(
     device = hardware(on)
     fleet = fleet_of(teacher or (), hardware(teacher_hardware) if teacher_hardware else device, teacher_gpus)
     for line in describe(job, device, ranks=ranks, mean=mean_tokens, fleet=fleet):
-        typer.echo(line)
+        echo(line)
 
 
 def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fleet: Any = None) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from pythonjsonlogger.json import JsonFormatter
 
 from opd.errors import OpdError, one_line
+from opd.printable import printable
 
 LOGGER = "teacher_server"
 """The parent of the loggers of all modules of the server."""
@@ -31,6 +32,10 @@ class JsonLines(JsonFormatter):
             json_ensure_ascii=False,
             json_default=str,
         )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, in which controls that JSON leaves as they are have its escapes."""
+        return printable(super().format(record), lines=False)
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         """The record, with its level in lower case."""

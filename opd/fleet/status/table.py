@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from opd.console import Table, line
 from opd.fleet.status.records import FleetStatus, ReplicaStatus
 
 _COLOURS = {
@@ -88,13 +88,13 @@ def _versions(status: FleetStatus) -> Iterator[Text]:
         runs = f"{replica.engine}, opd {replica.version}, weights {replica.weights_hash[:12]}"
         who[replica.teacher, runs].append(replica.address)
     for (teacher, runs), addresses in who.items():
-        yield Text(f"{teacher}: {runs} on {', '.join(addresses)}")
+        yield line(f"{teacher}: {runs} on {', '.join(addresses)}")
 
 
 def _troubles(status: FleetStatus) -> Iterator[Text]:
     for replica in status.replicas:
         if replica.state != "healthy":
             style = _COLOURS.get(replica.state, "")
-            yield Text(f"{replica.teacher} on {replica.address} is {replica.state}: {replica.reason}", style=style)
+            yield line(f"{replica.teacher} on {replica.address} is {replica.state}: {replica.reason}", style=style)
     for server in status.silent:
-        yield Text(f"{server.address} does not answer: {server.error or 'not asked yet'}", style="red")
+        yield line(f"{server.address} does not answer: {server.error or 'not asked yet'}", style="red")

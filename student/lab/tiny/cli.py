@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opd.errors import ConfigError
+from opd.printable import echo
 
 if TYPE_CHECKING:
     from student.lab.tiny.summary import WorldSummary
@@ -60,9 +61,9 @@ def build(
     The output has one folder per model, which plain transformers can load, and world.json with the tasks and the
     measured accuracies. An existing world is left as it is, and an interrupted build continues.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+    from opd.console import Console
     from student.lab.tiny.build import build_world
     from student.lab.tiny.files import is_world_file
 
@@ -123,13 +124,13 @@ def random_models(
     shapes = [random_shape(name).scaled(scale, vocabulary) for name in (student, teacher)]
     sizes = make_random_models(folder, *shapes, seed=seed, dtype=dtype, prompts=prompts, prompt_tokens=prompt_tokens)
     for name, size in sizes.items():
-        typer.echo(f"{folder / name}: {size:,} parameters")
-    typer.echo(f"{folder / 'prompts.jsonl'}: {prompts} prompts of {prompt_tokens} tokens")
+        echo(f"{folder / name}: {size:,} parameters")
+    echo(f"{folder / 'prompts.jsonl'}: {prompts} prompts of {prompt_tokens} tokens")
 
 
 def _table(world: "WorldSummary") -> object:
     """A table of the models with their sizes and accuracies."""
-    from rich.table import Table
+    from opd.console import Table
 
     table = Table(title=f"world {world.preset!r}, seed {world.seed}: accuracy on held-out prompts, greedy / sampled")
     for heading in ("model", "parameters", *world.tasks):

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from opd.console import Console
 from opd.errors import CancelledError
 from opd.tasks import MixSettings, PromptSource, TaskSettings
 from student.data.plan import PlannedRow, plan_step

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from opd.printable import printable
+from student.run.reading import is_number
+
 WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 68, 28, 12, 40
 COLOURS = 8
@@ -24,10 +27,10 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [step * i for i in range(first, last + 1)]
 
 
-def number(value: float | str | None) -> str:
-    """A figure for people, with four significant digits; words stay words."""
-    if value is None or isinstance(value, str):
-        return value or "unknown"
+def number(value: Any) -> str:
+    """A figure for people, with four significant digits; what is not a number stays as it is."""
+    if not is_number(value):
+        return str(value or "unknown")
     if value and not 1e-4 <= abs(value) < 1e7:
         return f"{value:.2e}"
     if abs(value) >= 1000 or float(value).is_integer():
@@ -60,13 +63,15 @@ class Frame:
             if self.x0 <= tick <= self.x1:
                 x, _ = self.at(tick, self.y0)
                 parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{number(tick)}</text>')
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{_said(label)}</text>')
         return "".join(parts)
 
 
 def lines(chart: Mapping[str, Any]) -> str:
     """A line chart of `series`, each with x, y and half widths of an interval where they are known."""
     series = chart["series"]
+    if not series:
+        return ""
     xs = [x for s in series for x in s["x"]]
     lows = [y - (h or 0.0) for s in series for y, h in _points(s)]
     highs = [y + (h or 0.0) for s in series for y, h in _points(s)]
@@ -98,7 +103,7 @@ def _line(frame: Frame, series: Mapping[str, Any], index: int) -> str:
             title = f"{series['name']}, step {number(at)}: {number(value)}"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:var(--c{index % COLOURS})">'
-                f"<title>{escape(title)}</title></circle>"
+                f"<title>{_said(title)}</title></circle>"
             )
     return "".join(parts)
 
@@ -111,7 +116,7 @@ def stacks(bars: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     for bar in bars:
         base, title = 0.0, f"steps {bar['from']} to {bar['to']}: "
         title += ", ".join(f"{name} {number(bar['seconds'][name])} s" for name in names)
-        body.append(f"<g><title>{escape(title)}</title>")
+        body.append(f"<g><title>{_said(title)}</title>")
         for index, name in enumerate(names):
             x0, y1 = frame.at(bar["from"] - 0.5, base + bar["seconds"][name])
             x1, y0 = frame.at(bar["to"] + 0.5, base)
@@ -122,8 +127,12 @@ def stacks(bars: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     return _svg("Seconds of a step by stage", f"{len(bars)} bars along the run", "".join(body))
 
 
+def _said(text: str) -> str:
+    return escape(printable(text))
+
+
 def _svg(title: str, description: str, body: str) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
-        f"<desc>{escape(description)}</desc>{body}</svg>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{_said(title)}</title>'
+        f"<desc>{_said(description)}</desc>{body}</svg>"
     )

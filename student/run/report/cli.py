@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from opd.printable import echo
+
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished, running or failed run.")],
@@ -31,4 +33,4 @@ def report(
         raise OutputError(
             f"the report of {run} cannot be written: {error.strerror}: {error.filename}; name another file with --out."
         ) from error
-    typer.echo(f"report: {page}")
+    echo(f"report: {page}")

@@ -1,21 +1,30 @@
 """Renders the report's JSON data as a page: one file, without scripts and without network access."""
 
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from yaml import YAMLError
 
 from opd.config.text import write_yaml
-from opd.files import write_whole
-from student.run.reading import group, is_number
+from opd.errors import one_line
+from opd.files import as_bytes, write_out
+from opd.printable import printable
+from student.run.reading import group, is_number, is_token
 from student.run.report.chart import COLOURS, lines, number, stacks
 from student.run.report.read import read_run
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+T = TypeVar("T")
 LIMIT_BYTES = 2_000_000
+_ROWS, _FEWEST = 500, 20
+_WIDTH = 400
+_NAME = 200
 _FULL_NATS = 2.0
 """The divergence at which a token has the full colour."""
 _NOTABLE = 5
@@ -38,31 +47,97 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """
     out = run / "report.html" if out is None else out
     data = read_run(run)
-    write_whole(out.with_suffix(".json"), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    write_whole(out, render(data))
+    write_out(out.with_suffix(".json"), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_out(out, render(data))
     return out
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page, below 2 MB: if the answers take too much, later ones are left out, and the page says so."""
-    samples = list(data["samples"])
+    """The page, below 2 MB: if the answers take too much, later ones are left out, and then rows of tables.
+
+    The page says so. The texts of others are isolated (`<bdi>`), controls in them are visible escapes, and what cannot
+    be drawn becomes a line of "problems".
+    """
+    samples, most = list(data["samples"]), _ROWS
     while True:
-        shown = [_sample(sample) for sample in samples]
-        text = _template().render(
-            data=data,
-            name=Path(data["run"]).name or data["run"],
-            samples=shown,
-            left_out=len(data["samples"]) - len(samples),
-            charts=[(chart, lines(chart)) for chart in data["curves"]],
-            stage_chart=stacks(data["stages"]["bars"], list(data["stages"]["total"])) if data["stages"]["bars"] else "",
-            recipe=write_yaml(data["recipe"], allow_unicode=True),
-            facts=_facts(data),
-            colours=COLOURS,
-            number=number,
-        )
-        if len(text.encode()) < LIMIT_BYTES or not samples:
+        text = _page(data, samples, most)
+        if len(as_bytes(text)) < LIMIT_BYTES or (not samples and most < _FEWEST):
             return text
-        samples = samples[: len(samples) * 3 // 4]
+        if samples:
+            samples = samples[: len(samples) * 3 // 4]
+        else:
+            most //= 4
+
+
+def _page(data: Mapping[str, Any], samples: Sequence[Any], most: int) -> str:
+    """The page with these answers and at most `most` rows of each table."""
+    problems = list(data["problems"])
+    curves = [{**chart, "series": _first(chart["series"], most // 20, problems, "curves")} for chart in data["curves"]]
+    charts = [(chart, _made(partial(lines, chart), chart["title"], problems)) for chart in curves]
+    stages = dict(
+        zip(data["stages"]["total"], _first(data["stages"]["total"], most // 20, problems, "stages"), strict=False)
+    )
+    totals = {name: data["stages"]["total"][full] for full, name in stages.items()}
+    bars = [
+        {**bar, "seconds": {name: bar["seconds"][full] for full, name in stages.items()}}
+        for bar in data["stages"]["bars"]
+    ]
+    shown = {
+        **data,
+        "stages": {"total": totals, "bars": bars},
+        "figures": _first(data["figures"], most, problems, "metrics"),
+        "costs": _first(data["costs"], most, problems, "costs"),
+        "idle": _first(data["idle"], most, problems, "mechanisms that never acted"),
+    }
+    if data["fleet"] is not None:
+        shown["fleet"] = {
+            **data["fleet"],
+            "replicas": _first(data["fleet"]["replicas"], most, problems, "replicas"),
+            "counters": dict(_first(list(data["fleet"]["counters"].items()), most, problems, "counters")),
+        }
+    width = most * _WIDTH  # characters of the longest text
+    return _template().render(
+        data=shown,
+        problems=problems,
+        name=Path(data["run"]).name or data["run"],
+        samples=[_sample(sample) for sample in samples],
+        left_out=len(data["samples"]) - len(samples),
+        charts=charts,
+        stage_chart=_made(partial(stacks, bars, list(totals)), "the chart of times", problems) if totals else "",
+        recipe=_cut(_made(partial(write_yaml, data["recipe"], allow_unicode=True), "the recipe", problems), width),
+        facts=[(name, _cut(value, width)) for name, value in _facts(data)],
+        error=_cut(str(data["status"]["error"]), width),
+        colours=COLOURS,
+        number=number,
+    )
+
+
+def _first(held: Collection[T], most: int, problems: list[str], what: str) -> list[T]:
+    """The first rows of a table, with short texts."""
+    if len(held) > most:
+        problems.append(f"{most} of {len(held):,} {what} are shown; report.json has all.")
+    return [_short(one) for one in islice(held, most)]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return _cut(value, _NAME)
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    return type(value)(map(_short, value)) if isinstance(value, list | tuple) else value
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[:width]} ... ({len(text) - width:,} more characters)"
+
+
+def _made(make: Callable[[], str], what: str, problems: list[str]) -> str:
+    """A part of the page; "" if it cannot be made of what a stranger wrote, such as numbers too far apart to draw."""
+    try:
+        return make()
+    except (ArithmeticError, ValueError, StopIteration, YAMLError) as error:
+        problems.append(f"{what} cannot be shown: {one_line(error, 160)}.")
+        return ""
 
 
 @cache
@@ -71,9 +146,18 @@ def _template() -> "Template":
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
     )
     return environment.get_template("page.html.jinja")
+
+
+def _printable(value: Any) -> Any:
+    return printable(value) if type(value) is str else value  # markup of our own stays
 
 
 def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -107,13 +191,13 @@ def _plain(value: Any) -> str:
 
 
 def _product(one: Any, other: Any) -> Any:
-    return one * other if isinstance(one, int) and isinstance(other, int) else None
+    return one * other if isinstance(one, int) and isinstance(other, int) and is_number(one * other) else None
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """An answer in the form that the template shows: tokens with colours and descriptions."""
     held = sample.get("pieces")
-    pieces = [piece for piece in held if _is_token(piece)] if isinstance(held, list) else []
+    pieces = [piece for piece in held if is_token(piece)] if isinstance(held, list) else []
     strongest = sorted((p for p in pieces if p[1] is not None), key=lambda p: -abs(p[1]))[:_NOTABLE]
     notable = [piece for piece in pieces if any(piece is one for one in strongest)]
     prompt = sample.get("prompt")
@@ -127,14 +211,6 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         "pieces": [{**_token(piece), "notable": any(piece is one for one in notable)} for piece in pieces],
         "notable": [_token(piece) for piece in notable],
     }
-
-
-def _is_token(piece: Any) -> bool:
-    """Whether this is [text, nats or None, [[other text, probability], ...]]."""
-    if not isinstance(piece, list) or len(piece) != 3 or not isinstance(piece[2], list):
-        return False
-    pairs = all(isinstance(pair, list) and len(pair) == 2 and is_number(pair[1]) for pair in piece[2])
-    return pairs and (piece[1] is None or is_number(piece[1]))
 
 
 def _token(piece: list[Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ POINTS = 240
 """Maximum points of a curve; longer runs are averaged over stretches of steps."""
 SAMPLES = 8
 """Number of answers shown for each point in time."""
+REPLICA = ("teacher", "address", "state", "reason", "engine", "tokens_per_second", "agreement_nats")
+"""What the page shows of each replica."""
 CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Divergence to the teacher",
@@ -68,15 +70,15 @@ def read_run(path: Path) -> dict[str, Any]:
         "before": before,
         "after": after,
         "steps": metrics[-1]["step"] if metrics else 0,
-        "response_tokens": summary.get("response_tokens")
+        "response_tokens": _number(summary.get("response_tokens"))
         or sum(r["response_tokens"] for r in metrics if is_number(r.get("response_tokens"))),
-        "seconds": summary.get("seconds"),
+        "seconds": _number(summary.get("seconds")),
         "curves": _curves(metrics, before, after, read_shown(path, problems)),
         "figures": _figures(metrics),
         "idle": _idle(metrics),
         "stages": _stages(metrics),
         "costs": _costs(metrics),
-        "fleet": _fleet(ending),
+        "fleet": _fleet(ending, problems),
         "samples": _chosen(samples),
         "problems": problems,
     }
@@ -91,18 +93,26 @@ def _status(summary: Mapping[str, Any], ending: Mapping[str, Any], recipe: Mappi
     return {"how": how, "error": ending.get("error") or "", "planned": planned}
 
 
+def _number(found: Any) -> float | None:
+    return found if is_number(found) else None
+
+
 def _evaluation(found: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _fleet(ending: Mapping[str, Any]) -> dict[str, Any] | None:
+def _fleet(ending: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
     """The fleet's counters and replicas at the end of the run; None if they were not written."""
     found = group(ending, "fleet")
     replicas = found.get("replicas")
     if not found or not isinstance(replicas, list):
         return None
     counters = {name: value for name, value in group(found, "counters").items() if is_number(value)}
-    return {**found, "counters": counters, "replicas": [held for held in replicas if isinstance(held, dict)]}
+    whole = [held for held in replicas if isinstance(held, dict) and held.keys() >= set(REPLICA)]
+    if len(whole) < len(replicas):
+        problems.append(f"ending.json: {len(replicas) - len(whole)} of {len(replicas)} replicas lack a key.")
+    known = [dict.fromkeys(REPLICA, "") | held for held in replicas if isinstance(held, dict)]
+    return {**found, "counters": counters, "replicas": known}
 
 
 def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -125,7 +135,9 @@ def _curves(metrics: Sequence[Mapping[str, Any]], before: Any, after: Any, shown
         mine += [p for p in patterns if p.startswith("eval/") and "*" not in p and p not in mine and (before or after)]
         series = []
         for name in dict.fromkeys(mine):
-            points = [(r["step"], r[name], r.get(f"{name}_half_width")) for r in metrics if is_number(r.get(name))]
+            points = [
+                (r["step"], r[name], _number(r.get(f"{name}_half_width"))) for r in metrics if is_number(r.get(name))
+            ]
             points = _with_ends(name, points, before, after, metrics[-1]["step"] if metrics else 0)
             if points:
                 x, y, half = zip(*_thinned(points), strict=True)
@@ -145,7 +157,7 @@ def _with_ends(name: str, points: list[Any], before: Any, after: Any, last: int)
     half = "accuracy_half_width" if key == "accuracy" else ""
     for report, step in ((before, 0), (after, last)):
         if report is not None and is_number(report.get(key)) and step not in [p[0] for p in points]:
-            points = sorted([*points, (step, report[key], report.get(half))], key=lambda point: point[0])
+            points = sorted([*points, (step, report[key], _number(report.get(half)))], key=lambda point: point[0])
     return points
 
 
@@ -203,7 +215,8 @@ def _costs(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name, value in record.items():
             if name.startswith("cost/") and is_number(value):
                 totals[name] = totals.get(name, 0.0) + value
-    return [{"purpose": n.split("/")[1], "kind": n.split("/", 2)[2], "tokens": v} for n, v in sorted(totals.items())]
+    parts = [(name.split("/", 2), tokens) for name, tokens in sorted(totals.items())]
+    return [{"purpose": p[1], "kind": p[2] if len(p) > 2 else "", "tokens": tokens} for p, tokens in parts]
 
 
 def _chosen(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
