@@ -177,8 +177,7 @@ def _watch(pid: int, notes: FileIO, seconds: float) -> tuple[bytes, tuple[Ended,
             selector.register(process, selectors.EVENT_READ)
             while (left := deadline - time.monotonic()) > 0:
                 ready = [key.fileobj for key, _ in selector.select(min(left, _TICK_SECONDS))]
-                # The links of a folder are its subfolders, and the two that every folder has.
-                if said and os.stat(f"/proc/{pid}/task").st_nlink - 2 > MOST_THREADS:
+                if said and _threads(pid) > MOST_THREADS:
                     return said, (Ended.KILLED, f"the program had more than {MOST_THREADS} threads")
                 if notes in ready:
                     piece = notes.read(_MOST_NOTES)
@@ -194,6 +193,13 @@ def _watch(pid: int, notes: FileIO, seconds: float) -> tuple[bytes, tuple[Ended,
         return said, (Ended.TIMED_OUT, _LATE)
     finally:
         os.close(process)
+
+
+def _threads(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2  # a folder has a link for each in it, and two of its own
+    except OSError:
+        return 0  # where /proc hides processes (hidepid)
 
 
 def _outcome(code: int, noted: bytes, token: str, *, tested: bool) -> tuple[Ended, str]:

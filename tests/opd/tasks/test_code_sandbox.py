@@ -122,6 +122,18 @@ def test_a_program_with_too_many_threads_is_ended(monkeypatch: pytest.MonkeyPatc
     assert ran.ended is Ended.KILLED and "threads" in ran.reason
 
 
+def test_where_processes_are_hidden_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def hidden(path: Any, **how: Any) -> os.stat_result:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", hidden)
+    assert run_python("print(1)").ended is Ended.PASSED
+
+
 @pytest.mark.parametrize(
     "note",
     [
