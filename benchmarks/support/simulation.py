@@ -162,6 +162,10 @@ class SimulatedLink:
         """Simulated teachers have no head."""
         raise TeacherNotFoundError(f"simulated teacher {teacher!r} does not serve its head.")
 
+    async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
+        """Simulated teachers have no tokenizer."""
+        return ()
+
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """See `ReplicaLink.update_weights`; a simulated folder is the hash of its weights."""
         await self._travel(timeout)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opd.errors import IncompatibleTeacherError
+from opd.fleet.same_tokens import check_same_tokens
 from opd.model_path import refuse_missing
 from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
 from opd.wire.bounds import RequestBounds
-from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class StopExaminer:
 
     def examine(self, fleet: "ScoreSource", info: "pb.TeacherInfo") -> Iterator[tuple[bool, str]]:
         """(whether all is well, finding) pairs for one teacher."""
-        if info.tokenizer.fingerprint != tokenizer_fingerprint(self.tokenizer):
-            yield False, "has another tokenizer than the student; token-level distillation needs the same one"
+        try:
+            check_same_tokens(fleet, info, self.tokenizer)
+        except IncompatibleTeacherError as error:
+            yield False, str(error)
             return
         # From here on, ids mean the same text on both sides.
         theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})

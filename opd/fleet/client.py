@@ -198,6 +198,10 @@ class TeacherFleet(ScoreSource):
                 self._cache.keep_head(head)
         return head
 
+    def tokens(self, teacher: str, start: int) -> Sequence[bytes]:
+        """See `ScoreSource.tokens`."""
+        return self._run(self._core.tokens(teacher, start))
+
     def verify(self, teacher: str) -> AgreementReport:
         """See `ScoreSource.verify`."""
         return self._run(self._core.verify(teacher))

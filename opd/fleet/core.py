@@ -5,7 +5,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from opd.fleet.dispatch import Dispatcher
 from opd.fleet.membership.agreement import AgreementReport, distance, medoid
 from opd.fleet.membership.discovery import Source
 from opd.fleet.membership.life_cycle import ReplicaState, Transition
-from opd.fleet.membership.link import LinkFactory, RequestIds
+from opd.fleet.membership.link import LinkFactory, ReplicaLink, RequestIds
 from opd.fleet.membership.members import Members
 from opd.fleet.membership.pool import Pool
 from opd.fleet.membership.replica_monitor import ReplicaMonitor
@@ -27,6 +28,8 @@ from opd.fleet.weights import WeightsUpdate, adopt, update_weights
 from opd.wire.bounds import check_items
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
+
+T = TypeVar("T")
 
 
 class FleetCore:
@@ -148,18 +151,29 @@ class FleetCore:
             raise TeacherNotFoundError(f"teacher {teacher!r} does not serve its output head; ask for another payload.")
         wanted = pool.info.head.hash
         async with pool.head_lock:  # a head is hundreds of megabytes, so concurrent callers share one transfer
-            if wanted in pool.heads:
-                return pool.heads[wanted]
-            last: OpdError = UnavailableError(f"teacher {teacher!r} has no usable replica to fetch its head from.")
-            for monitor in self.members.usable(teacher):
-                try:
-                    head = await monitor.link.head(teacher, wanted, timeout)
-                except OpdError as error:
-                    last = error
-                    continue
-                pool.heads = {wanted: head}
-                return head
-            raise last
+            if wanted not in pool.heads:
+                pool.heads = {wanted: await self._from_any(teacher, lambda link: link.head(teacher, wanted, timeout))}
+            return pool.heads[wanted]
+
+    async def tokens(self, teacher: str, start: int, timeout: float = 60.0) -> Sequence[bytes]:
+        """Some of the teacher's tokens, from id `start` on; see `ReplicaLink.tokens`.
+
+        Raises:
+            TeacherNotFoundError: if there is no such teacher.
+            OpdError: from the last replica that was asked.
+        """
+        self.known(teacher)
+        return await self._from_any(teacher, lambda link: link.tokens(teacher, start, timeout))
+
+    async def _from_any(self, teacher: str, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
+        """The answer of the first usable replica that gives one."""
+        last: OpdError = UnavailableError(f"teacher {teacher!r} has no usable replica to ask.")
+        for monitor in self.members.usable(teacher):
+            try:
+                return await ask(monitor.link)
+            except OpdError as error:
+                last = error
+        raise last
 
     async def verify(self, teacher: str) -> AgreementReport:
         """Score one row on every replica of a teacher, and compare each result with those of the usable replicas."""

@@ -97,6 +97,10 @@ class ScoreSource(Protocol):
             OpdError: from the last replica that was asked.
         """
 
+    def tokens(self, teacher: str, start: int) -> Sequence[bytes]:
+        """Bytes of some of the teacher's tokens, from id `start` on; none beyond its last, or if they are not known."""
+        return ()
+
     @abstractmethod
     def verify(self, teacher: str) -> AgreementReport:
         """Score a test row on every replica now, and report the largest |d log p| to the pool in nats."""

@@ -31,19 +31,19 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     Args:
         tokenizer: a `transformers` tokenizer or a `tokenizers.Tokenizer`.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None) or getattr(tokenizer, "_tokenizer", None) or tokenizer
-    vocab: dict[str, int] = tokenizer.get_vocab()
-    special = _special_ids(tokenizer, backend)
-    added = _added_ids(tokenizer, backend)
-    to_bytes = _piece_decoder(backend)
+    special = _special_ids(tokenizer, _backend(tokenizer))
     digest = hashlib.sha256(b"opd-tokenizer-1")
-    # Sorted by id and piece: the order of a vocabulary differs between libraries.
-    for piece, token_id in sorted(vocab.items(), key=lambda entry: (entry[1], entry[0])):
-        data = piece.encode("utf-8") if token_id in added else to_bytes(piece)
+    for token_id, data in _pieces(tokenizer):
         # Hashed with the length, so that no two vocabularies give the same byte stream.
         digest.update(struct.pack("<IBI", token_id, token_id in special, len(data)))
         digest.update(data)
     return digest.hexdigest()
+
+
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """The bytes of each id's text, by id, spelled as for `tokenizer_fingerprint`; empty for ids without a token."""
+    pieces = dict(_pieces(tokenizer))
+    return [pieces.get(token_id, b"") for token_id in range(max(pieces, default=-1) + 1)]
 
 
 def chat_template_hash(tokenizer: Any) -> str:
@@ -93,6 +93,19 @@ def head_hash(head: Head) -> str:
         if array is not None:
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _backend(tokenizer: Any) -> Any:
+    return getattr(tokenizer, "backend_tokenizer", None) or getattr(tokenizer, "_tokenizer", None) or tokenizer
+
+
+def _pieces(tokenizer: Any) -> Iterator[tuple[int, bytes]]:
+    """Each id with the bytes of its text, in ascending order."""
+    added = _added_ids(tokenizer, _backend(tokenizer))
+    to_bytes = _piece_decoder(_backend(tokenizer))
+    # Sorted by id and piece: the order of a vocabulary differs between libraries.
+    for piece, token_id in sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0])):
+        yield token_id, piece.encode("utf-8") if token_id in added else to_bytes(piece)
 
 
 def _special_ids(tokenizer: Any, backend: Any) -> set[int]:

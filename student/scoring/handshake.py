@@ -10,14 +10,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
+from opd.fleet.same_tokens import check_same_tokens
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
 from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
-from opd.wire.fingerprint import tokenizer_fingerprint
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.recipe import Recipe, TeacherSettings
 from student.scoring.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.scoring.stops import teacher_stops
 from student.scoring.targets import build_router, destination
 
 _KINDS = {
@@ -124,7 +125,8 @@ def _checked(
     """Check a served model, and return its description."""
     assert fleet is not None and recipe.teachers is not None  # it serves `name`
     info = fleet.describe(name)
-    _check_tokenizer(info, tokenizer, tokenizer_fingerprint(tokenizer))
+    check_same_tokens(fleet, info, tokenizer)
+    _check_vocabulary(info, recipe, needs, roles, tokenizer)
     _check_needs(info, recipe, needs, roles)
     # Recorded scores are not computed, so they cannot disagree with themselves.
     if not fleet.recorded:
@@ -190,24 +192,33 @@ def routed_teachers(settings: TeacherSettings, served: Sequence[str], source: Pr
     return sorted({name for target in found for name, _ in target.parts})
 
 
-def _check_tokenizer(info: pb.TeacherInfo, tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> None:
-    student = tokenizer.name_or_path
-    if not info.tokenizer.fingerprint:
+def _check_vocabulary(
+    info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: Collection[str], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a teacher that lacks ids of the student, or whose further ids would come up in what is asked of it.
+
+    Probability of further ids is part of the tail of a gather, and is left out with their rows of a head.
+    """
+    size, who = len(tokenizer), f"teacher {info.name!r}"
+    if info.vocab_size < size:
         raise IncompatibleTeacherError(
-            f"teacher {info.name!r} ({info.model}) was served from a folder without a tokenizer, so that it cannot be "
-            f"compared with that of student {student!r}; copy the tokenizer's files there and serve it again."
+            f"{who} has {info.vocab_size} vocabulary rows, fewer than the {size} ids of the tokenizer of student "
+            f"{tokenizer.name_or_path!r}; use another teacher."
         )
-    if info.tokenizer.fingerprint != fingerprint:
+    if info.vocab_size == size:
+        return
+    kinds = {need.spec.kind for need in needs.signals if need.role in roles}
+    if kinds & {PayloadKind.TOPK, PayloadKind.FULL}:
         raise IncompatibleTeacherError(
-            f"student {student!r} (tokenizer of {len(tokenizer)} ids, fingerprint {fingerprint[:12]}) and teacher "
-            f"{info.name!r} (tokenizer of {info.tokenizer.size} ids, fingerprint {info.tokenizer.fingerprint[:12]}) "
-            "have different tokenizers, but token-level distillation needs the same one; use a teacher of the "
-            "student's family."
+            f"{who} has {info.vocab_size - size} ids more than the {size} of the student's tokenizer, which its "
+            "likeliest tokens may be; use payload gather, hidden or sampled."
         )
-    if info.vocab_size < len(tokenizer):
+    mapped = recipe.teachers is not None and recipe.teachers.map_stops
+    foreign = sorted(token for token in teacher_stops(info) if token >= size)
+    if mapped and foreign:
         raise IncompatibleTeacherError(
-            f"teacher {info.name!r} has {info.vocab_size} vocabulary rows, fewer than the {len(tokenizer)} ids of the "
-            f"tokenizer of student {student!r}; use another teacher."
+            f"{who} ends responses with id {foreign[0]}, which the student's tokenizer of {size} ids lacks, so that "
+            "teachers.map_stops cannot map it; set map_stops to false, or add the token to the student's tokenizer."
         )
 
 

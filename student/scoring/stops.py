@@ -152,7 +152,7 @@ def foreign_stops(
     for name, info in infos.items():
         foreign = sorted(teacher_stops(info) - mine)
         if foreign:
-            pieces = ", ".join(repr(tokenizer.convert_ids_to_tokens(token)) for token in foreign)
+            pieces = ", ".join(repr(tokenizer.convert_ids_to_tokens(token) or f"id {token}") for token in foreign)
             what = "its probability of them is mapped onto the student's stop tokens" if mapped else STOP_ADVICE
             yield f"teacher {name} also ends with {pieces}, after which the student continues: {what}"
 

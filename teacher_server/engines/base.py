@@ -23,6 +23,7 @@ class TokenizerIdentity:
         chat_template_hash: SHA-256 of the chat template, in hex; "" if there is none.
         size: number of ids that the tokenizer can produce.
         eos_id, bos_id, pad_id: special ids; -1 for those that do not exist.
+        tokens: bytes of each id's text.
     """
 
     fingerprint: str
@@ -31,6 +32,7 @@ class TokenizerIdentity:
     eos_id: int = -1
     bos_id: int = -1
     pad_id: int = -1
+    tokens: Sequence[bytes] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import EngineInfo
 from teacher_server.settings import LimitSettings
 
+_TOKENS = 4096
+"""Most tokens in a description: some 50 kB."""
+
 
 def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> RequestBounds:
     """What a teacher accepts: the engine's abilities, within the server's limits."""
@@ -30,8 +33,8 @@ def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> Reques
     )
 
 
-def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.TeacherInfo:
-    """The contract's description of a teacher."""
+def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int, tokens_from: int | None = None) -> pb.TeacherInfo:
+    """The contract's description of a teacher; with some of its tokens if the caller asks for those from an id on."""
     message = pb.TeacherInfo(
         name=bounds.teacher,
         engine=info.engine,
@@ -46,6 +49,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int) -> pb.Teac
             eos_id=info.tokenizer.eos_id,
             bos_id=info.tokenizer.bos_id,
             pad_id=info.tokenizer.pad_id,
+            tokens=() if tokens_from is None else info.tokenizer.tokens[tokens_from : tokens_from + _TOKENS],
         ),
         # Those of the bounds, not of the engine: `full` is served only if the server allows it.
         payloads=[kind_code(kind) for kind in PayloadKind if kind in bounds.payloads],

@@ -45,8 +45,9 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         asked = [served.get(request.teacher)] if request.teacher else list(served)
         if request.teacher:
             asked[0].running()  # raises the reason if it cannot be described; a list leaves such a teacher out
+        start = request.tokens_from if request.HasField("tokens_from") else None
         return pb.DescribeResponse(
-            teachers=[teacher_info(t.info, t.bounds, self._state(t)) for t in asked if t.worker is not None],
+            teachers=[teacher_info(t.info, t.bounds, self._state(t), start) for t in asked if t.worker is not None],
             server_version=__version__,
             instance_id=self._shared.instance_id,
         )

@@ -68,7 +68,7 @@ class NumpyEngine:
             weights_hash=self._hash,
             compute_dtype="f32",
             vocab_size=self.vocab,
-            tokenizer=TokenizerIdentity("f" * 64, "", self.vocab),
+            tokenizer=TokenizerIdentity("f" * 64, "", self.vocab, tokens=[b"t%d" % i for i in range(self.vocab)]),
             head=self._head_identity,
             payloads=frozenset(PayloadKind),
             supports_temperature=True,

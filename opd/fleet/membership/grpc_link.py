@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -117,6 +117,12 @@ class GrpcLink:
         async for message in self._messages(stream, pb.GetHeadResponse, timeout):
             decoder.feed(message)
         return decoder.finish()
+
+    async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
+        """See `ReplicaLink.tokens`."""
+        request = pb.DescribeRequest(teacher=teacher, tokens_from=start)
+        answer = await self._unary(_TEACHER + "Describe", request, pb.DescribeResponse, timeout)
+        return [token for info in answer.teachers if info.name == teacher for token in info.tokenizer.tokens]
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """See `ReplicaLink.update_weights`; needs a token with the scope `admin`."""

@@ -89,6 +89,10 @@ class ReplicaLink(Protocol):
         """The teacher's output head, checked against `expected_hash`."""
         ...
 
+    async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
+        """Some of the teacher's tokens, from id `start` on; none beyond its last, or if the server cannot send them."""
+        ...
+
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """Replace a teacher's weights with those in a folder on the server's host; returns their hash."""
         ...

@@ -259,10 +259,12 @@ class ScoreResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ScoreHeader, _Mapping]] = ..., sequence: _Optional[_Union[SequenceHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., trailer: _Optional[_Union[ScoreTrailer, _Mapping]] = ..., batch: _Optional[_Union[ScoreBatch, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("teacher",)
+    __slots__ = ("teacher", "tokens_from")
     TEACHER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FROM_FIELD_NUMBER: _ClassVar[int]
     teacher: str
-    def __init__(self, teacher: _Optional[str] = ...) -> None: ...
+    tokens_from: int
+    def __init__(self, teacher: _Optional[str] = ..., tokens_from: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_sequence_tokens", "max_k", "max_sequences", "max_request_tokens", "max_request_bytes")
@@ -279,20 +281,22 @@ class Limits(_message.Message):
     def __init__(self, max_sequence_tokens: _Optional[int] = ..., max_k: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
-    __slots__ = ("fingerprint", "chat_template_hash", "size", "eos_id", "bos_id", "pad_id")
+    __slots__ = ("fingerprint", "chat_template_hash", "size", "eos_id", "bos_id", "pad_id", "tokens")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_ID_FIELD_NUMBER: _ClassVar[int]
     BOS_ID_FIELD_NUMBER: _ClassVar[int]
     PAD_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     chat_template_hash: str
     size: int
     eos_id: int
     bos_id: int
     pad_id: int
-    def __init__(self, fingerprint: _Optional[str] = ..., chat_template_hash: _Optional[str] = ..., size: _Optional[int] = ..., eos_id: _Optional[int] = ..., bos_id: _Optional[int] = ..., pad_id: _Optional[int] = ...) -> None: ...
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fingerprint: _Optional[str] = ..., chat_template_hash: _Optional[str] = ..., size: _Optional[int] = ..., eos_id: _Optional[int] = ..., bos_id: _Optional[int] = ..., pad_id: _Optional[int] = ..., tokens: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeadInfo(_message.Message):
     __slots__ = ("hash", "hidden_size", "logit_scale", "soft_cap", "dtype", "has_bias")

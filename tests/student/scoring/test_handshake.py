@@ -1,18 +1,20 @@
 """What a served model must fit before the first step."""
 
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, IncompatibleTeacherError
+from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from student.dry_run import check
+from student.lab.tiny.tokenizer import make_tokenizer
 from student.recipe import Recipe
-from student.scoring import handshake
-from student.scoring.handshake import longest_prompt
+from student.scoring.handshake import _check_vocabulary, longest_prompt
+from student.scoring.needs import Needs, SignalNeed
 
 USUAL = (512, "rollout.max_prompt_tokens")
 
@@ -49,12 +51,6 @@ def test_a_model_must_take_the_longest_prompt_of_all_that_it_answers_for(
     assert longest_prompt(recipe, "t", roles) == longest
 
 
-def test_a_teacher_without_a_tokenizer_is_said_to_have_none() -> None:
-    tokenizer: Any = SimpleNamespace(name_or_path="student")
-    with pytest.raises(IncompatibleTeacherError, match=r"'math' \(/models/math\).* without a tokenizer.* copy"):
-        handshake._check_tokenizer(pb.TeacherInfo(name="math", model="/models/math"), tokenizer, "abc")
-
-
 def test_a_temperature_that_no_server_takes_is_refused_before_the_first_step(
     world: Path, teacher: Any, tmp_path: Path
 ) -> None:
@@ -68,3 +64,31 @@ def test_a_temperature_that_no_server_takes_is_refused_before_the_first_step(
     }
     with pytest.raises(ConfigError, match=r"temperature 0\.001, but servers accept 0\.01 to 100; change rollout\.temp"):
         check(parse_settings(Recipe, data), offline=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "said"),
+    [
+        (PayloadSpec.topk(4), {}, "payload gather, hidden or sampled"),
+        (PayloadSpec.gather(4), {"map_stops": True}, "map_stops to false"),
+        (PayloadSpec.gather(4), {}, None),
+        (PayloadSpec.hidden(), {}, None),
+    ],
+)
+def test_further_tokens_of_a_teacher_must_not_come_up_in_what_it_is_asked(
+    spec: PayloadSpec, settings: dict[str, Any], said: str | None
+) -> None:
+    tokenizer = make_tokenizer()
+    info = pb.TeacherInfo(name="t", vocab_size=len(tokenizer) + 1, stop_token_ids=[len(tokenizer)])
+    needs = Needs(signals=(SignalNeed("teacher", spec, 1.0),))
+    recipe = parse_settings(
+        Recipe,
+        {
+            "run": "r",
+            "model": {"path": "m"},
+            "prompts": {"task": "addition"},
+            "teachers": {"endpoints": ["localhost:1"], "default": "t", **settings},
+        },
+    )
+    with nullcontext() if said is None else pytest.raises(IncompatibleTeacherError, match=said):
+        _check_vocabulary(info, recipe, needs, {"teacher"}, tokenizer)

@@ -154,6 +154,18 @@ async def test_describe_lists_all_or_one_and_names_unknown_teachers(start: Any) 
     assert "a, b" in str(error)
 
 
+async def test_describe_sends_tokens_from_the_id_that_is_asked_for(start: Any) -> None:
+    client = await start({"a": "numpy"})
+
+    async def tokens(**asked: int) -> list[bytes]:
+        answer = await client.stub.Describe(pb.DescribeRequest(teacher="a", **asked))
+        return list(answer.teachers[0].tokenizer.tokens)
+
+    every = await tokens(tokens_from=0)
+    assert every[:3] == [b"t0", b"t1", b"t2"] and await tokens(tokens_from=2) == every[2:]
+    assert await tokens() == await tokens(tokens_from=2**32 - 1) == []
+
+
 def base(items: Any, **options: Any) -> pb.ScoreRequest:
     return build_score_request(items(2), PayloadSpec.sampled(), teacher="t", request_id="r", **options)
 
