@@ -30,7 +30,7 @@ STEP = (
     *("effopd/jumps", "effopd/tried", "window", "adwin/at_longest_share", "adwin/at_shortest_share"),
     *("hinted_share", "hint_quoted", "context_missing_share", "clipped_share", "unknown_share"),
     *("mismatch/log_ratio", "mismatch/max_log_ratio", "mismatch/kl", "engine/syncs", "engine/sync_seconds"),
-    *("engine/restarts", "engine/rows_reissued", "engine/rows_filled", "engine/servers_lost"),
+    *("engine/update_held", "engine/restarts", "engine/rows_reissued", "engine/rows_filled", "engine/servers_lost"),
     *("engine/weights_loaded", "checkpoint/waited_seconds", "checkpoint/write_seconds", "checkpoint/failed"),
     *("reward", "verdict", "reward_part/overlong", "ema_distance", "ema_moved", "follow/seconds", "follow/gap"),
     *("tokens_per_second", "payload_bytes_per_token", "unasked_share", "rollout_seconds"),

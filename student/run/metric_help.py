@@ -43,6 +43,7 @@ TEXTS = {
     "mismatch/kl": "Unbiased estimate of the KL from the rollout engine to the trainer, per token",
     "engine/syncs": "Times that rollout engines took new weights in the step, over all ranks",
     "engine/sync_seconds": "Seconds that rollout engines spent taking new weights in the step, added up over ranks",
+    "engine/update_held": "Share of what was learned that is left in rollout weights, which are rounded; see rollouts",
     "engine/rows_reissued": "Rows that were sent to another rollout server, because theirs was lost, in the step",
     "engine/rows_filled": "Rows whose candidates the student computed, because servers returned too few, in the step",
     "engine/servers_lost": "Times that a rollout server could not be given the weights in the step",

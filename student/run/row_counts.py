@@ -118,7 +118,10 @@ def step_metrics(
     mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
     mine |= job.rewards.take() | job.services.costs.take() | job.sampler.take()
     counts = job.learner.ranks.total(mine)
+    along, square = (counts.pop(f"engine/update_{name}", 0.0) for name in ("along", "square"))
     spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
+    if square:
+        spent["engine/update_held"] = along / square
     metrics = row_metrics(counts) | rollouts.metrics(counts) | spent
     if job.ahead is not None:
         metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])

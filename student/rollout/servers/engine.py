@@ -98,6 +98,7 @@ class ServersEngine(RolloutEngine):
             RolloutEngineError: if a server does not answer.
         """
         from student.learning.lora import sends_adapters
+        from student.rollout.held_update import HeldUpdate
         from student.rollout.servers.folder import WeightsFolder
         from student.rollout.servers.transfer import check_sender
 
@@ -108,6 +109,7 @@ class ServersEngine(RolloutEngine):
         if self.settings.transfer == "nccl":
             check_sender(setup.model.device)
         self._dtype = setup.dtype(self.settings.dtype)
+        self._held = HeldUpdate(setup.model, self._dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
         self._folder = WeightsFolder(self.settings.folder, "" if setup.shards is None else setup.shards.run)
         self._pool = Pool(
@@ -146,14 +148,17 @@ class ServersEngine(RolloutEngine):
         setup, shards, given = self.setup, self.setup.shards, dict(parameters)
         source: Path | HeldWeights
         if self.settings.transfer == "nccl":
-            held = HeldWeights(setup.model, given.items(), self._dtype)
+            held = HeldWeights(setup.model, given.items(), self._dtype, self._held)
             label, source = held.label, held
         elif shards is None or self._adapters:
             whole = {name: full(tensor.detach()) for name, tensor in given.items()}
-            label, source = self._folder.put(*written(setup.model, whole, self._dtype, adapters=self._adapters))
+            label, source = self._folder.put(
+                *written(setup.model, whole, self._dtype, self._held, adapters=self._adapters)
+            )
         else:
-            files = shares(setup.model, given.items(), self._dtype, shards.ranks)
+            files = shares(setup.model, given.items(), self._dtype, self._held, shards.ranks)
             label, source = self._folder.put_together(files, setup.model.config.to_json_string(), shards.ranks)
+        self._held.report(self._count)
         if shards is None:
             expected = Reader(setup.model, setup.spec).distributions(self._pool.known, given, KNOWN_TEMPERATURE)
         else:

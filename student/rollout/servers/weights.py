@@ -13,12 +13,13 @@ from opd.adapters import ADAPTER_WEIGHTS
 from student.learning.lora import adapter_tensors
 from student.learning.ranks import Ranks
 from student.learning.sharding import FILE_BYTES, in_files
+from student.rollout.held_update import HeldUpdate
 from student.rollout.weights import as_saved, checkpoint_tensors, chunks
 
 
 @torch.no_grad()
 def written(
-    model: PreTrainedModel, parameters: Mapping[str, Tensor], dtype: str, *, adapters: bool
+    model: PreTrainedModel, parameters: Mapping[str, Tensor], dtype: str, held: HeldUpdate, *, adapters: bool
 ) -> tuple[dict[str, Tensor], str, tuple[str, str]]:
     """What to write for servers: tensors on the host, the contents of the JSON file, and the names of both files.
 
@@ -26,6 +27,7 @@ def written(
         model: the student.
         parameters: trained parameters by name, unsharded, which replace the model's own of the same name.
         dtype: dtype of whole weights; adapters keep theirs.
+        held: looks at whole weights before they are rounded.
         adapters: whether to write a PEFT adapter instead of a whole model.
     """
     if adapters:
@@ -36,7 +38,7 @@ def written(
             (ADAPTER_WEIGHTS, "adapter_config.json"),
         )
     kind: torch.dtype = getattr(torch, dtype)
-    found = {name: _host(t, kind) for name, t in checkpoint_tensors(model, parameters.items())}
+    found = {name: _host(t, kind) for name, t in held.through(checkpoint_tensors(model, parameters.items()))}
     return found, model.config.to_json_string(), ("model.safetensors", "config.json")
 
 
@@ -44,6 +46,7 @@ def shares(
     model: PreTrainedModel,
     parameters: Iterable[tuple[str, Tensor]],
     dtype: str,
+    held: HeldUpdate,
     ranks: Ranks,
     limit: int = FILE_BYTES,
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -60,7 +63,7 @@ def shares(
             for chunk in file:
                 found = as_saved(model, chunk)
                 if owner == ranks.index:
-                    kept |= {name: _host(tensor, kind) for name, tensor in found.items()}
+                    kept |= {name: _host(tensor, kind) for name, tensor in held.through(found.items())}
         yield f"model-{start + ranks.index + 1:05d}.safetensors", kept
 
 

@@ -71,11 +71,13 @@ class VllmRollout(RolloutEngine):
         super().open(dataclasses.replace(setup, tokenizer=copy.deepcopy(setup.tokenizer)))
         import torch
 
+        from student.rollout.held_update import HeldUpdate
         from student.rollout.known_row import KnownRow
         from student.rollout.vllm.launch import start
         from student.rollout.vllm.streams import RowStreams
 
         self._dtype = setup.dtype(self.settings.dtype)
+        self._held = HeldUpdate(setup.model, self._dtype)
         sleep = self.settings.sleep
         self._sleep = Sleep(enabled=sleep)
         if sleep and not torch.cuda.is_available():
@@ -208,13 +210,14 @@ class VllmRollout(RolloutEngine):
             self.open(self.setup)
         self._wake()
         self._whole = False
-        tensors = checkpoint_tensors(self.setup.model, self._given.items())
+        tensors = self._held.through(checkpoint_tensors(self.setup.model, self._given.items()))
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         except Exception as error:
             self._abandon()  # some of its layers may be half loaded
             reason = one_line(error, 300)
             raise EngineLostError(f"vLLM did not take the student's weights: {reason}.") from error
+        self._held.report(self._count)
         if self._llm.reset_prefix_cache() is False:
             raise RolloutEngineError(
                 "vLLM did not empty its prefix cache, so it would sample with what old weights computed."

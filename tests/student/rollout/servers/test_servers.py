@@ -27,6 +27,7 @@ from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
+from student.rollout.held_update import HeldUpdate
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.servers import server as server_module
 from student.rollout.servers.engine import ServersEngine
@@ -244,7 +245,7 @@ def test_weights_that_ranks_write_a_file_each_are_those_that_one_writes(open_eng
 
     def write(index: int) -> tuple[str, Path]:
         folder, ranks = WeightsFolder(engine._folder.root.with_name("together"), "run"), meeting.rank(index)
-        files = shares(model, model.named_parameters(), "float32", ranks, limit=20_000)
+        files = shares(model, model.named_parameters(), "float32", HeldUpdate(model, "float32"), ranks, limit=20_000)
         return folder.put_together(files, model.config.to_json_string(), ranks)
 
     with ThreadPoolExecutor(2) as pool:

@@ -24,6 +24,7 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import RowKey
 from student.recipe import Recipe
 from student.rollout.engine import ROLLOUT_ENGINES
+from student.rollout.held_update import HeldUpdate
 from student.rollout.servers import transfer
 from student.rollout.servers import vllm as dialect
 from student.rollout.servers.engine import ServersEngine
@@ -174,7 +175,8 @@ def test_a_server_that_never_joins_or_refuses_is_not_waited_for_without_limit(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    weights = HeldWeights(AutoModelForCausalLM.from_pretrained(world / "student"), [], "float32")
+    model = AutoModelForCausalLM.from_pretrained(world / "student")
+    weights = HeldWeights(model, [], "float32", HeldUpdate(model, "float32"))
     server = SilentServer(refuses)
     try:
         connection = Connection(server.url, None, 3.0)
@@ -220,9 +222,10 @@ def test_held_weights_have_the_label_that_a_folder_gives_them_and_are_read_anew(
 
     model = AutoModelForCausalLM.from_pretrained(world / "student")
     given = {name: p.detach() * 0.9 for name, p in model.named_parameters()}
-    held = HeldWeights(model, given.items(), "bfloat16")
-    label, _ = WeightsFolder(tmp_path / "w").put(*written(model, given, "bfloat16", adapters=False))
-    assert held.label == label != HeldWeights(model, [], "bfloat16").label
+    measure = HeldUpdate(model, "bfloat16")
+    held = HeldWeights(model, given.items(), "bfloat16", measure)
+    label, _ = WeightsFolder(tmp_path / "w").put(*written(model, given, "bfloat16", measure, adapters=False))
+    assert held.label == label != HeldWeights(model, [], "bfloat16", measure).label
     first, second = dict(held), dict(held)
     assert first.keys() == second.keys() and "lm_head.weight" in first
     assert all(torch.equal(first[name], second[name]) and first[name].dtype == torch.bfloat16 for name in first)

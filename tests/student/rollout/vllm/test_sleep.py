@@ -12,6 +12,7 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
 from student.learning.ranks import Ranks
 from student.rollout.engine import EngineSetup
+from student.rollout.held_update import HeldUpdate
 from student.rollout.known_row import KnownRow, Reader
 from student.rollout.lost import EngineLostError
 from student.rollout.policy_sampler import PolicySampler
@@ -59,6 +60,7 @@ class Stood(VllmRollout):
 
     def open(self, setup: EngineSetup) -> None:
         self.setup, self._dtype, self._longest = setup, "float32", 64
+        self._held = HeldUpdate(setup.model, self._dtype)
         self._known = KnownRow.of(setup.spec, self._longest)
         self._llm = Llm(self.asked)
 
