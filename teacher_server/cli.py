@@ -20,7 +20,7 @@ from opd.errors import ConfigError, DeadlineError
 from opd.files import write_whole
 from opd.keys_option import keys_option
 from opd.printable import echo
-from opd.signals import stop_signals
+from opd.signals import NOTICES, stop_signals
 
 _GROUPS = {
     "": ("host", "port", "metrics_port", "fault"),
@@ -175,8 +175,16 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
         raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")
     server = TeacherServer(settings, engine_factory(settings))
     loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def stop(number: int) -> None:
+        # A second signal ends the grace period, but a scheduler repeats its notices.
+        if number not in NOTICES or not asked:
+            server.stop()
+        asked.append(number)
+
     for number in stop_signals():
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, stop, number)
     try:
         await server.start(teachers)
     except (asyncio.CancelledError, DeadlineError) as error:

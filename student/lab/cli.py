@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.printable import echo
-from opd.signals import stop_signals
+from opd.signals import NOTICES, stop_signals
 
 app = typer.Typer(no_args_is_help=True, help="Test the papers' claims in tiny worlds.")
 
@@ -125,6 +125,12 @@ def report(names: Names = None, root: Root = DEFAULT_ROOT, out: Out = None, quic
         echo(path)
 
 
+def _stop(number: int, frame: Any) -> None:
+    for notice in NOTICES if number in NOTICES else ():
+        signal.signal(notice, signal.SIG_IGN)  # a scheduler repeats them
+    sys.exit(128 + number)
+
+
 def _prepare() -> Any:
     """Set up the process, and return a function that prints a line.
 
@@ -133,7 +139,7 @@ def _prepare() -> Any:
     from opd.console import Console
 
     for asked in set(stop_signals()) - {signal.SIGINT}:
-        signal.signal(asked, lambda number, frame: sys.exit(128 + number))
+        signal.signal(asked, _stop)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, whose threads would otherwise compete for the cores
     console = Console()

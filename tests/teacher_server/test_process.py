@@ -162,10 +162,13 @@ def held(folder: Path) -> Path:
     return file
 
 
-def test_sigint_while_loading_gives_up_at_once(launch: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_while_loading_gives_up_at_once(
+    launch: Callable[..., Any], tmp_path: Path, number: signal.Signals
+) -> None:
     process = launch("--engine-option", f"hold_load={held(tmp_path)}", wait=False)
     wait_until(lambda: "listening" in process.lines(), why=process.lines)
-    process.popen.send_signal(signal.SIGINT)
+    process.popen.send_signal(number)
     assert process.popen.wait(120) == 0
 
 
