@@ -1,0 +1,80 @@
+"""Rollout servers that lie about themselves, when the run begins or later: the others are used."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import WIRES, Liar, Wire, lying, said
+from server_engines import engine_on, sync
+from sglang_rollouts import SglangRollouts
+
+from opd.errors import ConfigError, RolloutEngineError
+from student.rollout.servers import server as server_module
+from student.rollout.servers.engine import ServersEngine
+from student.rollout.servers.pool import Pool
+from student.rollout.servers.settings import ServersSettings
+from student.rollout.servers.sglang import SglangDialect
+
+FACTS = said({"context_length": 500})
+Open = Callable[..., Pool]
+
+
+@pytest.fixture(scope="module")
+def engine(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServersEngine]:
+    """An engine whose weights a good server holds."""
+    server = SglangRollouts(world / "student")
+    made = engine_on((server,), world / "student", tmp_path_factory.mktemp("weights"))
+    sync(made)
+    yield made
+    made.close()
+    server.close()
+
+
+@pytest.fixture
+def open_pool(engine: ServersEngine, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """The servers of the engine, and others."""
+    monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.3)
+
+    def make(*urls: str) -> Pool:
+        settings = ServersSettings(name="sglang_server", endpoints=[*urls], patience_seconds=0.0)
+        asked: Any = engine._pool
+        unchanged: Any = {"adapters": False, "lock": asked._lock, "ask": asked._ask, "count": lambda *_: None}
+        return Pool(settings, SglangDialect, engine.setup, **unchanged)
+
+    return make
+
+
+@pytest.fixture
+def liar() -> Iterator[Liar]:
+    with lying(FACTS) as made:
+        yield made
+
+
+def lost(pool: Pool) -> list[bool]:
+    return [server.lost != "" for server in pool.servers]
+
+
+@pytest.mark.parametrize("lie", WIRES.values(), ids=WIRES)
+def test_a_server_that_lies_from_the_beginning_costs_nothing_beside_another(
+    engine: ServersEngine, open_pool: Open, liar: Liar, lie: Wire
+) -> None:
+    liar.lie, good = lie, engine._pool.servers[0].url
+    pool = open_pool(good, liar.url)
+    pool.spread(engine._weights)
+    assert lost(pool) == [False, True]
+    with pytest.raises((RolloutEngineError, ConfigError), match=liar.url):
+        open_pool(liar.url).spread(engine._weights)
+
+
+@pytest.mark.parametrize("lie", WIRES.values(), ids=WIRES)
+def test_a_server_that_lies_at_a_sync_costs_nothing_beside_another(
+    engine: ServersEngine, open_pool: Open, liar: Liar, lie: Wire
+) -> None:
+    pool = open_pool(engine._pool.servers[0].url, liar.url)
+    liar.lie = lie
+    pool.spread(engine._weights)
+    assert lost(pool) == [False, True]
+    pool.servers.pop(0)
+    with pytest.raises(RolloutEngineError, match=liar.url):
+        pool.spread(engine._weights)
