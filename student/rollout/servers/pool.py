@@ -111,13 +111,14 @@ class Pool:
             NotLoadedError: if it does not.
         """
         facts = server.facts()
-        wrong = facts.wrong
-        if facts.longest < self.longest:
-            wrong = f"allows {facts.longest} tokens, fewer than the {self.longest} of the others"
-        elif facts.most_likely < self._setup.spec.candidates and not self.fills:
-            wrong = f"returns at most {facts.most_likely} likely ids, fewer than the others"
-        if wrong:
-            raise NotLoadedError(f"rollout server {server.url} {wrong}.")
+        fewer = facts.most_likely < self._setup.spec.candidates and not self.fills
+        if facts.wrong:
+            raise NotLoadedError(f"rollout server {server.url} {facts.wrong}.")
+        if facts.longest < self.longest or fewer:
+            raise NotLoadedError(
+                f"rollout server {server.url} allows {facts.longest} tokens and {facts.most_likely} likely ids, fewer "
+                "than the others; start it with their limits."
+            )
         server.known = True
 
     def _lacking(self, server: Server, most_likely: int) -> None:

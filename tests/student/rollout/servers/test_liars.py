@@ -154,7 +154,11 @@ def test_a_server_that_cannot_be_used_at_the_start_is_left_out_and_comes_back(
     assert "It is left out until it can be used" in caplog.text
     sync(engine)
     assert [server.label is None for server in engine._pool.servers] == [False, True]
-    late.gone = False
+    late.gone, whole = False, late.model.config.max_position_embeddings
+    late.model.config.max_position_embeddings = 9  # rows that the others allow would be refused
+    sync(engine)
+    assert "allows 9 tokens" in engine._pool.servers[1].lost
+    late.model.config.max_position_embeddings = whole
     sync(engine)
     assert [server.label is None for server in engine._pool.servers] == [False, False]
     for server in (engine, good, late):
