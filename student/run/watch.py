@@ -16,7 +16,6 @@ from rich.text import Text
 
 from opd.console import Console, Table
 from opd.errors import RunFolderError
-from opd.http import Connection, NoReplyError
 from student.run.reading import as_record, as_step, group, is_number, read_mapping, read_recipe
 from student.run.report.chart import number
 from student.run.shown import Figures, held, read_shown
@@ -114,6 +113,8 @@ class View:
         return text
 
     def _teachers(self) -> RenderableType:
+        from opd.http import Connection, NoReplyError
+
         port, host = self._recipe.get("metrics_port"), self._recipe.get("metrics_host", "127.0.0.1")
         if self.ended or not port:
             why = "see the report" if self.ended else "not visible, since the recipe sets no metrics_port"
