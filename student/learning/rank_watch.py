@@ -130,6 +130,8 @@ class RankWatch:
         if self._heard is None:
             self._heard = (rank, self._why[rank])
             self._news.set()
+        if self._over:  # there is nothing to end, and an interpreter that shuts down may refuse to start a thread
+            return
         timer = threading.Timer(self._grace, self._give_up, (final,))
         timer.daemon = True
         timer.start()

@@ -1,6 +1,7 @@
 """Ranks in processes of their own: when one ends, all others do, with its error."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,7 +47,9 @@ def run() -> Iterator[Callable[[str, str], list[tuple[int, str]]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(others: str, one: str) -> list[tuple[int, str]]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        # Where another test has set the address of its ranks, these would look for one another there.
+        here = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
+        pipes = {"env": here, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         ranks = [
             subprocess.Popen([sys.executable, "-c", RANK, str(i), others, one], text=True, **pipes)  # type: ignore[call-overload]
             for i in range(3)
