@@ -66,6 +66,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     """
     from opd.pretrained import check_tensors, read_config
     from student.data.prompts import fit_prompts, preview
+    from student.family_check import check_family, check_positions
     from student.learning.model import Weights, load_tokenizer
     from student.preparation import check_model
     from student.scoring.contexts import Contexts
@@ -79,6 +80,8 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
     check_model(plugins, model)
+    check_family(plugins, recipe.model, model)
+    yield from (f"note: {note}" for note in check_positions(recipe, plugins, model))
     needs = plugins.needs
     if recipe.eval.prompts and not can_judge(source.prompts("heldout", recipe.eval.prompts), source):
         yield "note: no held-out prompt has a reference answer, so accuracy will be unknown"

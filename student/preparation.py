@@ -17,6 +17,7 @@ from opd.tasks.source import PromptSource
 from opd.tasks.stops import generation_stops, stop_set
 from student.controllers import Controller
 from student.data.prompts import fit_prompts
+from student.family_check import check_positions
 from student.learning.model import Weights, load_tokenizer
 from student.learning.ranks import launched_ranks
 from student.learns_early import learns_early
@@ -86,6 +87,7 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None, poll: Call
     fit_prompts(recipe, source, tokenizer)
     check_prompts(recipe, plugins, source)
     check_model(plugins, weights)
+    plugins.remarks.extend(check_positions(recipe, plugins, weights))
     fleet = connect(recipe, poll) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)

@@ -132,8 +132,7 @@ def load_student(
         UnavailableError: if the hub cannot be reached for it.
     """
     config = read_config(path, revision=revision)
-    if attention in (None, "sdpa"):
-        attention = _attention(attention, config.get_text_config())
+    attention = attention_of(attention, config.get_text_config())
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     quantized = lora is not None and lora.quantize is not None
     if quantized:
@@ -152,11 +151,18 @@ def load_student(
     if gradient_checkpointing:
         recompute(model)
     student = Student(model, starts_at_base=lora is not None and lora.start is None, dropout=dropout)
-    _check_head(student, path)
+    check_head(student, path)
     return student
 
 
-def _attention(name: str | None, config: Any) -> str | None:
+def attention_of(name: str | None, config: Any) -> str | None:
+    """The attention implementation to load a model of text config `config` with, where the recipe has `name`.
+
+    Raises:
+        ConfigError: if that would drop a soft-cap on attention logits.
+    """
+    if name not in (None, "sdpa"):
+        return name
     if not caps_attention(config):
         return name
     if name == "sdpa":
@@ -249,7 +255,7 @@ class _Drawn(BaseModelOutputWithPast):
         return None
 
 
-def _check_head(student: Student, path: str) -> None:
+def check_head(student: Student, path: str) -> None:
     """Check that the model's own logits, from which it is sampled, equal those of `OutputHead`, on which it learns.
 
     The layers do not run, so the check is cheap for a model of any size: the final hidden states are random, at three

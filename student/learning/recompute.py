@@ -37,7 +37,7 @@ def recompute(lm: PreTrainedModel) -> Callable[[], None]:
     Raises:
         ConfigError: if transformers does not say which modules the layers are.
     """
-    layers = _outermost([m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)] or decoder_layers(lm))
+    layers = layers_of(lm)
     if not layers:
         raise ConfigError(
             f"model.gradient_checkpointing is true, but transformers does not say what the layers of a "
@@ -55,7 +55,8 @@ def recompute(lm: PreTrainedModel) -> Callable[[], None]:
     return undo
 
 
-def _outermost(layers: list[nn.Module]) -> list[nn.Module]:
-    """Those of `layers` that are not part of another."""
+def layers_of(lm: PreTrainedModel) -> list[nn.Module]:
+    """The layers that transformers would checkpoint, or else the decoder layers, without those within another."""
+    layers = [m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)] or decoder_layers(lm)
     inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
     return [layer for layer in layers if id(layer) not in inner]

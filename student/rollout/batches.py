@@ -6,7 +6,7 @@ rows stay in the batch until they are half of it, because shrinking a KV cache c
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.slots import head_of
 from student.rollout.spec import RolloutSpec
+from student.rollout.trial import STEPS, lengths, rows_across
 
-_known: WeakSet[PreTrainedModel] = WeakSet()
+_known: WeakKeyDictionary[PreTrainedModel, dict[int, str]] = WeakKeyDictionary()
+"""What is wrong with each model across each length that was tried."""
 
 
 class BatchDecoder:
@@ -93,41 +95,48 @@ def _states(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
     return states
 
 
-def check_batches(model: PreTrainedModel) -> None:
-    """Check once per model that decoding in batches gives the same numbers as the model's own forward passes.
+def check_batches(model: PreTrainedModel, longest: int) -> None:
+    """Check that decoding rows of up to `longest` tokens in batches gives the numbers of the model's forward passes.
 
     Raises:
         ConfigError: if it does not, for example because the model needs another cache or ignores the mask.
     """
-    if model in _known:
-        return
-    wrong = _difference(model)
-    if wrong:
-        raise ConfigError(
-            f"rollout engine transformers cannot decode a {type(model).__name__} token by token: {wrong}; set "
-            "rollout.engine to {name: vllm}, or train another student."
-        )
-    _known.add(model)
+    known = _known.setdefault(model, {})
+    for length in lengths(model, longest):
+        if length not in known:
+            known[length] = _difference(model, length)
+        if known[length]:
+            beyond = "" if length == min(known) else f" in rows of more than {length} tokens"
+            raise ConfigError(
+                f"rollout engine transformers cannot decode a {type(model).__name__} token by token{beyond}: "
+                f"{known[length]}; set rollout.engine to {{name: vllm}}, or train another student"
+                + (", or lower rollout.max_new_tokens or rollout.max_prompt_tokens." if beyond else ".")
+            )
 
 
 @torch.no_grad()
-def _difference(model: PreTrainedModel) -> str:
-    """How a token of two short rows in a batch differs from the model's forward passes of each row; "" if equal."""
+def _difference(model: PreTrainedModel, length: int) -> str:
+    """How tokens of two rows in a batch, across `length`, differ from forward passes of each row; "" if equal."""
     head = head_of(model, len(model.get_output_embeddings().weight))
-    rows = [np.arange(1, 1 + length) % head.vocab_size for length in (6, 4)]
-    cache, device = DynamicCache(config=model.config), model.device
+    whole, read = rows_across(model, length)
+    cache = DynamicCache(config=model.config)
+    # In half precision wide enough for rounding and another choice of expert; a token without its context differs more.
+    half = model.dtype != torch.float32 or torch.is_autocast_enabled(model.device.type)
+    most = 0.3 if half else 0.01
     try:
-        ids, mask = _left_pad([row[:-1] for row in rows], device)
+        own = [model(ids[None], use_cache=False).logits[0].float() for ids in whole]
+        prompts = [ids[:n].cpu().numpy() for ids, n in zip(whole, read, strict=True)]
+        ids, mask = _left_pad(prompts, model.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         _states(model, ids, mask, positions, cache)
-        last = torch.tensor([row[-1:].tolist() for row in rows], device=device)
-        mask = torch.cat([mask, torch.ones_like(last)], dim=1)
-        found = head.logits(_states(model, last, mask, positions[:, -1:] + 1, cache))
-        for logits, row in zip(found, rows, strict=True):
-            own = model(torch.from_numpy(row)[None].to(device), use_cache=False).logits[0, -1].float()
-            # Wide enough for half precision and for another choice of expert; a token without its context differs more.
-            if (logits - own).abs().max() > 0.3 * own.abs().max():
-                return "its logits differ from those of one pass over the whole row"
+        for step in range(STEPS):
+            at = [n + step for n in read]
+            last = torch.stack([ids[n : n + 1] for ids, n in zip(whole, at, strict=True)])
+            mask, positions = torch.cat([mask, torch.ones_like(last)], dim=1), positions[:, -1:] + 1
+            found = head.logits(_states(model, last, mask, positions, cache))
+            for logits, wanted, n in zip(found, own, at, strict=True):
+                if (logits - wanted[n]).abs().max() > most * wanted[n].abs().max():
+                    return "its logits differ from those of one pass over the whole row"
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError) as error:
         return one_line(error, 200)
     return ""

@@ -27,13 +27,14 @@ from student.learning.experts import Recorder
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
+from student.rollout.trial import STEPS, lengths, rows_across
 
 _STEP = 16
 """Widths are multiples of this, so that few shapes occur and a row's bits do not depend on the lengths of others."""
 _PREFILL_TOKENS = 16_384
 """Bound on the tokens of one prefill, whose activations take memory besides the cache."""
-_FULL = "full_attention"
-_known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
+"""Whether slots agree with each model across each length that was tried."""
 
 
 def settled(tokens: int) -> int:
@@ -286,49 +287,49 @@ def head_of(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
     return OutputHead(output.weight, getattr(output, "bias", None), scale, cap, len(output.weight) - valid_vocab)
 
 
-def takes_slots(model: PreTrainedModel) -> bool:
-    """Whether slots reproduce this model: it has full attention only, by sdpa or eager, and a trial run agrees."""
-    if model not in _known:
-        _known[model] = _is_plain(model) and _agrees(model)
-    return _known[model]
-
-
-def _is_plain(model: PreTrainedModel) -> bool:
-    config = model.config.get_text_config()
-    layers = getattr(config, "layer_types", None)
-    sliding = layers is None and getattr(config, "sliding_window", None)
-    plain = model.config._attn_implementation in ("sdpa", "eager")
-    return plain and not sliding and set(layers or [_FULL]) == {_FULL} and model.base_model is not model
+def takes_slots(model: PreTrainedModel, longest: int) -> bool:
+    """Whether slots reproduce this model in rows of up to `longest` tokens, as found by trial."""
+    if model.config._attn_implementation not in ("sdpa", "eager") or model.base_model is model:
+        return False  # only these take the mask of `Place`
+    known = _known.setdefault(model, {})
+    for length in lengths(model, longest):
+        if length not in known:
+            known[length] = _agrees(model, length)
+        if not known[length]:
+            return False
+    return True
 
 
 @torch.no_grad()
-def _agrees(model: PreTrainedModel) -> bool:
-    """Compare one token of two short rows in slots with forward passes over the whole rows."""
-    ids = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 0, 0]], device=model.device)
-    lengths = torch.tensor([5, 3], device=model.device)
-    rows, place = torch.arange(2, device=model.device), Place(2, model.device)
+def _agrees(model: PreTrainedModel, length: int) -> bool:
+    """Compare tokens of two rows across `length` in slots with forward passes over the whole rows."""
+    whole, read = rows_across(model, length)
+    slots, place = torch.arange(2, device=model.device), Place(2, model.device)
+    prompts = torch.nn.utils.rnn.pad_sequence([ids[:n] for ids, n in zip(whole, read, strict=True)], batch_first=True)
+    mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
     try:
-        prompts = DynamicCache(config=model.config)
-        model.base_model(ids, past_key_values=prompts, use_cache=True)
-        layers = [SlotLayer(place, layer, _STEP) for layer in prompts.layers]
-        for layer, prompt in zip(layers, prompts.layers, strict=True):
-            layer.put(rows, prompt, rows)
-        place.position[:] = lengths
-        mask = place.attention(model.dtype if model.config._attn_implementation == "eager" else None)
-        last = torch.tensor([[7], [6]], device=model.device)
-        found = model.base_model(
-            input_ids=last,
-            position_ids=lengths[:, None],
-            attention_mask=mask,
-            past_key_values=_joined(model, layers),
-            use_cache=True,
-        ).last_hidden_state[:, 0]
-        for row, length in enumerate((5, 3)):
-            whole = torch.cat([ids[row, :length], last[row]])[None]
-            wanted = model.base_model(whole, use_cache=False).last_hidden_state[0, -1]
-            # Wide enough for bfloat16; a model that ignores mask or positions differs by far more.
-            if (found[row] - wanted).abs().max() > 0.05 * wanted.abs().max():
-                return False
+        wanted = [model.base_model(ids[None], use_cache=False).last_hidden_state[0] for ids in whole]
+        cache = DynamicCache(config=model.config)
+        model.base_model(prompts, past_key_values=cache, use_cache=True)
+        layers = [SlotLayer(place, layer, settled(length + 2)) for layer in cache.layers]
+        for layer, prompt in zip(layers, cache.layers, strict=True):
+            layer.put(slots, prompt, slots)
+        joined = _joined(model, layers)
+        for step in range(STEPS):
+            at = [n + step for n in read]
+            place.position[:] = torch.tensor(at)
+            place.width = settled(max(at) + 1)
+            found = model.base_model(
+                input_ids=torch.stack([ids[n : n + 1] for ids, n in zip(whole, at, strict=True)]),
+                position_ids=place.position[:, None],
+                attention_mask=place.attention(mask_dtype),
+                past_key_values=joined,
+                use_cache=True,
+            ).last_hidden_state[:, 0]
+            for states, own, n in zip(found, wanted, at, strict=True):
+                # Wide enough for bfloat16; a model that ignores mask or positions differs by far more.
+                if (states - own[n]).abs().max() > 0.05 * own[n].abs().max():
+                    return False
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, IndexError):
         return False
     return True

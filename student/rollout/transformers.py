@@ -1,8 +1,8 @@
 """Samples responses with a transformers model and a KV cache, with one random stream per row.
 
 Rows are decoded in slots that are refilled as they become free (`student.rollout.slots`). Models that do not allow
-this (sliding windows, states other than keys and values, flash attention) decode in batches
-(`student.rollout.batches`).
+this, as a trial finds (`student.rollout.trial`): rows beyond a sliding window, states other than keys and values, flash
+attention, decode in batches (`student.rollout.batches`).
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run.
 """
 
@@ -80,7 +80,7 @@ def _decode(
             "other log-probs than those they were drawn with; lower rollout.max_new_tokens or "
             "rollout.max_prompt_tokens."
         )
-    if takes_slots(model):
+    if takes_slots(model, longest.longest):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
         return
     if spec.experts:
@@ -89,7 +89,7 @@ def _decode(
             "set model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old of "
             "method routing_replay)."
         )
-    check_batches(model)
+    check_batches(model, longest.longest)
     left = deque(order)
     while left:
         batch: list[int] = []

@@ -240,15 +240,29 @@ def longest_prompt(recipe: Recipe, model: str, roles: Collection[str]) -> tuple[
     return max(found, default=usual)
 
 
+def too_long(recipe: Recipe, longest: int, name: str, who: str, most: int) -> str:
+    """The beginning of an error message.
+
+    Args:
+        recipe: the job.
+        longest: number of tokens that a row may have.
+        name: the setting of the longest prompt.
+        who: the model that takes fewer.
+        most: number of tokens that it takes.
+    """
+    within = ", within rollout.episodes.summary.context_tokens" if recipe.rollout.episodes.summarised else ""
+    return (
+        f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens{within}), but {who} takes at most "
+        f"{most}; lower them"
+    )
+
+
 def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[str]) -> None:
     prompt, name = longest_prompt(recipe, info.name, roles)
     longest = recipe.rollout.longest_sequence(prompt)
     if longest > info.limits.max_sequence_tokens:
-        within = ", within rollout.episodes.summary.context_tokens" if recipe.rollout.episodes.summarised else ""
-        raise IncompatibleTeacherError(
-            f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens{within}), but teacher {info.name!r} "
-            f"takes at most {info.limits.max_sequence_tokens}; lower them, or serve the teacher with a higher limit."
-        )
+        said = too_long(recipe, longest, name, f"teacher {info.name!r}", info.limits.max_sequence_tokens)
+        raise IncompatibleTeacherError(f"{said}, or serve the teacher with a higher limit.")
     for need in needs.signals:
         if need.role not in roles:
             continue

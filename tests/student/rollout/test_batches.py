@@ -68,7 +68,7 @@ def test_rows_of_models_with_recurrent_states_are_those_of_whole_forwards_as_oth
     tokenizer: Any, family: str
 ) -> None:
     model = made(family, tokenizer)
-    assert not takes_slots(model)
+    assert not takes_slots(model, 99)
     for row in sampled(model, tokenizer):
         np.testing.assert_allclose(row.behaviour_logp, learnt(model, row, len(tokenizer)), atol=1e-3)
 
@@ -84,7 +84,7 @@ def test_a_model_that_would_lose_its_context_from_token_to_token_is_refused(toke
 def test_a_head_in_halves_is_not_rounded_back_to_halves(tokenizer: Any) -> None:
     """As in slots and in the learner; a model's own logits in bfloat16 are off by 0.03 at a size of 8 to 16."""
     model = made("mistral", tokenizer, torch.bfloat16)
-    assert not takes_slots(model)
+    assert not takes_slots(model, 99)
     with torch.no_grad():
         model.lm_head.weight *= 4
     gaps = [

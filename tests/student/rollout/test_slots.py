@@ -56,7 +56,7 @@ def bits(row: Row) -> tuple[bytes, ...]:
 
 
 def test_a_row_is_the_same_bits_for_any_number_of_slots_and_any_order(model: Any, tokenizer: Any) -> None:
-    assert takes_slots(model)
+    assert takes_slots(model, 99)
     spec = replace(SPEC, valid_vocab=len(tokenizer))
     found = [
         {row.key: bits(row) for row in rollout(model, tokenizer, rows, replace(spec, batch_rows=slots))}
@@ -111,7 +111,7 @@ def test_slots_take_fewer_forwards_than_batches_and_draw_the_same_tokens(model: 
 
 
 def test_samples_of_one_prompt_share_its_forward(model: Any, tokenizer: Any) -> None:
-    assert takes_slots(model)  # asked once per model, by forwards of its own
+    assert takes_slots(model, 99)  # asked once per model, by forwards of its own
     shapes: list[torch.Size] = []
     handle = model.base_model.register_forward_pre_hook(lambda _, args: shapes.extend(a.shape for a in args))
     planned = plan_step(2, [Prompt.make("12+34=")], samples=8, max_new_tokens=4, temperature=1.0).rows
@@ -135,7 +135,7 @@ def test_models_with_sliding_windows_are_decoded_in_batches(tokenizer: Any, fami
     }  # fmt: skip
     made = MistralForCausalLM(MistralConfig(**shape)) if family == "mistral" else None
     sliding: Any = made or Gemma2ForCausalLM(Gemma2Config(**shape, attn_implementation="eager"))
-    assert not takes_slots(sliding.eval())
+    assert not takes_slots(sliding.eval(), 99)
     spec = replace(SPEC, valid_vocab=len(tokenizer))
     for row in rollout(sliding, tokenizer, plan(8), spec):
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
@@ -151,7 +151,7 @@ def test_a_row_that_fills_all_positions_of_a_model_is_decoded(tokenizer: Any) ->
     table = GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), n_positions=10, n_embd=16, n_layer=1, n_head=2)
     ).eval()
-    assert takes_slots(table)
+    assert takes_slots(table, 10)
     planned = plan_step(2, [Prompt.make("12+34=")], samples=3, max_new_tokens=4, temperature=1.0).rows
     rows = rollout(table, tokenizer, [replace(row, stop_ids=frozenset()) for row in planned], SPEC)
     assert max(len(row.prompt_ids) + row.length for row in rows) == 10

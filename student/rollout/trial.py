@@ -1,0 +1,50 @@
+"""Trials: does a model that is decoded token by token give what one pass over the whole row gives?
+
+A trial decodes the last tokens of two short rows with a cache and compares them with whole passes. Where the config
+states a length (a sliding window, a chunk, the positions of the first training), the cache or the positions may change
+there, so the trial is repeated across it, up to the longest row that is to be decoded.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+STEPS = 4
+_SHORT = 5
+_LENGTHS = r"window|position|chunk|conv|block|length|seq_len|context|n_ctx"
+"""Names in configs that may stand for a number of tokens; a length too many costs two forward passes."""
+
+
+class Rows(NamedTuple):
+    """Two rows that cross a length.
+
+    Attributes:
+        whole: [2] tensors of ids, STEPS tokens longer than what is read at once.
+        read: numbers of tokens that are read at once.
+    """
+
+    whole: tuple[Tensor, Tensor]
+    read: tuple[int, int]
+
+
+def lengths(model: PreTrainedModel, longest: int) -> list[int]:
+    """The lengths across which to try: a short one, and those that the config states below `longest`."""
+    return sorted({_SHORT, *(n for n in stated(model.config.to_dict(), _LENGTHS) if _SHORT < n < longest)})
+
+
+def stated(value: Any, pattern: str, name: str = "") -> set[int]:
+    """The numbers in a config, at any depth, whose names match `pattern`."""
+    if isinstance(value, dict):
+        return {found for key, one in value.items() for found in stated(one, pattern, str(key))}
+    return {value} if isinstance(value, int) and not isinstance(value, bool) and re.search(pattern, name) else set()
+
+
+def rows_across(model: PreTrainedModel, length: int) -> Rows:
+    """Random rows of which one ends two tokens after `length`, and the other one token after it."""
+    embeddings: Any = model.get_input_embeddings()
+    vocabulary = len(embeddings.weight)
+    ids = torch.randint(0, vocabulary, (2, length + 2), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return Rows((ids[0], ids[1, :-1]), (length + 2 - STEPS, length + 1 - STEPS))
