@@ -100,12 +100,12 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 release(error)
                 raise
             except Exception as error:
-                if not has_left(error):
-                    status = self._unexpected(method)
-                release(error)
                 if has_left(error):
+                    release(error)
                     _log.debug("the caller left", extra={"method": method})
                     raise asyncio.CancelledError from None  # which grpcio takes for what it is
+                status = self._unexpected(method)
+                release(error)
             # Outside the handlers, where the error and the frames that hold the request are gone.
             try:
                 await context.abort(*status)

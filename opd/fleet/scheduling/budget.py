@@ -69,12 +69,12 @@ def pushback_seconds(asked: float, refusals: int, rng: random.Random) -> float:
     """Seconds to leave a server alone after a refusal: what it asked for, and longer the more often it has refused.
 
     The server knows when room appears, but not how many others it has told the same. So the pause grows by half with
-    each refusal, up to the larger of 2 s and what was asked, and up to a quarter is added to keep clients apart.
+    each refusal, up to four times what was asked: were it longer, the server would have room and nothing to do. Up to a
+    quarter is added to keep clients apart.
 
     Args:
         asked: the server's own hint, in seconds.
         refusals: refusals since the last answer, this one included.
         rng: draws the jitter.
     """
-    grown = min(asked * 1.5 ** min(refusals - 1, 20), max(asked, 2.0))
-    return grown * (1.0 + 0.25 * rng.random())
+    return asked * min(1.5 ** min(refusals - 1, 9), 4.0) * (1.0 + 0.25 * rng.random())

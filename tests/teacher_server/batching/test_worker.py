@@ -313,6 +313,20 @@ def test_a_task_that_ends_the_thread_leaves_a_dead_engine(numpy_engine: Any) -> 
     assert "SystemExit: 1" in reports[0] and worker.engine.closed
 
 
+def test_an_engine_that_fails_after_it_has_scored_leaves_no_call_waiting(numpy_engine: Any) -> None:
+    class Torn(numpy_engine):  # type: ignore[misc]
+        @property
+        def info(self) -> Any:
+            raise RuntimeError("its process has ended")
+
+    reports, outcomes = [], Queue[Any]()  # type: ignore[var-annotated]
+    worker = worker_of(Torn(), DeviceTurn(), reports.append)
+    worker.submit([job_of(lambda job, result, weights_hash: outcomes.put(result))])
+    assert type(outcomes.get(timeout=60)) is UnavailableError
+    wait_until(lambda: reports)
+    assert len(reports) == 1 and "its process has ended" in reports[0]
+
+
 async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: Any, items: Any) -> None:
     client = await start()
     engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
