@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIMIT_BYTES = 2_000_000
 _ROWS, _FEWEST = 500, 20
-_WIDTH = 400
-_NAME = 200
+"""Rows of a table at first, and the number below which they are not cut any more to keep the limit."""
+_WIDTH, _NAME = 400, 500
+"""Characters of the longest text, for each row that a table may have, and of a text within a table."""
 _FULL_NATS = 2.0
 """The divergence at which a token has the full colour."""
 _NOTABLE = 5
