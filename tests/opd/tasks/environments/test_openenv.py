@@ -224,7 +224,7 @@ def test_origins_and_hosts_that_are_named_may_play() -> None:
 
 
 def test_sessions_that_are_idle_end_and_free_their_places() -> None:
-    with served(2, idle_seconds=0.2) as address:
+    with served(2, idle_seconds=1.0) as address:
         for session in [connect(address, proxy=None) for _ in range(2)]:
             with pytest.raises(ConnectionClosed, match="nothing was sent"):
                 session.recv()
