@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from opd.strict_json import read_json
+
 START_LIMIT = 120.0
 """Seconds that a child may take to import its libraries."""
 
@@ -131,9 +133,9 @@ class Worker:
         except BrokenPipeError as error:
             raise CheckFailed("the worker process ended") from error
         try:
-            answer = json.loads(received)
-        except (ValueError, RecursionError) as error:
-            raise CheckFailed(f"its answer is not JSON ({type(error).__name__})") from error
+            answer = read_json(received)
+        except ValueError as error:
+            raise CheckFailed(f"its answer is not JSON: {error}") from error
         if not isinstance(answer, dict):
             raise CheckFailed(f"its answer is {type(answer).__name__}, not an object")
         return answer

@@ -41,6 +41,8 @@ class Naughty:
             time.sleep(1000)
         if action == "exit":
             os._exit(3)
+        while action == "endless":
+            sys._getframe(2).f_locals["connection"].sendall(b"x" * 2**16)  # the pool's
         if action == "number":
             return 7
         if action == "surrogate":

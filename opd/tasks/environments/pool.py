@@ -29,7 +29,7 @@ from opd.config import Settings
 from opd.errors import ConfigError, DataError, one_line
 from opd.strict_json import read_json
 from opd.tasks.environments.base import Observation
-from opd.tasks.environments.host import prompt_to_dict
+from opd.tasks.environments.host import LIMIT, prompt_to_dict
 from opd.tasks.prompt import Prompt
 from opd.tasks.worker import python_path
 
@@ -259,7 +259,7 @@ class _Slot:
         try:
             self.connection.settimeout(seconds)
             self.connection.connect(path)
-            self._pending = b""
+            self._pending = bytearray()
             while b"\n" not in self._pending:
                 part = self.connection.recv(64)
                 if not part:
@@ -275,15 +275,15 @@ class _Slot:
         self.connection.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> bytes | None:
-        """A whole line; None if it is not complete yet, b"" if the child is gone."""
+        """A whole line, or the start of an endless one; None if it is not complete yet, b"" if the child is gone."""
         part = self.connection.recv(1 << 16)
         self._pending += part
         if not part:
             return b""
         if b"\n" not in part:
-            return None
+            return None if len(self._pending) <= LIMIT else bytes(self._pending[:100])
         line, _, self._pending = self._pending.partition(b"\n")
-        return line
+        return bytes(line)
 
     def close(self, *, kill: bool = False) -> None:
         self.connection.close()

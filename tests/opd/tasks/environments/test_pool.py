@@ -72,6 +72,7 @@ def test_a_host_finds_the_modules_that_its_caller_finds(tmp_path: Path, monkeypa
         ("exit", "died", "its process ended"),
         ("number", "raised", "returned int instead of an Observation"),
         ("megabytes", "invalid", "over the limit of 1000"),
+        ("endless", "invalid", "its answer is not understood"),
         ("bytes", "raised", "not JSON serializable"),
         ("surrogate", "invalid", "not Unicode text"),
         ("tools", "raised", "ValueError"),
