@@ -30,6 +30,9 @@ def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_file(str(file))
+    # Saved by a training script; transformers pads and truncates only where it is told to.
+    own.no_padding()
+    own.no_truncation()
     if own.encode(_PROBE, add_special_tokens=False).ids == tokenizer.encode(_PROBE, add_special_tokens=False):
         return None
     return (

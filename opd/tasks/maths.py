@@ -21,6 +21,7 @@ _MOST_LATE = 10_000
 _MOST_BYTES = 2 * 2**30
 """Limit on a worker's address space, of which 0.2 GiB are in use before its first check."""
 
+_THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,3}(?!\w|\.\d)")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d{1,9}) {1,3}(\d{1,9})/(\d{1,9})(?!\w|[.,]\d)")
 _NOT_UNITS = "times|less|more|fewer|plus|minus|over|squared|cubed|factorial|choose|modulo|percent|only|sqrt|frac"
@@ -41,6 +42,7 @@ _SYMBOL = re.compile(
 class MathVerifier:
     r"""Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
 
+    The final answer is sought behind the thinking (</think>), and in it only if nothing mathematical follows.
     A unit may be left out, or given where the reference has none; "5 g" is not "5 m", though.
     The reference may be plain ("42", "\frac{1}{2}") or have its own `$...$` or `\boxed{...}`. Unknown without a
     reference, if it cannot be parsed, or if a check fails or takes more than `timeout` seconds. Source: `parse` and
@@ -106,14 +108,21 @@ def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
     from math_verify import verify
 
     if "extract" in request:
-        return {"answer": _canonical(_read(request["extract"]))}
-    found = _read(request["completion"])
+        return {"answer": _canonical(_answered(request["extract"])[1])}
+    completion, found = _answered(request["completion"])
     reference = _reference(request["reference"])
     if not found:
         return {"right": False, "reason": "the completion contains no mathematical answer"}
     right = verify(reference, found, timeout_seconds=None, raise_on_error=True)
-    right = right and not _other_symbol(request["reference"], request["completion"])
+    right = right and not _other_symbol(request["reference"], completion)
     return {"right": bool(right), "reason": "" if right else f"expected {request['reference'][:80]}"}
+
+
+def _answered(completion: str) -> tuple[str, list[Any]]:
+    """The text that holds the final answer, and what that may mean: what follows the thinking if it has an answer."""
+    after = _THOUGHT.split(completion)[-1]
+    found = _read(after)
+    return (after, found) if found or after == completion else (completion, _read(completion))
 
 
 def _read(text: str) -> list[Any]:

@@ -138,17 +138,36 @@ class _Parquet:
         return f"{self.name} row {index + 1}", row
 
 
+def _loaded(settings: DatasetSettings) -> Any:
+    """The split of a dataset on the hub or in a folder, including what `save_to_disk` wrote.
+
+    Raises:
+        DataError: if a saved dataset has no such split.
+    """
+    from datasets import load_dataset, load_from_disk
+
+    folder = Path(settings.dataset)
+    if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return load_dataset(settings.dataset, settings.subset, split=settings.split, revision=settings.revision)
+    saved = load_from_disk(settings.dataset)
+    splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+    if settings.split not in splits:
+        raise DataError(
+            f"dataset {settings.dataset!r} has no split {settings.split!r}, but {', '.join(map(repr, splits))}; "
+            "correct prompts.split."
+        )
+    return splits[settings.split]
+
+
 class _Dataset:
     """Rows of a Hugging Face dataset, whose files are memory-mapped."""
 
     def __init__(self, settings: DatasetSettings) -> None:
-        from datasets import load_dataset
-
         self.name = f"dataset {settings.dataset!r}"
         try:
-            self._data: Any = load_dataset(
-                settings.dataset, settings.subset, split=settings.split, revision=settings.revision
-            )
+            self._data = _loaded(settings)
+        except DataError:
+            raise
         except Exception as error:  # the hub client raises errors of many libraries
             reason = one_line(error, 200)
             raise DataError(

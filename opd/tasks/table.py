@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 from itertools import islice
 from math import ceil
 from random import Random
@@ -23,6 +25,11 @@ from opd.tasks.settings import DatasetSettings, FileSettings
 from opd.tasks.source import Contents, Labels, Measure, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
+_MEANT = {"messages", "conversations", "system", "chat_template_kwargs", "tools"}
+_MEANT |= {"image", "images", "video", "videos", "audio", "audios"}
+"""Columns with a meaning to other trainers that opd does not read."""
+
+log = logging.getLogger(__name__)
 _encoder = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -45,9 +52,10 @@ class PromptTable:
         self._rows, self._settings = rows, settings
         self._labels: dict[tuple[str | None, str | None], int] = {}
         hashes, labels, digest = array("Q"), array("I"), hashlib.sha256()
-        unseen = set(settings.keep_columns)
+        unseen, columns = set(settings.keep_columns), set[str]()
         for place, row in islice(rows, settings.limit):
             unseen -= row.keys()
+            columns.update(column for column, value in row.items() if value is not None)
             prompt = self._prompt(place, row)
             hashes.append(prompt.content_hash)
             labels.append(self._labels.setdefault((prompt.teacher, prompt.domain), len(self._labels)))
@@ -56,6 +64,8 @@ class PromptTable:
             raise DataError(
                 f"{rows.name} has no column {', '.join(map(repr, sorted(unseen)))}; correct prompts.keep_columns."
             )
+        if ignored := [*_ignored(columns, settings)]:
+            log.warning("%s has columns that are not read: %s", rows.name, ", ".join(ignored))
         self.hashes = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
         self._label = np.frombuffer(labels, np.uint32) if labels else np.empty(0, np.uint32)
         self.contents = Contents(len(hashes), digest.hexdigest())
@@ -82,6 +92,11 @@ class PromptTable:
         if row.get(ENVIRONMENT) is not None:
             row = {**row, ENVIRONMENT: _played(place, row)}
         answer = _within(row, settings.answer_column)
+        if isinstance(answer, list):
+            raise DataError(
+                f"{place} has the answer {short(answer)}; an answer is a text or a number, so name one of them, as in "
+                f"answer_column: {settings.answer_column}.0."
+            )
         if isinstance(answer, Mapping):
             raise DataError(
                 f"{place} has the answer {short(answer)}; name the key within it, as in answer_column: "
@@ -280,6 +295,21 @@ def _share(hashes: NDArray[np.uint64], share: float) -> NDArray[np.uint32]:
     return first[: max(count, 0)].astype(np.uint32)
 
 
+def _ignored(columns: Iterable[str], settings: DatasetSettings | FileSettings) -> Iterator[str]:
+    """Columns that are not read although their names say that they are meant for opd: known ones, and misspelt ones."""
+    known = (settings.prompt_column, settings.answer_column, settings.teacher_column, settings.domain_column)
+    read = {*known, settings.tools_column or "", *settings.keep_columns, ENVIRONMENT, PATH}
+    read |= {column.partition(".")[0] for column in read}
+    if ENVIRONMENT in columns:  # which may read any of them
+        return
+    for column in sorted(set(columns) - read):
+        near = get_close_matches(column.lower(), [name for name in read - set(columns) if name], 1, 0.8)
+        if near:
+            yield f"{column!r} (did you mean {near[0]!r}?)"
+        elif column.lower() in _MEANT:
+            yield repr(column)
+
+
 def _content(value: Any, chat: bool) -> Any:
     """The value of a prompt column, as `Prompt.make` takes it; messages may be stored as JSON text.
 
@@ -299,11 +329,13 @@ def _content(value: Any, chat: bool) -> Any:
 
 
 def _within(row: Row, column: str) -> Any:
-    """A value in a row; also within an object, as in "reward_model.ground_truth"."""
+    """A value in a row; also within an object or a list, as in "reward_model.ground_truth" and "answers.0"."""
     if column in row or "." not in column:
         return row.get(column)
     first, rest = column.split(".", 1)
     inner = row.get(first)
+    if isinstance(inner, list):
+        inner = {str(place): held for place, held in enumerate(inner)}
     return _within(inner, rest) if isinstance(inner, Mapping) else None
 
 

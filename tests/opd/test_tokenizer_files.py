@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from opd.tokenizer_files import read_otherwise
+from student.lab.tiny.tokenizer import make_tokenizer
 
 
 def _loaded(folder: Path, config: PreTrainedConfig) -> Any:
@@ -39,3 +40,13 @@ def test_the_student_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     _loaded(tmp_path, Qwen2Config())
     load_tokenizer(str(tmp_path))
     assert "splits text differently" in caplog.text
+
+
+def test_padding_and_truncation_that_were_saved_are_no_other_way_to_split(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    own.enable_padding(length=64)
+    own.enable_truncation(8)
+    own.save(str(tmp_path / "tokenizer.json"))
+    assert read_otherwise(tokenizer, tmp_path) is None

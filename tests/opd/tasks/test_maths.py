@@ -4,7 +4,7 @@ import threading
 import psutil
 import pytest
 
-from opd.tasks import Prompt, VerdictStatus
+from opd.tasks import Prompt, VerdictStatus, maths
 from opd.tasks.maths import MathVerifier
 from opd.tasks.worker import CheckTimedOut
 
@@ -108,3 +108,19 @@ def test_the_memory_of_checks_is_bounded(verifier):
     verifier.verify(Prompt.make("q", answer="2"), "2")
     bounds = [psutil.Process(worker._child.pid).rlimit(psutil.RLIMIT_AS)[0] for worker in verifier._workers._idle]
     assert bounds and all(0 < bound <= 2 * 2**30 for bound in bounds)
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        (r"<think>\boxed{4}</think> so it is 5", True),
+        (r"<think>\boxed{5}</think> so it is 4", False),
+        (r"<think>\boxed{4}</think>\boxed{5}", True),
+        (r"<think>it is \boxed{5}</think>", True),
+        (r"[THINK]\boxed{4}[/THINK] The answer is 5.", True),
+    ],
+)
+def test_the_answer_behind_the_thinking_counts(completion, right):
+    found = maths.check({"completion": completion, "reference": "5"})
+    assert found["right"] is right
+    assert (maths.check({"extract": completion})["answer"] == maths.check({"extract": "5"})["answer"]) is right

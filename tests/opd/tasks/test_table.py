@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from contextlib import nullcontext
 from datetime import date
 from decimal import Decimal
 
@@ -297,3 +298,40 @@ def test_a_file_put_in_the_place_of_another_changes_nothing_and_one_that_changes
     path.write_text(path.read_text().replace("question", "quotient"))
     with pytest.raises(DataError, match="has changed since the run began"):
         source.prompts("train", 1)
+
+
+@pytest.mark.parametrize("split", ["train", "other"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path, split, several):
+    import datasets
+
+    from opd.tasks import DatasetSettings
+
+    saved = datasets.Dataset.from_list([{"prompt": f"question {i}", "answer": str(i)} for i in range(4)])
+    (datasets.DatasetDict({"train": saved}) if several else saved).save_to_disk(str(tmp_path / "data"))
+    settings = DatasetSettings(dataset=str(tmp_path / "data"), heldout=0, split=split)
+    with nullcontext() if split == "train" else pytest.raises(DataError, match="no split 'other', but 'train'"):
+        assert len({prompt.text for prompt in build_prompts(settings, seed=0).prompts("train", 4)}) == 4
+
+
+def test_an_answer_in_a_list_is_named_by_its_place(tmp_path):
+    file = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "a", "answer": ["4", "5"]}])
+    with pytest.raises(DataError, match=r"line 1 has the answer .*answer\.0"):
+        build_prompts(FileSettings(file=file, heldout=0), seed=0)
+    source = build_prompts(FileSettings(file=file, heldout=0, answer_column="answer.0"), seed=0)
+    assert source.prompts("train", 1)[0].answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "anwser": "1"}, "'anwser' (did you mean 'answer'?)"),
+        ({"prompt": "a", "answer": "1", "messages": [], "images": ["x"], "id": 3}, "'images', 'messages'"),
+        ({"prompt": "a", "answer": "1", "system": "b"}, "'system'"),
+        ({"prompt": "a", "answer": "1", "system": None, "id": 3, "source": "c"}, None),
+    ],
+)
+def test_columns_that_are_meant_for_a_trainer_but_not_read_are_named(tmp_path, caplog, row, said):
+    build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", [row]), heldout=0), seed=0)
+    found = [record.args[1] for record in caplog.records if record.name == "opd.tasks.table"]
+    assert found == ([] if said is None else [said])
