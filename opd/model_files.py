@@ -27,15 +27,19 @@ def check_files(folder: Path) -> None:
     Raises:
         ConfigError: naming the file.
     """
+    check_readable(folder)
+    for file in weight_files(folder) if folder.is_dir() else ():
+        tensor_headers(file)
+
+
+def check_readable(folder: Path) -> None:
+    """The part of `check_files` that looks at no header."""
     if not folder.is_dir():
         return
     for file in sorted([*folder.glob("*.json"), *folder.glob("tokenizer.model")]):
         _check_whole(file, "file")
-    weights = weight_files(folder)
-    for file in weights or sorted(folder.glob("pytorch_model*.bin")):
+    for file in weight_files(folder) or sorted(folder.glob("pytorch_model*.bin")):
         _check_whole(file, "weights file")
-    for file in weights:
-        tensor_headers(file)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import ConfigError
+from opd.model_files import check_readable
 from teacher_server.observe.logs import describe_error
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -69,8 +70,9 @@ def check_plausible(folder: Path) -> None:
     """Refuse a config that cannot belong to the tensors beside it. If either is missing, the engine decides.
 
     Raises:
-        ConfigError: naming the key and the value.
+        ConfigError: naming the key and the value, or a file that cannot be read.
     """
+    check_readable(folder)
     config, tensors = _config(folder / "config.json"), _tensor_count(folder)
     if config is None or not tensors:
         return

@@ -1,6 +1,8 @@
 """What a model's folder says before anything is built of it."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,15 @@ def test_damaged_tensors_are_left_to_the_engine(header: bytes, tmp_path: Path) -
     write(tmp_path, num_hidden_layers=10**9)
     (tmp_path / "model.safetensors").write_bytes(header)
     check_plausible(tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("gone")], ids=["pipe", "link to nothing"])
+def test_files_that_would_hang_or_are_not_there_are_named(make: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    make(tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"weights file \S*/model\.safetensors is"):
+        check_plausible(tmp_path)
 
 
 def test_a_folder_without_config_or_tensors_is_left_to_the_engine(tmp_path: Path) -> None:
