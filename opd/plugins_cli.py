@@ -53,7 +53,7 @@ def show(name: Annotated[str, typer.Argument(help="A registered name or a dotted
 
     found = [(r, e) for r in registries() for e in r if e.name == name]
     if ":" in name:
-        found = [(Registry("plug-in", "opd.plugins"), Entry(name, name, "", ""))]
+        found = [(Registry("plug-in", "opd.plugins"), Entry(name, name, ""))]
     if not found:
         raise ConfigError(f"plug-in {name!r} is unknown; {hint(name, {e.name for r in registries() for e in r})}")
     console = Console(highlight=False)

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from opd.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered plug-in: its name, dotted path, one-line summary, and where it was registered."""
+    """A registered plug-in: its name, dotted path, and the package that registered it."""
 
     name: str
     path: str
-    summary: str
     origin: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring; nothing is imported for it."""
+        return first_sentence(self.path)
 
 
 class Registry:
@@ -37,16 +42,19 @@ class Registry:
         kind: what the entries are called in messages and in `opd plugins list`, for example "method".
         group: entry-point group for third parties, for example "opd.methods".
         member: an attribute that all plug-ins of this kind have, for example "settings_type".
+        names: the dotted path "module:attribute" of each name that comes with the trunk.
     """
 
-    def __init__(self, kind: str, group: str, *, member: str | None = None) -> None:
+    def __init__(
+        self, kind: str, group: str, *, member: str | None = None, names: Mapping[str, str] | None = None
+    ) -> None:
         self.kind = kind
         self.group = group
         self.member = member
-        self._entries: dict[str, Entry] = {}
+        self._entries = {name: Entry(name, path, "opd") for name, path in (names or {}).items()}
         self._scanned = False
 
-    def add(self, name: str, path: str, summary: str = "", *, origin: str = "opd") -> None:
+    def add(self, name: str, path: str, *, origin: str = "opd") -> None:
         """Register `name` for the dotted path "module:attribute".
 
         Raises:
@@ -58,14 +66,15 @@ class Registry:
                 f"{self.kind} {name!r} is registered twice, as {known.path} by {known.origin} and as {path} by "
                 f"{origin}; rename one of them."
             )
-        self._entries[name] = Entry(name, path, summary, origin)
+        self._entries[name] = Entry(name, path, origin)
 
     def _scan(self) -> None:
-        if not self._scanned:
-            for point in entry_points(group=self.group):
-                origin = point.dist.name if point.dist is not None else "an entry point"
-                self.add(point.name, point.value, first_sentence(point.value), origin=origin)
-            self._scanned = True
+        if self._scanned:
+            return
+        for point in entry_points(group=self.group):
+            origin = point.dist.name if point.dist is not None else "an entry point"
+            self.add(point.name, point.value, origin=origin)
+        self._scanned = True
 
     def __iter__(self) -> Iterator[Entry]:
         self._scan()
@@ -201,4 +210,5 @@ def first_sentence(path: str) -> str:
         node for node in source.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute
     ]
     text = next((text for node in (*found, source) if (text := ast.get_docstring(node))), "")
-    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
+    # A title such as "Dr. GRPO" ends no sentence.
+    return re.split(r"(?<!\bDr)\. ", " ".join(text.partition("\n\n")[0].split()))[0].removesuffix(".")

@@ -30,7 +30,8 @@ def notes() -> dict[str, dict[str, Any]]:
 
 def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
     """(name, summary, class) of plug-ins of student.methods."""
-    from student.methods import CONTROLLERS, OBJECTIVES
+    from student.controllers import CONTROLLERS
+    from student.learning.terms import OBJECTIVES
 
     known = {entry.name: (registry, entry) for registry in (OBJECTIVES, CONTROLLERS) for entry in registry}
     return [(name, known[name][1].summary, known[name][0].load(name)) for name in names]

@@ -256,7 +256,9 @@ def example(name: str) -> str:
 
 def sections() -> Iterator[tuple[str, Any, str]]:
     """(title, registry, package) of each table."""
-    from student.rl import ADVANTAGES, CONTROLLERS, OBJECTIVES, REWARDS
+    from student.controllers import CONTROLLERS
+    from student.learning.terms import OBJECTIVES
+    from student.rl import ADVANTAGES, REWARDS
     from student.rollout.strategy import STRATEGIES
 
     yield "Policy losses (`objective:`)", OBJECTIVES, "student.rl.losses"

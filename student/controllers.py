@@ -32,7 +32,54 @@ if TYPE_CHECKING:
     from student.scoring.score import Scorer
 
 T = TypeVar("T")
-CONTROLLERS = Registry("method", "opd.methods", member="settings_type")
+CONTROLLERS = Registry(
+    "method",
+    "opd.methods",
+    member="settings_type",
+    names={
+        "expert_rows": "student.methods.distil.expert_rows:ExpertRows",
+        "adwin": "student.methods.windows.adwin:Adwin",
+        "fixed_window": "student.methods.windows.windows:FixedWindow",
+        "first_n": "student.methods.windows.windows:FirstN",
+        "staircase": "student.methods.windows.windows:Staircase",
+        "random_tokens": "student.methods.windows.random_tokens:RandomTokens",
+        "linear_window": "student.methods.windows.windows:LinearWindow",
+        "prune_opd": "student.methods.windows.prune_opd:PruneOpd",
+        "effective_length": "student.methods.windows.effective_length:EffectiveLength",
+        "effopd": "student.methods.jumps.effopd:EffOpd",
+        "tcod": "student.methods.curricula.tcod:Tcod",
+        "turnopd": "student.methods.curricula.turnopd:TurnOpd",
+        "prefix_replay": "student.methods.curricula.prefix_replay:PrefixReplay",
+        "sopd": "student.methods.curricula.sopd:Sopd",
+        "sage": "student.methods.curricula.sage:Sage",
+        "episode_filter": "student.methods.curricula.episode_filter:EpisodeFilter",
+        "rltf": "student.methods.distil.rltf:Rltf",
+        "trustee": "student.methods.curricula.trustee:Trustee",
+        "modes": "student.methods.curricula.modes:Modes",
+        "mask_tokens": "student.methods.distil.mask_tokens:MaskTokens",
+        "token_budget": "student.methods.distil.token_budget:TokenBudget",
+        "random_prompts": "student.rl.samplers.random_prompts:RandomPrompts",
+        "mopps": "student.rl.samplers.mopps:Mopps",
+        "gps": "student.rl.samplers.gps:Gps",
+        "pcl": "student.rl.samplers.pcl:Pcl",
+        "depth_curriculum": "student.rl.samplers.depth_curriculum:DepthCurriculum",
+        "sec": "student.rl.samplers.sec:Sec",
+        "positive_negative": "student.rl.samplers.pairing:Pairing",
+        "drive": "student.rl.samplers.drive:Drive",
+        "stages": "student.rl.samplers.stages:Stages",
+        "prompt_gdro": "student.rl.samplers.gdro:PromptGdro",
+        "rollout_gdro": "student.rl.samplers.gdro:RolloutGdro",
+        "prompt_augmentation": "student.rl.samplers.prompt_augmentation:PromptAugmentation",
+        "archer_critic": "student.rl.archer:ArcherCritic",
+        "hiper_critic": "student.rl.hiper:HiperCritic",
+        "critic": "student.rl.critic:Critic",
+        "seeupo": "student.rl.seeupo:SeeUpo",
+        "routing_replay": "student.rl.routing_replay:RoutingReplay",
+        "mrs": "student.rl.mrs:Mrs",
+        "prs": "student.rl.prs:Prs",
+        "update_sparsity": "student.rl.update_sparsity:UpdateSparsity",
+    },
+)
 
 
 class ControllerSettings(Settings):

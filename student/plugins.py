@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from opd.errors import ConfigError
 from opd.registry import Registry
 from student.controllers import CONTROLLERS, Controller

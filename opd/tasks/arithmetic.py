@@ -73,7 +73,10 @@ def _digits(number: int, count: int) -> list[int]:
 
 
 class Addition(Arithmetic):
-    """Sums: each column is digit + digit + carry, two digits."""
+    """Sums with column sums as scratch work.
+
+    Sums: each column is digit + digit + carry, two digits.
+    """
 
     sign = "+"
     domain = "addition"
@@ -90,7 +93,10 @@ class Addition(Arithmetic):
 
 
 class Subtraction(Arithmetic):
-    """Non-negative differences: each column is a digit of the result, then the borrow for the next column, 0 or 1."""
+    """Differences with digits and borrows as scratch work.
+
+    Non-negative differences: each column is a digit of the result, then the borrow for the next column, 0 or 1.
+    """
 
     sign = "-"
     domain = "subtraction"
@@ -112,7 +118,10 @@ class Subtraction(Arithmetic):
 
 
 class Multiplication(Arithmetic):
-    """A number times a digit: each column is digit * digit + carry, two digits."""
+    """A number times a digit, with column products as scratch work.
+
+    A number times a digit: each column is digit * digit + carry, two digits.
+    """
 
     sign = "*"
     domain = "multiplication"

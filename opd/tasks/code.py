@@ -23,7 +23,9 @@ _CALLS = {"functional", "function_call"}
 
 
 class CodeVerifier:
-    """Correct if all tests pass; the share of examples that pass is partial credit.
+    """The program passes the prompt's tests, run in a sandbox.
+
+    Correct if all tests pass; the share of examples that pass is partial credit.
 
     Unknown without tests, or if the sandbox itself fails. Programs that hang, fill the memory or are killed are wrong.
 
@@ -91,7 +93,10 @@ class CodeVerifier:
 
 
 class LenientCodeVerifier(CodeVerifier):
-    """Like `code`, except that a program that hangs, fills the memory or is killed is unknown instead of wrong."""
+    """Like code, but a program that was killed is unknown, not wrong.
+
+    Like `code`, except that a program that hangs, fills the memory or is killed is unknown instead of wrong.
+    """
 
     killed_is_wrong = False
 

@@ -5,7 +5,10 @@ from opd.tasks.verdict import Verdict
 
 
 class ExactVerifier:
-    """Correct if the completion equals the answer after normalising white space; unknown without an answer."""
+    """The completion equals the answer, white space aside.
+
+    Correct if the completion equals the answer after normalising white space; unknown without an answer.
+    """
 
     def __init__(self, timeout: float = 10.0) -> None:
         self.timeout = timeout

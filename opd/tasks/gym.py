@@ -53,7 +53,10 @@ class ReasoningGymOptions(Settings):
 
 
 class ReasoningGym:
-    """Problems of one dataset; `Prompt.extra` identifies them for the verifier."""
+    """Any dataset of reasoning-gym with its own verifier.
+
+    Problems of one dataset; `Prompt.extra` identifies them for the verifier.
+    """
 
     Options: ClassVar[type[Settings]] = ReasoningGymOptions
 
@@ -96,7 +99,9 @@ class ReasoningGym:
 
 
 class GymVerifier:
-    """Judges by the dataset that a prompt's columns `dataset`, `config` and `number` name.
+    """The check of the reasoning-gym dataset that the problem comes from.
+
+    Judges by the dataset that a prompt's columns `dataset`, `config` and `number` name.
 
     A completion may wrap its answer in `<answer>...</answer>`; otherwise all of it is the answer. Partial scores of the
     dataset become the verdict's value.

@@ -103,7 +103,9 @@ def _validator(schema: str) -> Any:
 
 
 class JsonVerifier:
-    """Correct if the completion contains JSON that fits the schema in the prompt's column `schema` (see keep_columns).
+    """JSON in the completion fits the prompt's schema.
+
+    Correct if the completion contains JSON that fits the schema in the prompt's column `schema` (see keep_columns).
 
     Unknown without a valid schema.
     """

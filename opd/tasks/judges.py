@@ -147,7 +147,7 @@ class JudgeVerifier:
 
 
 class ChatJudge(JudgeVerifier):
-    """A chat model as a verifier; see the module."""
+    """A grade by a chat model at an OpenAI-compatible endpoint."""
 
     Options = ChatJudgeOptions
 
@@ -161,7 +161,7 @@ class ChatJudge(JudgeVerifier):
 
 
 class HttpJudge(JudgeVerifier):
-    """A service that speaks JSON as a verifier; see the module."""
+    """A score by any service that speaks JSON."""
 
     Options = HttpJudgeOptions
 
@@ -175,7 +175,7 @@ class HttpJudge(JudgeVerifier):
 
 
 class GrpcJudge(JudgeVerifier):
-    """A judge that speaks gRPC as a verifier; see the module.
+    """A score by any service that speaks gRPC (judge.proto).
 
     Raises:
         ConfigError: if a token would leave this host unencrypted; checked at once instead of for every answer.

@@ -40,7 +40,9 @@ _SYMBOL = re.compile(
 
 
 class MathVerifier:
-    r"""Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
+    r"""Mathematical equality of the final answer (math-verify).
+
+    Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
 
     The final answer is sought behind the thinking (</think>), and in it only if nothing mathematical follows.
     A unit may be left out, or given where the reference has none; "5 g" is not "5 m", though.

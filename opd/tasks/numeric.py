@@ -16,7 +16,9 @@ TOLERANCE = 1e-6
 
 
 class NumericVerifier:
-    """Correct if the last number in the completion equals the reference, within a relative 1e-6.
+    """The last number of the completion equals the answer's.
+
+    Correct if the last number in the completion equals the reference, within a relative 1e-6.
 
     Commas may separate thousands, and a/b is a number. Unknown if the reference is not a number.
     """

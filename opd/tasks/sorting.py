@@ -23,7 +23,10 @@ class SortingOptions(Settings):
 
 
 class Sorting:
-    """Letters to be sorted; `Prompt.extra["solution"]` holds the worked solution."""
+    """Letters put in order, with every step of an insertion sort.
+
+    Letters to be sorted; `Prompt.extra["solution"]` holds the worked solution.
+    """
 
     Options: ClassVar[type[Settings]] = SortingOptions
     domain = "sorting"

@@ -48,7 +48,10 @@ class RestateOptions(ArithmeticOptions):
 
 
 class Restate(_WholeAnswer):
-    """A sum whose result is repeated: "47+85=" gives "12 13:132:132:132"; every repetition is verified."""
+    """A sum whose result is restated: the tail follows from the prefix.
+
+    A sum whose result is repeated: "47+85=" gives "12 13:132:132:132"; every repetition is verified.
+    """
 
     Options: ClassVar[type[Settings]] = RestateOptions
     domain = "restate"
@@ -105,7 +108,9 @@ class RunningSumOptions(Settings):
 
 
 class RunningSum(_WholeAnswer):
-    """A chain of small sums: "3+8-2=" gives "11 9:9". Totals stay within 0 to 99, and the last one is verified.
+    """A long trace that repeats one skill: running totals.
+
+    A chain of small sums: "3+8-2=" gives "11 9:9". Totals stay within 0 to 99, and the last one is verified.
 
     With `every` 3, a solution writes only each third total; with `silent` 5, all but the first five; with `every` 0,
     only the answer. This gives the same problem in several lengths, for modes with thinking budgets. The last total is
@@ -154,7 +159,10 @@ class PartsOptions(ArithmeticOptions):
 
 
 class Parts(_WholeAnswer):
-    """Problems of different kinds in one prompt: "4+8;9-2=" gives "12:12;70:7"; value is the share of right parts."""
+    """Several problems of different kinds: every part needs its own skill.
+
+    Problems of different kinds in one prompt: "4+8;9-2=" gives "12:12;70:7"; value is the share of right parts.
+    """
 
     Options: ClassVar[type[Settings]] = PartsOptions
     domain = "parts"

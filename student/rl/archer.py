@@ -53,7 +53,10 @@ class ArcherCriticSettings(FittedSettings):
 
 
 class ArcherCritic(TurnCritic):
-    """ArCHer's critic; its state is heads, target copies, AdamW's moments, the buffer and the number of fits."""
+    """Twin Q and V heads of turns, fitted off policy, for advantage archer (ArCHer).
+
+    Its state is heads, target copies, AdamW's moments, the buffer and the number of fits.
+    """
 
     settings_type = ArcherCriticSettings
     settings: ArcherCriticSettings

@@ -67,7 +67,10 @@ class CriticSettings(FittedSettings):
 
 
 class Critic(FittedCritic):
-    """The critic; its state is heads, AdamW's moments, the number of AdamW steps, the step and unreported metrics."""
+    """Value heads on the student's features, for advantage gae.
+
+    Its state is heads, AdamW's moments, the number of AdamW steps, the step and unreported metrics.
+    """
 
     settings_type = CriticSettings
     settings: CriticSettings

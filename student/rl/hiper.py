@@ -72,7 +72,10 @@ class Tagged:
 
 
 class HiperCritic(TurnCritic):
-    """HiPER's critic; its state is heads, AdamW's moments, the number of AdamW steps, the step and open metrics."""
+    """Value heads for subgoals, actions and switches, for advantage hiper (HiPER).
+
+    Its state is heads, AdamW's moments, the number of AdamW steps, the step and open metrics.
+    """
 
     settings_type = HiperCriticSettings
     settings: HiperCriticSettings

@@ -38,7 +38,7 @@ class MrsSettings(ControllerSettings):
 
 
 class Mrs(Controller):
-    """The method; it has no state."""
+    """Leaves out answers on which sampler and trainer disagree (MRS)."""
 
     settings_type = MrsSettings
     settings: MrsSettings

@@ -46,7 +46,7 @@ class PrsSettings(ControllerSettings):
 
 
 class Prs(Controller):
-    """Rejection of turns by coverage (PRS); it has no state."""
+    """Drops most correct turns whose own code takes little of the run time (Dr.Kernel's PRS)."""
 
     settings_type = PrsSettings
     settings: PrsSettings

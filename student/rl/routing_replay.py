@@ -56,7 +56,10 @@ class RoutingReplaySettings(ControllerSettings):
 
 
 class RoutingReplay(Controller):
-    """Routing replay (R2 and R3); the recorded experts are kept in the rows."""
+    """Replays the experts that the rollout or the old policy chose (R3, R2).
+
+    The recorded experts are kept in the rows.
+    """
 
     settings_type = RoutingReplaySettings
     settings: RoutingReplaySettings

@@ -45,7 +45,10 @@ class SeeUpoSettings(ControllerSettings):
 
 
 class SeeUpo(Controller):
-    """Updates turn by turn (SeeUPO); its state is the last step's counts, until they are reported."""
+    """Makes a separate update for each turn of the episodes, the last one first (SeeUPO).
+
+    Its state is the last step's counts, until they are reported.
+    """
 
     settings_type = SeeUpoSettings
     settings: SeeUpoSettings

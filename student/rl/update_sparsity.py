@@ -39,7 +39,7 @@ class UpdateSparsitySettings(ControllerSettings):
 
 
 class UpdateSparsity(Controller):
-    """Share of weights that training leaves unchanged; it has no state."""
+    """Measures the share of weights that training has not moved."""
 
     settings_type = UpdateSparsitySettings
     settings: UpdateSparsitySettings

@@ -37,20 +37,18 @@ if TYPE_CHECKING:
     from student.rollout.spec import RolloutSpec
     from student.run.space import Space
 
-ROLLOUT_ENGINES = Registry("rollout_engine", "opd.rollout_engines", member="settings_type")
-ROLLOUT_ENGINES.add(
-    "transformers", "student.rollout.engine:TransformersRollout", "the trained model itself, with a KV cache"
+ROLLOUT_ENGINES = Registry(
+    "rollout_engine",
+    "opd.rollout_engines",
+    member="settings_type",
+    names={
+        "transformers": "student.rollout.engine:TransformersRollout",
+        "vllm": "student.rollout.vllm.engine:VllmRollout",
+        "vllm_server": "student.rollout.servers.engine:VllmServerEngine",
+        "sglang_server": "student.rollout.servers.engine:SglangServerEngine",
+    },
 )
 
-ROLLOUT_ENGINES.add("vllm", "student.rollout.vllm.engine:VllmRollout", "vLLM in process, with a random stream per row")
-ROLLOUT_ENGINES.add(
-    "vllm_server", "student.rollout.servers.engine:VllmServerEngine", "vLLM servers that all ranks share, over HTTP"
-)
-ROLLOUT_ENGINES.add(
-    "sglang_server",
-    "student.rollout.servers.engine:SglangServerEngine",
-    "SGLang servers that all ranks share, over HTTP",
-)
 
 OnRow = Callable[["Row"], None]
 
@@ -232,7 +230,10 @@ class RolloutEngine:
 
 
 class TransformersRollout(RolloutEngine):
-    """Samples from the trained model itself, in process; see `student.rollout.transformers`."""
+    """The trained model itself, with a KV cache.
+
+    Samples from the trained model itself, in process; see `student.rollout.transformers`.
+    """
 
     records_experts = True
 

@@ -31,52 +31,26 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.rollout.rounds import Rollouts
 
-STRATEGIES = Registry("rollout_strategy", "opd.rollout_strategies", member="settings_type")
-
-for name, path, summary in [
-    ("single", "strategy:Single", "samples every planned row once"),
-    (
-        "dynamic_sampling",
-        "strategies.dynamic_sampling:DynamicSampling",
-        "draws further prompts until enough groups have rewards that differ (DAPO)",
-    ),
-    (
-        "adaptive_oversampling",
-        "strategies.adaptive_oversampling:AdaptiveOversampling",
-        "dynamic sampling in one round, enlarged by the share of groups dropped before (CodeV-R1)",
-    ),
-    (
-        "reinforce_ada",
-        "strategies.reinforce_ada:ReinforceAda",
-        "draws answers to a prompt until some are right and some wrong, and learns from a balanced choice",
-    ),
-    (
-        "self_interference",
-        "strategies.self_interference:SelfInterference",
-        "samples only prompts that greedy decoding does not solve (SELF)",
-    ),
-    ("lte", "strategies.lte:Lte", "lets all-wrong groups try again, told of their wrong answers (LTE)"),
-    ("guide", "strategies.guide:Guide", "lets all-wrong groups try again under a stored hint (Guide)"),
-    ("icpo", "strategies.icpo:Icpo", "samples one answer of each group after a worked example (ICPO)"),
-    (
-        "critique",
-        "strategies.critique:Critique",
-        "replaces one answer of each group by a refinement after a critique (Critique-GRPO)",
-    ),
-    ("arpo", "strategies.arpo:Arpo", "branches episodes at turns whose entropy rose (ARPO)"),
-    (
-        "future_bridge",
-        "strategies.future_bridge:FutureBridge",
-        "adds a turn of the teacher if the student continues better after it (FTB-OPD)",
-    ),
-    ("replay", "strategies.replay:Replay", "learns from groups of earlier steps along with the new ones"),
-    (
-        "rorecomp",
-        "strategies.rorecomp:RoRecomp",
-        "learns short right and long wrong answers first, the others later (RoRecomp)",
-    ),
-]:
-    STRATEGIES.add(name, f"student.rollout.{path}", summary)
+STRATEGIES = Registry(
+    "rollout_strategy",
+    "opd.rollout_strategies",
+    member="settings_type",
+    names={
+        "single": "student.rollout.strategy:Single",
+        "dynamic_sampling": "student.rollout.strategies.dynamic_sampling:DynamicSampling",
+        "adaptive_oversampling": "student.rollout.strategies.adaptive_oversampling:AdaptiveOversampling",
+        "reinforce_ada": "student.rollout.strategies.reinforce_ada:ReinforceAda",
+        "self_interference": "student.rollout.strategies.self_interference:SelfInterference",
+        "lte": "student.rollout.strategies.lte:Lte",
+        "guide": "student.rollout.strategies.guide:Guide",
+        "icpo": "student.rollout.strategies.icpo:Icpo",
+        "critique": "student.rollout.strategies.critique:Critique",
+        "arpo": "student.rollout.strategies.arpo:Arpo",
+        "future_bridge": "student.rollout.strategies.future_bridge:FutureBridge",
+        "replay": "student.rollout.strategies.replay:Replay",
+        "rorecomp": "student.rollout.strategies.rorecomp:RoRecomp",
+    },
+)
 
 
 class StrategySettings(Settings):
@@ -115,7 +89,7 @@ class Strategy(StepPlugin):
 
 
 class Single(Strategy):
-    """Every planned row, once."""
+    """Samples every planned row once."""
 
     why_not_stale = ""
     evidence: ClassVar[str] = "own"

@@ -6,19 +6,12 @@ entry-point group `opd.engines`. Listing the names imports neither torch nor any
 
 from opd.registry import Registry
 
-ENGINES = Registry("engine", "opd.engines")
-ENGINES.add(
-    "transformers",
-    "teacher_server.engines.transformers:TransformersEngine",
-    "reference: exact for every payload, on any device",
-)
-ENGINES.add(
-    "vllm",
-    "teacher_server.engines.vllm:VllmEngine",
-    "vLLM in this process: sampled, topk, and gather and hidden where this vLLM has them",
-)
-ENGINES.add(
-    "sglang",
-    "teacher_server.engines.sglang:SglangEngine",
-    "an SGLang server over its HTTP API: sampled and topk",
+ENGINES = Registry(
+    "engine",
+    "opd.engines",
+    names={
+        "transformers": "teacher_server.engines.transformers:TransformersEngine",
+        "vllm": "teacher_server.engines.vllm:VllmEngine",
+        "sglang": "teacher_server.engines.sglang:SglangEngine",
+    },
 )

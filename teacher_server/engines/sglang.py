@@ -46,7 +46,9 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32
 
 
 class SglangEngine:
-    """Scores through an SGLang server, which must serve the model in `model`.
+    """An SGLang server over its HTTP API: sampled and topk.
+
+    Scores through an SGLang server, which must serve the model in `model`.
 
     Args:
         model: folder (or hub id) with the weights and the tokenizer on which the server was started; identity and

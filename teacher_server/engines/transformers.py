@@ -43,7 +43,9 @@ from teacher_server.engines.project import LEAST_ROWS, Started, finish, start
 
 
 class TransformersEngine:
-    """Runs one teacher with transformers.
+    """Reference: exact for every payload, on any device.
+
+    Runs one teacher with transformers.
 
     Args:
         model: folder written by save_pretrained, or a hub id. BASE+ADAPTER names a PEFT adapter too, whose product is

@@ -68,7 +68,9 @@ class _Weights:
 
 
 class VllmEngine:
-    """Runs one teacher with vLLM.
+    """VLLM in this process: sampled, topk, and gather and hidden where this vLLM has them.
+
+    Runs one teacher with vLLM.
 
     Args:
         model: folder written by save_pretrained (with its tokenizer), or a hub id.

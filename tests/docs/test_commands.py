@@ -8,7 +8,8 @@ import pytest
 import typer.main
 
 import opd.cli
-from student.methods import CONTROLLERS, OBJECTIVES
+from student.controllers import CONTROLLERS
+from student.learning.terms import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -16,8 +16,6 @@ from run_records import records
 from safetensors.torch import load_file
 from simulated_world import TOOLS
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from student.controllers import CONTROLLERS
 from student.learning.terms import OBJECTIVES
 from student.loop import train

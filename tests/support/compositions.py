@@ -19,8 +19,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from simulated_world import TOOLS
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from opd.registry import Registry
 from student.controllers import CONTROLLERS
 from student.learning.terms import AGGREGATIONS, OBJECTIVES

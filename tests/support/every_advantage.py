@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import student.rl  # noqa: F401  (registers the names)
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Modifier
 

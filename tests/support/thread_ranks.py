@@ -9,7 +9,6 @@ import numpy as np
 from rows import make_row
 from waiting import PATIENCE
 
-import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from opd.errors import CancelledError, OutageError
 from opd.tasks.build import build_prompts

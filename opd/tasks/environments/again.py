@@ -56,7 +56,7 @@ class AgainOptions(Settings):
 
 
 class Again:
-    """An environment that lets the student answer the same problem several times; see the module."""
+    """Several attempts at a problem, judged by a verifier."""
 
     Options: ClassVar[type[Settings]] = AgainOptions
 

@@ -70,7 +70,7 @@ def command_of(reply: str) -> str:
 
 
 class ALFWorld(EnvironmentTask):
-    """ALFWorld's household tasks; see the module.
+    """Household tasks in ALFWorld's text engine.
 
     Raises:
         ConfigError: if a package is not installed.

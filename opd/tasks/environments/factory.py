@@ -41,7 +41,10 @@ class FactoryOptions(Settings):
 
 
 class Factory:
-    """An environment whose actions are tool calls."""
+    """A class in the shape of TRL's environment_factory.
+
+    An environment whose actions are tool calls.
+    """
 
     Options: ClassVar[type[Settings]] = FactoryOptions
 

@@ -39,7 +39,7 @@ class GymnasiumOptions(Settings):
 
 
 class Gymnasium:
-    """A Gymnasium environment; see the module.
+    """A Gymnasium environment whose observations are text.
 
     Raises:
         ConfigError: if an id is given but Gymnasium is not installed or does not know it, or if a space is of another

@@ -58,7 +58,7 @@ class LockOptions(Settings):
 
 
 class Lock(EnvironmentTask):
-    """The digit lock; see the module."""
+    """A lock of digits, with states to recover from."""
 
     Options: ClassVar[type[Settings]] = LockOptions
     name = "lock"

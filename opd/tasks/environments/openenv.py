@@ -50,7 +50,10 @@ class OpenEnvOptions(Settings):
 
 
 class OpenEnv:
-    """A session on a server, opened by the first episode and reused by all later ones."""
+    """An environment of an OpenEnv server.
+
+    A session on a server, opened by the first episode and reused by all later ones.
+    """
 
     Options: ClassVar[type[Settings]] = OpenEnvOptions
 

@@ -56,7 +56,7 @@ class _Interpreter:
 
 
 class PythonTool(Factory):
-    """A problem with a Python interpreter as a tool; see the module.
+    """A problem with a Python interpreter as a tool.
 
     Raises:
         ConfigError: if the machine cannot run the sandbox.

@@ -59,7 +59,7 @@ class RoomsOptions(Settings):
 
 
 class Rooms(EnvironmentTask):
-    """A house of rooms; see the module."""
+    """Rooms, keys and locked doors, with a known gold path."""
 
     Options: ClassVar[type[Settings]] = RoomsOptions
     name = "rooms"

@@ -78,7 +78,7 @@ class ScienceWorldOptions(Settings):
 
 
 class ScienceWorld(EnvironmentTask):
-    """ScienceWorld's experiments; see the module.
+    """The text experiments of ScienceWorld.
 
     Raises:
         ConfigError: if ScienceWorld or Java is not installed, or if ScienceWorld has no such task.

@@ -83,7 +83,7 @@ class SimulatedOptions(Settings):
 
 
 class Simulated(EnvironmentTask):
-    """A simulated world; see the module."""
+    """Tasks, user, tools and judge played by a chat model (TRUSTEE)."""
 
     Options: ClassVar[type[Settings]] = SimulatedOptions
     name = "simulated"

@@ -41,7 +41,7 @@ class TextWorldOptions(Settings):
 
 
 class TextWorld(EnvironmentTask):
-    """TextWorld games; see the module.
+    """Games of TextWorld, made by tw-make.
 
     Raises:
         ConfigError: if TextWorld is not installed.

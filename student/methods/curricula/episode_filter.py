@@ -40,7 +40,7 @@ class EpisodeFilterSettings(ControllerSettings):
 
 
 class EpisodeFilter(Controller):
-    """The controller; it has no state."""
+    """Excludes episodes from training by how they end (Mini-o3, SimpleTIR)."""
 
     settings_type = EpisodeFilterSettings
     settings: EpisodeFilterSettings

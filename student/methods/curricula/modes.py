@@ -53,7 +53,10 @@ class ModesMethodSettings(ControllerSettings):
 
 
 class Modes(Controller):
-    """The controller; the smoothed value of each mode and its first one are its state."""
+    """Gives more rows to the modes that lag behind their teachers (ORBIT).
+
+    The smoothed value of each mode and its first one are its state.
+    """
 
     settings_type = ModesMethodSettings
     settings: ModesMethodSettings

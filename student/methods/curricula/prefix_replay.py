@@ -50,7 +50,7 @@ class PrefixReplaySettings(ControllerSettings):
 
 
 class PrefixReplay(Controller):
-    """The controller; the point is a function of step, prompt and sample."""
+    """Samples one turn at a random point of a recorded path (ReOPD)."""
 
     settings_type = PrefixReplaySettings
     settings: PrefixReplaySettings

@@ -61,7 +61,7 @@ class SageSettings(ControllerSettings):
 
 
 class Sage(Controller):
-    """The controller: adds a note with the weight of each turn to a row; it has no state."""
+    """Lets a judge decide which turns to learn from (SAGE-OPD)."""
 
     settings_type = SageSettings
     settings: SageSettings

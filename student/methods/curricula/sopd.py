@@ -56,7 +56,7 @@ class SopdSettings(ControllerSettings):
 
 
 class Sopd(Controller):
-    """The controller: adds the teacher's turns to the rows of a step; it has no state."""
+    """Teaches the teacher's whole turn at the start of each turn of the student (SOPD)."""
 
     settings_type = SopdSettings
     settings: SopdSettings

@@ -85,7 +85,10 @@ class TcodSettings(ControllerSettings):
 
 
 class Tcod(Controller):
-    """The controller; its state is the adaptive depth and the smoothed divergences."""
+    """A curriculum over the turns of an episode (TCOD).
+
+    Its state is the adaptive depth and the smoothed divergences.
+    """
 
     settings_type = TcodSettings
     settings: TcodSettings

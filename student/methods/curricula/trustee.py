@@ -66,7 +66,10 @@ class TrusteeSettings(ControllerSettings):
 
 
 class Trustee(Controller):
-    """The controller; its state is D and the mean rewards of the last steps."""
+    """Makes simulated tasks harder as the student succeeds (TRUSTEE).
+
+    Its state is D and the mean rewards of the last steps.
+    """
 
     settings_type = TrusteeSettings
     settings: TrusteeSettings

@@ -64,7 +64,10 @@ class TurnOpdSettings(ControllerSettings):
 
 
 class TurnOpd(Controller):
-    """The controller; its state is the smoothed depth."""
+    """Caps the turns of episodes by statistics of full episodes (TurnOPD).
+
+    Its state is the smoothed depth.
+    """
 
     settings_type = TurnOpdSettings
     settings: TurnOpdSettings

@@ -36,7 +36,7 @@ class CompressedSettings(TokenRewardSettings):
 
 
 class Compressed(TokenReward):
-    """The term; see the module for the formulas."""
+    """Sampled distillation with the log-ratio clipped or compressed logarithmically."""
 
     settings_type = CompressedSettings
     settings: CompressedSettings

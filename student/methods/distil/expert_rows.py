@@ -73,7 +73,7 @@ class ExpertRowsSettings(ControllerSettings):
 
 
 class ExpertRows(Controller):
-    """Turns planned rows into given ones."""
+    """Mixes given answers with sampled ones: GKD's mixture, cold start."""
 
     settings_type = ExpertRowsSettings
     settings: ExpertRowsSettings

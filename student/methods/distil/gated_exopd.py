@@ -41,7 +41,7 @@ class GatedExOpdSettings(TokenRewardSettings):
 
 
 class GatedExOpd(TokenReward):
-    """The term; see the module for the formula."""
+    """ExOPD only at tokens where student and teacher agree."""
 
     settings_type = GatedExOpdSettings
     settings: GatedExOpdSettings

@@ -106,7 +106,7 @@ class ExOpdSettings(GeneralisedOpdSettings):
 
 
 class GeneralisedOpd(Term):
-    """The term; see the module for the formula."""
+    """Distillation whose teacher reward, relative to a reference, is scaled by lambda."""
 
     settings_type = GeneralisedOpdSettings
     settings: GeneralisedOpdSettings
@@ -247,6 +247,6 @@ class GeneralisedOpd(Term):
 
 
 class ExOpd(GeneralisedOpd):
-    """G-OPD with lambda 1.25."""
+    """G-OPD with lambda 1.25, which extrapolates beyond the teacher."""
 
     settings_type = ExOpdSettings

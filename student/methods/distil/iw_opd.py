@@ -39,7 +39,7 @@ class IwOpdSettings(TokenRewardSettings):
 
 
 class IwOpd(TokenReward):
-    """The term; see the module for the formula."""
+    """Sampled distillation with more weight on early tokens."""
 
     settings_type = IwOpdSettings
     settings: IwOpdSettings

@@ -28,7 +28,7 @@ class MaskTokensSettings(ControllerSettings):
 
 
 class MaskTokens(Controller):
-    """Clears the loss mask of the tokens."""
+    """Leaves special tokens out of every loss."""
 
     settings_type = MaskTokensSettings
     settings: MaskTokensSettings

@@ -151,7 +151,7 @@ class OpdSettings(TermSettings):
 
 
 class OnPolicyDistillation(Term):
-    """Divergence from the teacher at every trained position; the module docstring has the formula."""
+    """On-policy distillation: a divergence to the teacher on the student's own samples."""
 
     settings_type = OpdSettings
     settings: OpdSettings

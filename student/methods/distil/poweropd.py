@@ -32,7 +32,7 @@ class PowerOpdSettings(TokenRewardSettings):
 
 
 class PowerOpd(TokenReward):
-    """The term; see the module for the formula."""
+    """Sampled distillation with a Box-Cox reward."""
 
     settings_type = PowerOpdSettings
     settings: PowerOpdSettings

@@ -67,7 +67,7 @@ class ReferenceKlSettings(TermSettings):
 
 
 class ReferenceKl(Term):
-    """The term; see the module for the formula."""
+    """A KL penalty for moving away from a reference model."""
 
     settings_type = ReferenceKlSettings
     settings: ReferenceKlSettings

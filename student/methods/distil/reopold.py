@@ -49,7 +49,7 @@ class ReopoldSettings(TokenRewardSettings):
 
 
 class Reopold(TokenReward):
-    """The term; see the module for the formula."""
+    """Sampled distillation with a floor under the reward, in two phases."""
 
     settings_type = ReopoldSettings
     settings: ReopoldSettings

@@ -51,7 +51,7 @@ class RltfSettings(ControllerSettings):
 
 
 class Rltf(Controller):
-    """The controller: adds rows to those of the step; it has no state."""
+    """Learns second attempts without the feedback that led to them, or the feedback itself (RLTF)."""
 
     settings_type = RltfSettings
     settings: RltfSettings

@@ -42,7 +42,7 @@ class SageOpdSettings(OpdSettings):
 
 
 class SageOpd(OnPolicyDistillation):
-    """The term; see the module for the formula."""
+    """Distillation with turns weighted by a judge and by the teacher's certainty (SAGE-OPD)."""
 
     settings_type = SageOpdSettings
     settings: SageOpdSettings

@@ -20,7 +20,7 @@ class SftSettings(TermSettings):
 
 
 class SupervisedFineTuning(Term):
-    """The term; needs neither teacher nor reward. The student's temperature is the rollout's."""
+    """Cross-entropy on given answers."""
 
     settings_type = SftSettings
     settings: SftSettings

@@ -56,7 +56,7 @@ class TailNullSettings(TermSettings):
 
 
 class TailNull(Term):
-    """The term; needs neither teacher nor reward."""
+    """A null arm: a negative advantage for unlikely tokens, without a teacher."""
 
     settings_type = TailNullSettings
     settings: TailNullSettings

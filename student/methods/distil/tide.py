@@ -45,7 +45,7 @@ class TideSettings(TokenRewardSettings):
 
 
 class Tide(TokenReward):
-    """The term; see the module for the formulas."""
+    """A bounded penalty where the student is overconfident, and the teacher's top k where it lacks mass (TIDE)."""
 
     settings_type = TideSettings
     settings: TideSettings

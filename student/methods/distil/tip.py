@@ -59,7 +59,7 @@ class TipSettings(OpdSettings):
 
 
 class TokenSelection(OnPolicyDistillation):
-    """The term; see the module for the scores."""
+    """Distillation on the tokens with the highest entropy or divergence (TIP)."""
 
     settings_type = TipSettings
     settings: TipSettings

@@ -40,7 +40,7 @@ class TokenBudgetSettings(ControllerSettings):
 
 
 class TokenBudget(Controller):
-    """Ends the run when its answers have reached the budget."""
+    """Ends the run after a number of response tokens, for example that of another run."""
 
     settings_type = TokenBudgetSettings
     settings: TokenBudgetSettings

@@ -47,7 +47,7 @@ class TropdSettings(TokenRewardSettings):
 
 
 class Tropd(TokenReward):
-    """The term; see the module for the formula."""
+    """Sampled distillation inside a trust region, with the forward KL outside (TrOPD)."""
 
     settings_type = TropdSettings
     settings: TropdSettings

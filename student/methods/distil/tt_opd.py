@@ -85,7 +85,10 @@ class TtOpdSettings(TipSettings):
 
 
 class TtOpd(TokenSelection):
-    """The term; its state is which mechanisms have been seen to act."""
+    """First turns taught by an average of the student that is told the outcome (TT-OPD).
+
+    Its state is which mechanisms have been seen to act.
+    """
 
     settings_type = TtOpdSettings
     settings: TtOpdSettings

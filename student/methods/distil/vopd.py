@@ -43,7 +43,7 @@ class VopdSettings(TermSettings):
 
 
 class Vopd(Term):
-    """The term; see the module for the formula."""
+    """Sampled distillation with the KL as a control variate."""
 
     settings_type = VopdSettings
     settings: VopdSettings

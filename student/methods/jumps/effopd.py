@@ -71,7 +71,10 @@ def moves(name: str, tensors: str) -> bool:
 
 
 class EffOpd(Controller):
-    """The controller; its state is the anchor."""
+    """Jumps along the path of the weights, as long as a gate accepts (EffOPD).
+
+    Its state is the anchor.
+    """
 
     settings_type = EffOpdSettings
     settings: EffOpdSettings

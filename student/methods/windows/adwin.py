@@ -89,7 +89,10 @@ class AdwinSettings(ControllerSettings):
 
 
 class Adwin(WindowController):
-    """The controller; its state is the window of each domain and the probe under way."""
+    """Finds the shortest rollout window whose gradient points the same way as the full one (ADWIN).
+
+    Its state is the window of each domain and the probe under way.
+    """
 
     settings_type = AdwinSettings
     settings: AdwinSettings

@@ -59,7 +59,10 @@ class EffectiveLengthSettings(ControllerSettings):
 
 
 class EffectiveLength(FollowingController):
-    """The controller; its state is the window."""
+    """Ends responses where they begin to repeat themselves.
+
+    Its state is the window.
+    """
 
     settings_type = EffectiveLengthSettings
     settings: EffectiveLengthSettings

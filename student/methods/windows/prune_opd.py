@@ -43,7 +43,10 @@ class PruneOpdSettings(ControllerSettings):
 
 
 class PruneOpd(FollowingController):
-    """The controller; its state is the window."""
+    """Ends responses where the student has drifted away from the teacher (Prune-OPD).
+
+    Its state is the window.
+    """
 
     settings_type = PruneOpdSettings
     settings: PruneOpdSettings

@@ -31,7 +31,7 @@ class RandomTokensSettings(ControllerSettings):
 
 
 class RandomTokens(Controller):
-    """Clears the loss mask of the tokens that were not drawn."""
+    """A null arm: trains on a random part of each response."""
 
     settings_type = RandomTokensSettings
     settings: RandomTokensSettings

@@ -144,7 +144,7 @@ class FixedWindowSettings(ControllerSettings):
 
 
 class FixedWindow(ScheduleController):
-    """The same window at every step."""
+    """Trains on a fixed prefix of each response (TOPD)."""
 
     settings_type = FixedWindowSettings
     settings: FixedWindowSettings
@@ -162,7 +162,7 @@ class FirstNSettings(ControllerSettings):
 
 
 class FirstN(ScheduleController):
-    """The first N tokens, independent of the length limit."""
+    """Trains on the first N tokens of each response (ESR)."""
 
     settings_type = FirstNSettings
     settings: FirstNSettings
@@ -181,7 +181,7 @@ class StaircaseSettings(ControllerSettings):
 
 
 class Staircase(ScheduleController):
-    """A window that grows in stairs."""
+    """A rollout window that grows stepwise (POPD)."""
 
     settings_type = StaircaseSettings
     settings: StaircaseSettings
@@ -201,7 +201,7 @@ class LinearWindowSettings(ControllerSettings):
 
 
 class LinearWindow(ScheduleController):
-    """A window that grows linearly."""
+    """A rollout window that grows linearly."""
 
     settings_type = LinearWindowSettings
     settings: LinearWindowSettings

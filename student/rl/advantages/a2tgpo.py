@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class A2tgpo(Advantage):
-    """Accumulated gains of turns plus the outcome (A2TGPO); metric gain_turns, the share of turns with a gain."""
+    """The information gain of each turn, normalised per turn and over depth (A2TGPO).
+
+    Metric gain_turns, the share of turns with a gain.
+    """
 
     settings_type = TurnSettings
     settings: TurnSettings

@@ -59,7 +59,7 @@ class OfTurnCritic(GroupEstimator):
 
 
 class Archer(OfTurnCritic):
-    """The advantage of each turn from method archer_critic (ArCHer)."""
+    """The advantage of each turn, from the values of method archer_critic (ArCHer)."""
 
     evidence = "abstract"
     critic = "ArcherCritic"

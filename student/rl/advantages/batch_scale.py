@@ -37,7 +37,7 @@ class BatchScaleSettings(AdvantageSettings):
 
 
 class LitePpo(Advantage):
-    """The reward minus the group's mean, over the batch's deviation (Lite PPO)."""
+    """Reward minus the group's mean, divided by the deviation of the batch (Lite PPO)."""
 
     settings_type = BatchScaleSettings
     settings: BatchScaleSettings
@@ -64,7 +64,7 @@ class LitePpo(Advantage):
 
 
 class ReinforcePp(LitePpo):
-    """The reward minus the batch's mean, over the batch's deviation (REINFORCE++)."""
+    """Reward normalised over the whole batch (REINFORCE++)."""
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""

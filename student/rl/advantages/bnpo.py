@@ -45,7 +45,7 @@ class BnpoSettings(AdvantageSettings):
 
 
 class Bnpo(Advantage):
-    """The centred reward over a beta density of the batch's success rates (BNPO)."""
+    """Centred reward divided by a beta density fitted to the batch (BNPO)."""
 
     settings_type = BnpoSettings
     settings: BnpoSettings

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class DrMas(Advantage):
-    """Rewards standardised per agent (Dr. MAS); metric agents, the mean number of agents per prompt."""
+    """Reward normalised over the rows of the same agent (Dr. MAS).
+
+    Metric agents, the mean number of agents per prompt.
+    """
 
     settings_type = AdvantageSettings
     evidence = "text and code"

@@ -44,7 +44,7 @@ class DrpoSettings(AdvantageSettings):
 
 
 class Drpo(Advantage):
-    """Right against wrong answers, short right ones first (DRPO)."""
+    """Separates right from wrong answers and favours short right ones (DRPO)."""
 
     settings_type = DrpoSettings
     settings: DrpoSettings

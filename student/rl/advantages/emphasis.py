@@ -41,7 +41,7 @@ class WeightedGrpoSettings(AdvantageSettings):
 
 
 class WeightedGrpo(Modifier):
-    """More weight for a group's rare outcome (weighted GRPO)."""
+    """Modifier: more weight for rare outcomes of a prompt (weighted GRPO)."""
 
     settings_type = WeightedGrpoSettings
     settings: WeightedGrpoSettings
@@ -81,7 +81,7 @@ class EntropyShapingSettings(AdvantageSettings):
 
 
 class EntropyShaping(Modifier):
-    """More credit for tokens at which the student is uncertain (MSSR, FunRL)."""
+    """Modifier: more credit for tokens at which the student is uncertain (MSSR, FunRL)."""
 
     settings_type = EntropyShapingSettings
     settings: EntropyShapingSettings

@@ -37,7 +37,7 @@ class GaeSettings(AdvantageSettings):
 
 
 class Gae(GroupEstimator):
-    """Generalised advantage estimation per token."""
+    """Credit per token from a critic's values (GAE)."""
 
     settings_type = GaeSettings
     settings: GaeSettings

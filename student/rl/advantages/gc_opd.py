@@ -50,7 +50,7 @@ class GcOpdSettings(AdvantageSettings):
 
 
 class GcOpd(Advantage):
-    """A teacher's reward per token, corrected by the group's ranking (GC-OPD)."""
+    """A teacher's log-ratio per token, corrected where teacher and verifier rank answers differently (GC-OPD)."""
 
     settings_type = GcOpdSettings
     settings: GcOpdSettings

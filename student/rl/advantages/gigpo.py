@@ -40,7 +40,7 @@ class GigpoSettings(TurnSettings):
 
 
 class Gigpo(Advantage):
-    """Credit by episode and by turns at equal states (GiGPO).
+    """Credit of the episode plus credit of each turn among turns at the same state (GiGPO).
 
     Metrics anchored_share (turns whose state another turn shares) and anchor_size (mean size of their groups).
     """

@@ -35,7 +35,7 @@ class GroupMeanSettings(AdvantageSettings):
 
 
 class GroupMean(GroupEstimator):
-    """The reward minus the group's mean, over the group's deviation or not (GRPO, Dr. GRPO)."""
+    """Reward minus the group's mean, by default divided by its deviation (GRPO)."""
 
     settings_type = GroupMeanSettings
     settings: GroupMeanSettings

@@ -10,7 +10,7 @@ from student.rl.advantages.archer import OfTurnCritic
 
 
 class Hiper(OfTurnCritic):
-    """Advantages of subgoals, actions and switches from method hiper_critic (HiPER)."""
+    """Separate advantages for subgoals, actions and switches (HiPER)."""
 
     evidence = "abstract"
     critic = "HiperCritic"

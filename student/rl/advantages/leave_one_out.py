@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LeaveOneOut(GroupEstimator):
-    """The reward minus the mean of the other rewards of the group (RLOO)."""
+    """Reward minus the mean of the rest of the group (RLOO)."""
 
     evidence = "text and code"
 

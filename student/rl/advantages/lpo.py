@@ -112,7 +112,7 @@ class LpoSettings(GroupLossSettings):
 
 
 class Lpo(GroupLoss):
-    """Credit of a projection onto the reward-tilted group distribution (LPO)."""
+    """The weight of each response in a listwise target minus that in the policy (LPO)."""
 
     settings_type = LpoSettings
     settings: LpoSettings
@@ -156,7 +156,7 @@ class PacsSettings(GroupLossSettings):
 
 
 class Pacs(GroupLoss):
-    """Credit of a balanced cross-entropy on right and wrong answers (PACS)."""
+    """The derivative of a cross-entropy on right and wrong answers of the group (PACS)."""
 
     settings_type = PacsSettings
     settings: PacsSettings

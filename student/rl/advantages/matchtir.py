@@ -29,7 +29,7 @@ class MatchTirSettings(TurnSettings):
 
 
 class MatchTir(TurnAdvantage):
-    """Standardised reward of the episode and return of the turn, half each (MatchTIR)."""
+    """Half the credit from the episode, half from each turn (MatchTIR)."""
 
     settings_type = MatchTirSettings
     settings: MatchTirSettings

@@ -40,7 +40,7 @@ class McGrpoSettings(AdvantageSettings):
 
 
 class McGrpo(GroupEstimator):
-    """The reward minus the group's median, over the median absolute deviation (MC-GRPO)."""
+    """Reward minus the group's median, divided by the median absolute deviation (MC-GRPO)."""
 
     settings_type = McGrpoSettings
     settings: McGrpoSettings

@@ -57,7 +57,7 @@ class AceSettings(AdvantageSettings):
 
 
 class Ace(OfErrors):
-    """A larger penalty for errors that the policy is confident in (ACE)."""
+    """Modifier: more weight for confident errors (ACE)."""
 
     settings_type = AceSettings
     settings: AceSettings
@@ -106,7 +106,7 @@ class SngsSettings(AdvantageSettings):
 
 
 class Sngs(OfErrors):
-    """A smaller penalty in groups that rarely succeed (SNGS)."""
+    """Modifier: less weight for errors in groups that rarely succeed (SNGS)."""
 
     settings_type = SngsSettings
     settings: SngsSettings
@@ -150,7 +150,7 @@ class OutliersSettings(AdvantageSettings):
 
 
 class Outliers(Modifier):
-    """Standardised credit without outliers (StableReinforce)."""
+    """Modifier: standardises over the batch and drops credit beyond 3 sigma."""
 
     settings_type = OutliersSettings
     settings: OutliersSettings

@@ -30,7 +30,7 @@ class NgrpoSettings(AdvantageSettings):
 
 
 class Ngrpo(GroupEstimator):
-    """GRPO's advantage with virtual rows of the best reward (NGRPO)."""
+    """GRPO with virtual rows of the best reward: all-wrong groups are learnt from."""
 
     settings_type = NgrpoSettings
     settings: NgrpoSettings

@@ -43,7 +43,10 @@ class NoisyForwardSettings(AdvantageSettings):
 
 
 class NoisyForward(GroupEstimator):
-    """The forward correction for a noisy verifier; its state is fn."""
+    """Weights that depend on how often the verifier refuses right answers (forward correction).
+
+    Its state is fn.
+    """
 
     settings_type = NoisyForwardSettings
     settings: NoisyForwardSettings

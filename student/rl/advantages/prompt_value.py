@@ -34,7 +34,7 @@ class PromptValueSettings(AdvantageSettings):
 
 
 class PromptValue(GroupEstimator):
-    """The reward minus a critic's value of the prompt (A-LoL)."""
+    """Reward minus a critic's value of the prompt (A-LoL)."""
 
     settings_type = PromptValueSettings
     settings: PromptValueSettings

@@ -48,7 +48,7 @@ class R2OpdSettings(AdvantageSettings):
 
 
 class R2Opd(Advantage):
-    """A teacher's reward per token, weighted towards agreement with the verdict (R2-OPD).
+    """A teacher's log-ratio per token, shifted to tokens where the verdict agrees (R2-OPD).
 
     Metric moved: half the sum of |A - d|, as a share of the sum of |d|.
     """

@@ -38,7 +38,10 @@ class RecBalanceSettings(AdvantageSettings):
 
 
 class RecBalance(Advantage):
-    """Centred rewards over as many wrong answers as right ones (REC); metric dropped, a share of the answers."""
+    """Reward minus the mean, after surplus wrong answers are dropped (REC).
+
+    Metric dropped, a share of the answers.
+    """
 
     settings_type = RecBalanceSettings
     settings: RecBalanceSettings

@@ -26,7 +26,7 @@ class ReinforceSettings(AdvantageSettings):
 
 
 class Reinforce(GroupEstimator):
-    """The reward minus a constant (REINFORCE)."""
+    """Reward minus a constant."""
 
     settings_type = ReinforceSettings
     settings: ReinforceSettings

@@ -32,7 +32,7 @@ class OpmdSettings(AdvantageSettings):
 
 
 class Opmd(GroupEstimator):
-    """The reward minus a mean or a soft maximum of the group, scaled by the temperature (OPMD)."""
+    """Reward minus the group's mean or soft maximum, for mirror descent (OPMD)."""
 
     settings_type = OpmdSettings
     settings: OpmdSettings
@@ -61,7 +61,7 @@ class AsymReSettings(AdvantageSettings):
 
 
 class AsymRe(GroupEstimator):
-    """The reward minus the group's mean with a constant shift (AsymRE)."""
+    """Reward minus a shifted group mean (AsymRE)."""
 
     settings_type = AsymReSettings
     settings: AsymReSettings

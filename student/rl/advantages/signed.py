@@ -32,7 +32,7 @@ class SignedSettings(AdvantageSettings):
 
 
 class Signed(GroupEstimator):
-    """A constant for right answers and another for wrong ones (PSR, NSR, W-REINFORCE)."""
+    """Fixed credit for right and for wrong answers: PSR, NSR, W-REINFORCE."""
 
     settings_type = SignedSettings
     settings: SignedSettings

@@ -38,7 +38,10 @@ class ValueTrackerSettings(AdvantageSettings):
 
 
 class Tracker(Advantage):
-    """The reward minus a running value of its prompt, standardised (MSSR); its state is the value of each prompt."""
+    """Reward minus the prompt's average in earlier steps, for single answers (MSSR).
+
+    Its state is the value of each prompt.
+    """
 
     settings_type = ValueTrackerSettings
     settings: ValueTrackerSettings

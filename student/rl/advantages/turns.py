@@ -117,7 +117,7 @@ class TurnAdvantage(Advantage):
 
 
 class Trloo(TurnAdvantage):
-    """The return of a turn minus the mean of the others at that turn (TRLOO)."""
+    """The return of each turn minus the mean of the other episodes at that turn (TRLOO)."""
 
     evidence = "text and code"
 
@@ -139,7 +139,7 @@ class Trloo(TurnAdvantage):
 
 
 class Mapo(TurnAdvantage):
-    """The return of a turn, standardised over its turn and over the whole step (MAPO)."""
+    """The return of each turn, normalised over its group and over the step (MAPO)."""
 
     settings_type = MapoSettings
     settings: MapoSettings

@@ -40,7 +40,7 @@ class A2tgpoSettings(ClippedSettings):
 
 
 class A2tgpoLoss(PolicyGradient):
-    """The clipped loss with a clip range per turn (A2TGPO)."""
+    """The clipped loss with a wider clip for turns that contribute more (A2TGPO)."""
 
     settings_type = A2tgpoSettings
     settings: A2tgpoSettings

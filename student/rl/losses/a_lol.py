@@ -46,7 +46,7 @@ class ALolSettings(PolicyGradientSettings):
 
 
 class ALol(WeightedGradient):
-    """A-LoL: a policy gradient on answers better than expected, weighted by the ratio to the reference."""
+    """Learns answers better than their prompt's value, weighted by a ratio to a reference (A-LoL)."""
 
     settings_type = ALolSettings
     settings: ALolSettings

@@ -54,7 +54,10 @@ class AlpSettings(ClippedSettings):
 
 
 class Alp(PolicyGradient):
-    """ALP's loss under layer noise; its noise sizes are in the checkpoint with the optimizer's moments."""
+    """The clipped loss of a student with noise of learnt size in every layer (ALP).
+
+    Its noise sizes are in the checkpoint with the optimizer's moments.
+    """
 
     settings_type = AlpSettings
     settings: AlpSettings

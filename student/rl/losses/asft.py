@@ -56,7 +56,7 @@ class AsftSettings(TermSettings):
 
 
 class Asft(Term):
-    """Cross-entropy on given answers, weighted by span (ASFT)."""
+    """Cross-entropy on given tokens, with more weight on actions (GUI-Libra's ASFT)."""
 
     settings_type = AsftSettings
     settings: AsftSettings

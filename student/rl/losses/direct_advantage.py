@@ -48,7 +48,7 @@ class DirectAdvantageSettings(TermSettings):
 
 
 class DirectAdvantage(Term):
-    """A squared loss for each reasoning step (Direct Advantage PO)."""
+    """Fits the log-ratio of each reasoning step to its advantage (Direct Advantage PO)."""
 
     settings_type = DirectAdvantageSettings
     settings: DirectAdvantageSettings

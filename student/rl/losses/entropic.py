@@ -50,7 +50,10 @@ class EntropicSettings(ClippedSettings):
 
 
 class Entropic(PolicyGradient):
-    """The clipped loss with an entropy controller (EntroPIC); its state is the sum of errors and the last error."""
+    """The clipped loss with a controller that holds the entropy at a target (EntroPIC).
+
+    Its state is the sum of errors and the last error.
+    """
 
     settings_type = EntropicSettings
     settings: EntropicSettings

@@ -29,7 +29,7 @@ class EntropyBonusSettings(TermSettings):
 
 
 class EntropyBonus(Term):
-    """An exact entropy bonus."""
+    """A bonus for the student's entropy, computed exactly."""
 
     settings_type = EntropyBonusSettings
     settings: EntropyBonusSettings

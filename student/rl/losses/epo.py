@@ -44,7 +44,10 @@ class EpoSettings(TermSettings):
 
 
 class Epo(Term):
-    """An entropy bonus with a band (EPO); its state is the mean entropy of each turn."""
+    """An entropy bonus with a penalty outside a band around earlier entropies (EPO).
+
+    Its state is the mean entropy of each turn.
+    """
 
     settings_type = EpoSettings
     settings: EpoSettings

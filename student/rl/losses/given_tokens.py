@@ -70,7 +70,7 @@ class OtrSettings(GivenTokensSettings):
 
 
 class Otr(GivenTokens):
-    """Cross-entropy weighted by the token's probability (OTR)."""
+    """Cross-entropy on given tokens, weighted by their probability (OTR)."""
 
     settings_type = OtrSettings
     settings: OtrSettings
@@ -82,7 +82,7 @@ class Otr(GivenTokens):
 
 
 class Chord(GivenTokens):
-    """Cross-entropy weighted by p (1 - p) (CHORD)."""
+    """Cross-entropy on given tokens, weighted by p (1 - p) (CHORD)."""
 
     def weight(self, probability: Tensor) -> Tensor:
         """[N] p (1 - p)."""

@@ -19,6 +19,6 @@ class GrpoSettings(ClippedSettings):
 
 
 class Grpo(PolicyGradient):
-    """GRPO's loss."""
+    """Group-relative policy optimisation on a verifier's reward."""
 
     settings_type = GrpoSettings

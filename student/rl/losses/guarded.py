@@ -43,7 +43,10 @@ _FARTHEST = math.log(1000.0)
 
 
 class StableReinforce(PolicyGradient):
-    """The clipped loss on a clamped ratio (StableReinforce); its filter is advantage outliers."""
+    """The clipped loss with log-ratios clamped against overflow (StableReinforce).
+
+    Its filter is advantage outliers.
+    """
 
     settings_type = ClippedSettings
     evidence: ClassVar[str] = "text and code"
@@ -73,7 +76,7 @@ class DhpoSettings(PolicyGradientSettings):
 
 
 class Dhpo(PolicyGradient):
-    """A mix of the clipped ratios by token and by response (DHPO)."""
+    """A mixture of the clipped ratios by token and by response (DHPO)."""
 
     settings_type = DhpoSettings
     settings: DhpoSettings
@@ -144,7 +147,7 @@ class RecSettings(PolicyGradientSettings):
 
 
 class Rec(PolicyGradient):
-    """The REC family: REINFORCE with a mask, a weight and a regulariser by the importance ratio."""
+    """REINFORCE that drops tokens whose ratio is too far from 1 (REC)."""
 
     settings_type = RecSettings
     settings: RecSettings
@@ -231,7 +234,7 @@ class MinirlSettings(PolicyGradientSettings):
 
 
 class Minirl(PolicyGradient):
-    """REINFORCE with a mask by pi / pi_old and a capped weight pi / mu (MiniRL)."""
+    """REINFORCE corrected for staleness and for the engine's numerics (MiniRL)."""
 
     settings_type = MinirlSettings
     settings: MinirlSettings

@@ -86,7 +86,7 @@ class MixedContextSettings(ClippedSettings):
 
 
 class MixedContext(OfTwoKinds):
-    """The clipped loss on sampled rows with a shaped ratio on hinted rows (LTE, Guide, ICPO)."""
+    """The clipped loss on sampled rows, a shaped ratio on hinted ones (ICPO, Guide, LTE)."""
 
     settings_type = MixedContextSettings
     settings: MixedContextSettings
@@ -162,7 +162,7 @@ class RlPlusSettings(PolicyGradientSettings):
 
 
 class RlPlus(OfTwoKinds):
-    """RL-PLUS: an unclipped ratio on sampled rows, and a mixed ratio with an exploration factor on given rows."""
+    """Learns given answers with a ratio to a mixture, unlikely tokens first (RL-PLUS)."""
 
     settings_type = RlPlusSettings
     settings: RlPlusSettings

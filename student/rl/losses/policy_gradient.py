@@ -59,7 +59,7 @@ class _ByRow(dict[int, "tuple[Row, Credit | None]"]):
 
 
 class PolicyGradient(Term):
-    """The clipped policy gradient."""
+    """A policy gradient with any advantage, importance ratio and clip."""
 
     settings_type = PolicyGradientSettings
     settings: PolicyGradientSettings

@@ -38,7 +38,7 @@ class RapoKlSettings(TermSettings):
 
 
 class RapoKl(Term):
-    """A forward KL to a reference flattened by reward (RAPO)."""
+    """Forward KL to a reference that is flattened for bad answers (RAPO)."""
 
     settings_type = RapoKlSettings
     settings: RapoKlSettings

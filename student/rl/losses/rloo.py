@@ -27,6 +27,6 @@ class RlooSettings(PolicyGradientSettings):
 
 
 class Rloo(PolicyGradient):
-    """RLOO's loss."""
+    """REINFORCE with a leave-one-out baseline on a verifier's reward."""
 
     settings_type = RlooSettings

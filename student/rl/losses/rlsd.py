@@ -48,7 +48,7 @@ class RlsdSettings(ClippedSettings):
 
 
 class Rlsd(PolicyGradient):
-    """The clipped loss with credit scaled per token by a teacher that knows the solution (RLSD)."""
+    """The clipped loss with credit weighted per token by a teacher that has read the solution (RLSD)."""
 
     settings_type = RlsdSettings
     settings: RlsdSettings

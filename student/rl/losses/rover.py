@@ -39,7 +39,7 @@ class RoverSettings(PolicyGradientSettings):
 
 
 class Rover(PolicyGradient):
-    """Regression of the log-ratio on reward and next value (ROVER)."""
+    """Fits log-ratios to the reward plus the next token's mean log-ratio (ROVER)."""
 
     settings_type = RoverSettings
     settings: RoverSettings

@@ -46,7 +46,10 @@ class SafeSettings(ClippedSettings):
 
 
 class Safe(PolicyGradient):
-    """The clipped loss with a KL penalty above a moving threshold (SAFE); its state is the controller's."""
+    """The clipped loss with a penalty on the KL above a moving threshold (SAFE).
+
+    Its state is the controller's.
+    """
 
     settings_type = SafeSettings
     settings: SafeSettings

@@ -48,7 +48,7 @@ class MimoMixSettings(PolicyGradientSettings):
 
 
 class MimoMix(PolicyGradient):
-    """A teacher's log-ratio per token plus the outcome's credit (MiMo)."""
+    """A teacher's log-ratio per token plus the credit of the outcome (MiMo)."""
 
     settings_type = MimoMixSettings
     settings: MimoMixSettings
@@ -101,7 +101,7 @@ class GlmMixSettings(ClippedSettings):
 
 
 class GlmMix(PolicyGradient):
-    """The clipped loss on a teacher's log-ratio per token (GLM-5)."""
+    """A teacher's log-ratio per token in a clipped loss (GLM-5)."""
 
     settings_type = GlmMixSettings
     settings: GlmMixSettings

@@ -30,7 +30,7 @@ class GspoSettings(ClippedSettings):
 
 
 class Gspo(PolicyGradient):
-    """GSPO: one ratio per response, and a narrow clip."""
+    """GRPO with one importance ratio per response and a narrow clip (GSPO)."""
 
     settings_type = GspoSettings
 
@@ -46,7 +46,7 @@ class DapoSettings(ClippedSettings):
 
 
 class Dapo(PolicyGradient):
-    """DAPO's loss: a higher upper clip, averaged over tokens."""
+    """GRPO with a higher upper clip, averaged over tokens, without equal groups and cut answers (DAPO)."""
 
     settings_type = DapoSettings
 
@@ -58,7 +58,7 @@ class PpoSettings(ClippedSettings):
 
 
 class Ppo(PolicyGradient):
-    """PPO with method critic."""
+    """PPO, with the values of method critic."""
 
     settings_type = PpoSettings
 
@@ -71,6 +71,6 @@ class DrGrpoSettings(ClippedSettings):
 
 
 class DrGrpo(PolicyGradient):
-    """Dr. GRPO: no division by the deviation or by the length."""
+    """GRPO without the biases from dividing by deviation and length (Dr. GRPO)."""
 
     settings_type = DrGrpoSettings

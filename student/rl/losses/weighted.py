@@ -82,7 +82,7 @@ class DispoSettings(PolicyGradientSettings):
 
 
 class Dispo(WeightedGradient):
-    """REINFORCE with an importance weight bounded by the sign of the credit (DISPO)."""
+    """REINFORCE with importance weights bounded separately for right and wrong answers (DISPO)."""
 
     settings_type = DispoSettings
     settings: DispoSettings
@@ -103,7 +103,7 @@ class ToprSettings(PolicyGradientSettings):
 
 
 class Topr(WeightedGradient):
-    """REINFORCE with weight 1 on positive credit and a ratio of at most 1 elsewhere (TOPR)."""
+    """REINFORCE in which wrong answers count less as they become unlikely (TOPR)."""
 
     settings_type = ToprSettings
     evidence: ClassVar[str] = "text and code"
@@ -116,7 +116,10 @@ class Topr(WeightedGradient):
 
 
 class Minpro(WeightedGradient):
-    """REINFORCE weighted by the ratio times the least ratio before it (MinPRO); the bounds apply to this product."""
+    """REINFORCE weighted by the token's ratio times the smallest earlier one (MinPRO).
+
+    The bounds apply to this product.
+    """
 
     settings_type = ClippedSettings
     evidence: ClassVar[str] = "text"

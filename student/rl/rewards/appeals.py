@@ -48,7 +48,10 @@ class AppealsSettings(AskedSettings, ChatSettings):
 
 
 class Appeals(Asked):
-    """Appeals to a judge against the verifier's refusals; changes no reward."""
+    """Lets a judge re-examine refused answers, to measure how often the verifier errs.
+
+    Changes no reward.
+    """
 
     settings_type = AppealsSettings
     settings: AppealsSettings

@@ -92,7 +92,7 @@ class KlPenaltySettings(RewardSettings):
 
 
 class KlPenalty(TokenRewards):
-    """A KL to the reference in the reward of each token (PPO)."""
+    """Per token: minus the log-ratio to the reference (PPO's KL in the reward)."""
 
     settings_type = KlPenaltySettings
     settings: KlPenaltySettings
@@ -112,7 +112,7 @@ class RtoSettings(RewardSettings):
 
 
 class Rto(TokenRewards):
-    """The clipped log-ratio of a DPO model to the reference as a reward of each token (RTO)."""
+    """Per token: the log-ratio of a DPO model to the reference (RTO)."""
 
     settings_type = RtoSettings
     settings: RtoSettings

@@ -42,7 +42,7 @@ class CosineLengthSettings(RewardSettings):
 
 
 class CosineLength(Reward):
-    """A reward by correctness and length, along half a cosine."""
+    """A reward that depends on the answer's length along a cosine."""
 
     settings_type = CosineLengthSettings
     settings: CosineLengthSettings

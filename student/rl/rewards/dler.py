@@ -44,7 +44,7 @@ class DlerSettings(RewardSettings):
 
 
 class Dler(Reward):
-    """The verdict, and 0 for answers over the length limit (DLER)."""
+    """The verdict, and 0 for an answer that the length limit cut (DLER)."""
 
     settings_type = DlerSettings
     settings: DlerSettings

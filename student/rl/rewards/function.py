@@ -39,7 +39,7 @@ class FunctionSettings(AskedSettings):
 
 
 class FunctionReward(Asked):
-    """A reward from a Python function."""
+    """A Python function of prompt and answer, named by dotted path."""
 
     settings_type = FunctionSettings
     settings: FunctionSettings

@@ -40,7 +40,10 @@ class HapoSettings(RewardSettings):
 
 
 class Hapo(Reward):
-    """A length bonus relative to the prompt's shortest correct answer (HAPO); its state is these lengths."""
+    """A bonus for correct answers shorter than the prompt's shortest so far (HAPO).
+
+    Its state is these lengths.
+    """
 
     settings_type = HapoSettings
     settings: HapoSettings

@@ -41,7 +41,7 @@ class IgpoSettings(RewardSettings):
 
 
 class Igpo(Reward):
-    """Rewards by turn for gains in the probability of the right answer (IGPO)."""
+    """Rewards each turn by what it adds to the probability of the right answer (IGPO)."""
 
     settings_type = IgpoSettings
     settings: IgpoSettings

@@ -27,7 +27,7 @@ class JudgeSettings(AskedSettings, GraderSettings):
 
 
 class Judge(Asked):
-    """A chat model that grades."""
+    """A grade from a chat model at an OpenAI-compatible endpoint."""
 
     settings_type = JudgeSettings
     settings: JudgeSettings
@@ -46,7 +46,7 @@ class HttpJudgeSettings(AskedSettings, ScorerSettings):
 
 
 class HttpJudge(Asked):
-    """A JSON service that scores."""
+    """A score from any HTTP service that speaks JSON."""
 
     settings_type = HttpJudgeSettings
     settings: HttpJudgeSettings
@@ -65,7 +65,7 @@ class GrpcJudgeSettings(AskedSettings, GrpcSettings):
 
 
 class GrpcJudge(Asked):
-    """A gRPC service that scores."""
+    """A score from any gRPC service (judge.proto)."""
 
     settings_type = GrpcJudgeSettings
     settings: GrpcJudgeSettings

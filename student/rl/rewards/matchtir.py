@@ -43,7 +43,7 @@ class MatchTirSettings(RewardSettings):
 
 
 class MatchTir(Reward):
-    """Rewards by turn for tool calls that match reference calls (MatchTIR)."""
+    """Rewards each turn by how well its tool calls match reference calls (MatchTIR)."""
 
     settings_type = MatchTirSettings
     settings: MatchTirSettings

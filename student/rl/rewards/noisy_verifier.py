@@ -54,7 +54,7 @@ class NoisyVerifierSettings(RewardSettings, Rates):
 
 
 class NoisyVerifier(Reward):
-    """The backward correction of a verdict for known error rates."""
+    """The verdict corrected for a verifier's known error rates."""
 
     settings_type = NoisyVerifierSettings
     settings: NoisyVerifierSettings

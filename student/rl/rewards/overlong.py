@@ -35,7 +35,7 @@ class OverlongSettings(RewardSettings):
 
 
 class Overlong(Reward):
-    """A penalty that grows before the length limit (DAPO)."""
+    """A penalty that grows over the last tokens before the length limit (DAPO)."""
 
     settings_type = OverlongSettings
     settings: OverlongSettings

@@ -47,7 +47,7 @@ class ProfilingSettings(RewardSettings):
 
 
 class Profiling(Reward):
-    """Rewards by turn from measured correctness, speed-up and coverage (PR)."""
+    """Rewards each turn by correctness, speed-up and profiled coverage (Dr.Kernel's PR)."""
 
     settings_type = ProfilingSettings
     settings: ProfilingSettings

@@ -54,7 +54,7 @@ class RlStructSettings(RewardSettings):
 
 
 class RlStruct(Reward):
-    """A tiered reward for answers that must be JSON (RL-Struct)."""
+    """A tiered reward for structure, format, validity and correctness of a JSON answer (RL-Struct)."""
 
     settings_type = RlStructSettings
     settings: RlStructSettings

@@ -59,7 +59,10 @@ class RlprSettings(RewardSettings):
 
 
 class Rlpr(Reward):
-    """The student's probability of the reference answer as a reward (RLPR); its state is the filter's average."""
+    """The student's own probability of the reference answer after its reasoning (RLPR).
+
+    Its state is the filter's average.
+    """
 
     settings_type = RlprSettings
     settings: RlprSettings

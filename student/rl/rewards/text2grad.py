@@ -47,7 +47,7 @@ class Text2GradSettings(AskedSettings, ChatSettings):
 
 
 class Text2Grad(Asked):
-    """Rewards by token from spans that a judge quotes as good or bad (Text2Grad)."""
+    """Per token: parts that a judge quotes as good or bad (Text2Grad)."""
 
     settings_type = Text2GradSettings
     settings: Text2GradSettings

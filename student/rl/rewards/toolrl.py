@@ -36,7 +36,7 @@ class ToolRlSettings(RewardSettings):
 
 
 class ToolRl(Reward):
-    """A reward for tool calls that match reference calls (ToolRL)."""
+    """How well tool calls match reference calls (ToolRL)."""
 
     settings_type = ToolRlSettings
     settings: ToolRlSettings

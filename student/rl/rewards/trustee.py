@@ -30,7 +30,7 @@ class TrusteeRewardSettings(RewardSettings):
 
 
 class TrusteeReward(Reward):
-    """The judge's reward of a simulated episode (TRUSTEE)."""
+    """The judge's reward in a simulated world (TRUSTEE)."""
 
     settings_type = TrusteeRewardSettings
     settings: TrusteeRewardSettings

@@ -37,7 +37,7 @@ class TtrvSettings(RewardSettings):
 
 
 class Ttrv(Reward):
-    """The share of a group's samples that agree with an answer (TTRV)."""
+    """The share of samples that agree with an answer, without labels (TTRV)."""
 
     settings_type = TtrvSettings
     settings: TtrvSettings

@@ -33,7 +33,7 @@ class Tulu3Settings(RewardSettings):
 
 
 class Tulu3(Reward):
-    """Ten for a right answer, and a penalty for a cut one (Tulu 3)."""
+    """10 for a right answer, minus 10 for an unfinished one (Tulu 3 RLVR)."""
 
     settings_type = Tulu3Settings
     settings: Tulu3Settings

@@ -42,7 +42,10 @@ class DepthCurriculumSettings(SamplerSettings):
 
 
 class DepthCurriculum(Sampler):
-    """A curriculum of composed prompts (Composition-RL); its state is the depth and its smoothed success."""
+    """A curriculum of composed prompts of growing depth (Composition-RL).
+
+    Its state is the depth and its smoothed success.
+    """
 
     settings_type = DepthCurriculumSettings
     settings: DepthCurriculumSettings

@@ -59,7 +59,10 @@ class DriveSettings(SamplerSettings):
 
 
 class Drive(RateSampler):
-    """A curriculum of ever harder prompts (DRIVE); its state is the success rates and the set of the phase."""
+    """Phases that keep the hardest prompts, with more answers to each (DRIVE's Pre-GRPO).
+
+    Its state is the success rates and the set of the phase.
+    """
 
     settings_type = DriveSettings
     settings: DriveSettings

@@ -136,7 +136,7 @@ class PromptGdroSettings(GdroSettings):
 
 
 class PromptGdro(Gdro):
-    """Larger weights for prompts of classes that fail more often (Prompt-GDRO)."""
+    """Weights prompts by how hard their class is (Prompt-GDRO)."""
 
     settings_type = PromptGdroSettings
     settings: PromptGdroSettings
@@ -195,7 +195,7 @@ class RolloutGdroSettings(GdroSettings):
 
 
 class RolloutGdro(Gdro):
-    """More answers to prompts of classes with a larger variance of success (Rollout-GDRO)."""
+    """Sets the number of answers to a prompt by the variance of its class (Rollout-GDRO)."""
 
     settings_type = RolloutGdroSettings
     settings: RolloutGdroSettings

@@ -47,7 +47,10 @@ class GpsSettings(SamplerSettings):
 
 
 class Gps(Sampler):
-    """Prompts by a generative model of success (GPS); its state is the model and the mean of recent prompts."""
+    """Chooses prompts whose success rate, predicted by a small generative model, is nearest to a target (GPS).
+
+    Its state is the model and the mean of recent prompts.
+    """
 
     settings_type = GpsSettings
     settings: GpsSettings

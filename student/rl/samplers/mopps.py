@@ -46,7 +46,10 @@ class MoppsSettings(SamplerSettings):
 
 
 class Mopps(Sampler):
-    """Prompts by Thompson sampling of success rates (MoPPS); its state is a and b of each prompt."""
+    """Chooses prompts whose success rate, drawn from a posterior, is nearest to a target (MoPPS).
+
+    Its state is a and b of each prompt.
+    """
 
     settings_type = MoppsSettings
     settings: MoppsSettings

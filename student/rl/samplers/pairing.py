@@ -33,7 +33,10 @@ class PairingSettings(SamplerSettings):
 
 
 class Pairing(RateSampler):
-    """Hard and easy prompts in equal numbers; its state is the success rates."""
+    """Half of a step from prompts that rarely succeed, half from prompts that rarely fail.
+
+    Its state is the success rates.
+    """
 
     settings_type = PairingSettings
     settings: PairingSettings

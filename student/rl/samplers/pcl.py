@@ -41,7 +41,10 @@ class PclSettings(SamplerSettings):
 
 
 class Pcl(Sampler):
-    """Prompts by predicted value (PCL); its state is the head with its moments, and the last step's features."""
+    """Chooses prompts whose value, predicted from the student's states, is nearest to a target (PCL).
+
+    Its state is the head with its moments, and the last step's features.
+    """
 
     settings_type = PclSettings
     settings: PclSettings

@@ -80,7 +80,7 @@ class PromptAugmentationSettings(ControllerSettings):
 
 
 class PromptAugmentation(Controller):
-    """Asks prompts through random templates; it has no state."""
+    """Asks each prompt through one of several templates, chosen at random."""
 
     settings_type = PromptAugmentationSettings
     settings: PromptAugmentationSettings

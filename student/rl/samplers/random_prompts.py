@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RandomPrompts(Sampler):
-    """A random choice among the candidates; it has no state."""
+    """A null arm: chooses prompts at random."""
 
     evidence = "own"
     remembers = False

@@ -37,7 +37,10 @@ class SecSettings(SamplerSettings):
 
 
 class Sec(Sampler):
-    """A bandit over kinds of prompts (SEC); its state is Q."""
+    """A bandit over kinds of prompts, rewarded by how much is learnt from each (SEC).
+
+    Its state is Q.
+    """
 
     settings_type = SecSettings
     settings: SecSettings

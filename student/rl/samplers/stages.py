@@ -58,7 +58,7 @@ class StagesSettings(SamplerSettings):
 
 
 class Stages(Sampler):
-    """A curriculum of domains and lengths by step (AceReason-Nemotron); it has no state."""
+    """Stages with their own domains and answer lengths (AceReason-Nemotron)."""
 
     settings_type = StagesSettings
     settings: StagesSettings

@@ -284,12 +284,18 @@ class ServersEngine(RolloutEngine):
 
 
 class VllmServerEngine(ServersEngine):
-    """Samples with vLLM servers; see `student.rollout.servers.vllm` for how they are started."""
+    """VLLM servers that all ranks share, over HTTP.
+
+    Samples with vLLM servers; see `student.rollout.servers.vllm` for how they are started.
+    """
 
     dialect = VllmDialect
 
 
 class SglangServerEngine(ServersEngine):
-    """Samples with SGLang servers; see `student.rollout.servers.sglang` for how they are started."""
+    """SGLang servers that all ranks share, over HTTP.
+
+    Samples with SGLang servers; see `student.rollout.servers.sglang` for how they are started.
+    """
 
     dialect = SglangDialect

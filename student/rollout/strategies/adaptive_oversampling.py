@@ -51,7 +51,10 @@ class AdaptiveOversamplingSettings(StrategySettings):
 
 
 class AdaptiveOversampling(Strategy):
-    """The strategy; its state is the average share of dropped groups."""
+    """Dynamic sampling in one round, enlarged by the share of groups dropped before (CodeV-R1).
+
+    Its state is the average share of dropped groups.
+    """
 
     settings_type = AdaptiveOversamplingSettings
     settings: AdaptiveOversamplingSettings

@@ -69,7 +69,7 @@ class ArpoSettings(StrategySettings):
 
 
 class Arpo(Strategy):
-    """The strategy; it has no state."""
+    """Branches episodes at turns whose entropy rose (ARPO)."""
 
     settings_type = ArpoSettings
     settings: ArpoSettings

@@ -98,7 +98,7 @@ class CritiqueSettings(StrategySettings):
 
 
 class Critique(Hinted):
-    """The strategy; it has no state."""
+    """Replaces one answer of each group by a refinement after a critique (Critique-GRPO)."""
 
     settings_type = CritiqueSettings
     settings: CritiqueSettings

@@ -47,7 +47,7 @@ class DynamicSamplingSettings(StrategySettings):
 
 
 class DynamicSampling(Strategy):
-    """The strategy; it has no state."""
+    """Draws further prompts until enough groups have rewards that differ (DAPO)."""
 
     settings_type = DynamicSamplingSettings
     settings: DynamicSamplingSettings

@@ -61,7 +61,7 @@ class FutureBridgeSettings(StrategySettings):
 
 
 class FutureBridge(Strategy):
-    """The strategy; it has no state."""
+    """Adds a turn of the teacher if the student continues better after it (FTB-OPD)."""
 
     settings_type = FutureBridgeSettings
     settings: FutureBridgeSettings

@@ -46,7 +46,7 @@ class GuideSettings(StrategySettings):
 
 
 class Guide(Hinted):
-    """The strategy; it has no state."""
+    """Lets all-wrong groups try again under a stored hint (Guide)."""
 
     settings_type = GuideSettings
     settings: GuideSettings

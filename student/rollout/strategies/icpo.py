@@ -48,7 +48,7 @@ class IcpoSettings(StrategySettings):
 
 
 class Icpo(Hinted):
-    """The strategy; it has no state."""
+    """Samples one answer of each group after a worked example (ICPO)."""
 
     settings_type = IcpoSettings
     settings: IcpoSettings

@@ -42,7 +42,7 @@ class LteSettings(StrategySettings):
 
 
 class Lte(Hinted):
-    """The strategy; it has no state."""
+    """Lets all-wrong groups try again, told of their wrong answers (LTE)."""
 
     settings_type = LteSettings
     settings: LteSettings

@@ -45,7 +45,7 @@ class ReinforceAdaSettings(StrategySettings):
 
 
 class ReinforceAda(Strategy):
-    """The strategy; it has no state."""
+    """Draws answers to a prompt until some are right and some wrong, and learns from a balanced choice."""
 
     settings_type = ReinforceAdaSettings
     settings: ReinforceAdaSettings

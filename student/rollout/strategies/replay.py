@@ -161,7 +161,7 @@ class PrioritisedSettings(ReplaySettings):
 
 
 class Replay(Replaying):
-    """The strategy; the module docstring has the formula."""
+    """Learns from groups of earlier steps along with the new ones."""
 
     settings_type = PrioritisedSettings
     settings: PrioritisedSettings

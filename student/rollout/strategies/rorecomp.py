@@ -51,7 +51,10 @@ class RoRecompSettings(ReplaySettings):
 
 
 class RoRecomp(Replaying):
-    """The strategy; its state is the waiting groups."""
+    """Learns short right and long wrong answers first, the others later (RoRecomp).
+
+    Its state is the waiting groups.
+    """
 
     settings_type = RoRecompSettings
     settings: RoRecompSettings

@@ -33,7 +33,7 @@ class SelfInterferenceSettings(StrategySettings):
 
 
 class SelfInterference(Strategy):
-    """The strategy; it has no state."""
+    """Samples only prompts that greedy decoding does not solve (SELF)."""
 
     settings_type = SelfInterferenceSettings
     settings: SelfInterferenceSettings

@@ -43,7 +43,7 @@ _SPARE = 256
 
 
 class VllmRollout(RolloutEngine):
-    """Samples with vLLM, from a copy of the weights that each sync updates; see the module docstring."""
+    """VLLM in process, with a random stream per row."""
 
     settings_type = VllmSettings
     settings: VllmSettings

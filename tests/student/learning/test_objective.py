@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-import student.rl  # noqa: F401  (registers the names)
 from student.data.report import StepReport
 from student.data.token_batch import TokenBatch
 from student.learning.objective import Objective, add

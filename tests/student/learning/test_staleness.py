@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.learning.terms import Term

@@ -7,8 +7,6 @@ import pytest
 import torch
 from saved_state import save_state
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from opd.config import parse_settings
 from opd.tasks.verdict import Verdict
 from student.learning.terms import OBJECTIVES

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-import student.methods
-import student.rl  # noqa: F401  (registers the names)
 from opd.tasks.verdict import Verdict
 from student.learning.terms import OBJECTIVES
 from student.plugins import build_terms
