@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
         if not model:
-            from student.lab.tiny.build import build_world
+            from opd_lab.tiny.build import build_world
 
             build_world(Path(folder) / "world", "test", seed=0)
             model = str(Path(folder) / "world" / "teacher")

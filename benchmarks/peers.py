@@ -217,7 +217,7 @@ def make_world(name: str, folder: Path) -> Path:
     """Models and prompts."""
     from student_overlap import mid_world
 
-    from student.lab.tiny.build import build_world
+    from opd_lab.tiny.build import build_world
 
     build_world(folder / "tiny", "test", seed=0)
     world = folder / "tiny" if name == "tiny" else mid_world(folder / "tiny", folder / "mid")

@@ -27,9 +27,9 @@ import torch
 from engines_race import LARGE
 
 from opd.config import parse_settings
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.controllers import Controller, ControllerSettings
 from student.data.report import StepReport
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.loop import train
 from student.plugins import build_plugins
 from student.recipe import ModelSettings, Recipe

@@ -34,10 +34,10 @@ import student.preparation
 from opd.config import parse_settings
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
+from opd_lab.tiny.build import build_world
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.lab.tiny.build import build_world
 from student.learning.terms import Term, TermOutput, TermSettings
 from student.loop import train
 from student.recipe import Recipe

@@ -21,9 +21,9 @@ import torch
 from transformers import AutoTokenizer
 
 from opd.config import parse_settings
-from student.lab.tiny.build import build_world
-from student.lab.tiny.model import make_model
-from student.lab.tiny.plans import Shape
+from opd_lab.tiny.build import build_world
+from opd_lab.tiny.model import make_model
+from opd_lab.tiny.plans import Shape
 from student.loop import train
 from student.plugins import build_plugins
 from student.recipe import Recipe

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from opd.tasks.prompt import Prompt
+from opd_lab.tiny.model import make_model
+from opd_lab.tiny.plans import Shape
 from student.data.plan import PlannedRow
 from student.data.row import RowKey
-from student.lab.tiny.model import make_model
-from student.lab.tiny.plans import Shape
 from student.rollout.batches import BatchDecoder
 from student.rollout.requests import Request
 from student.rollout.slots import SlotDecoder, takes_slots

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from opd.config import load_settings
 from opd.errors import OpdError
+from opd_lab.tiny.build import build_world
+from opd_lab.tiny.summary import WorldSummary
 from student.evaluate_model import evaluate_model
-from student.lab.tiny.build import build_world
-from student.lab.tiny.summary import WorldSummary
 from student.loop import train
 from student.recipe import Recipe
 from student.run.local_server import served

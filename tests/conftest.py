@@ -68,7 +68,7 @@ def _no_accelerator_of_another_test() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the `test` world: student, teacher, padded, stranger; shared by all workers of the run."""
-    from student.lab.tiny.build import build_world
+    from opd_lab.tiny.build import build_world
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -124,8 +124,8 @@ def chat_tokenizer(eos: str) -> Any:
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a chat model of random weights: its tokenizer ends in <|im_end|>, its generation config lists two."""
-    from student.lab.tiny.model import make_model
-    from student.lab.tiny.plans import Shape
+    from opd_lab.tiny.model import make_model
+    from opd_lab.tiny.plans import Shape
 
     folder = tmp_path_factory.mktemp("chat") / "model"
     tokenizer = chat_tokenizer("<|im_end|>")

@@ -22,10 +22,10 @@ from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.checks.worth import Kind, Worth, compare, judge
+from student.data.intervals import Interval
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
 from student.job import build_job
-from student.lab.stats import Interval
 from student.learning.model import Weights, load_tokenizer
 from student.model_path import check_model_path
 from student.preparation import connect

@@ -23,8 +23,8 @@ from typing import Literal
 import numpy as np
 
 from opd.wire.types import PayloadKind
+from student.data.intervals import Interval, t_interval
 from student.data.row import Row
-from student.lab.stats import Interval, t_interval
 from student.scoring.needs import TEACHER
 
 MARGIN = 0.01

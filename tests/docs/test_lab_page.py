@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from opd.config import parse_settings
-from student.lab.experiments import load_experiment
-from student.lab.plan import ExperimentPlan
-from student.lab.tiny.summary import read_summary
-from student.lab.world import WorldModels
+from opd_lab.experiments import load_experiment
+from opd_lab.plan import ExperimentPlan
+from opd_lab.tiny.summary import read_summary
+from opd_lab.world import WorldModels
 from student.plugins import build_plugins
 from student.recipe import Recipe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import forked
 
-from student.lab.tiny.summary import read_summary
+from opd_lab.tiny.summary import read_summary
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tiny.md").read_text()
 STEPS = {"steps: 600, until: 0.3": "steps: 2, batch: 4", "steps: 200": "steps: 1, prompts: 2, samples: 2"}

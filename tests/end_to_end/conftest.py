@@ -60,9 +60,9 @@ def make_recipe(recipe_data: dict[str, Any]) -> Callable[..., Recipe]:
 @pytest.fixture(scope="session")
 def roomy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `student` and `teacher`: random models with room for an episode."""
-    from student.lab.tiny.model import make_model
-    from student.lab.tiny.plans import Shape
-    from student.lab.tiny.tokenizer import make_tokenizer
+    from opd_lab.tiny.model import make_model
+    from opd_lab.tiny.plans import Shape
+    from opd_lab.tiny.tokenizer import make_tokenizer
 
     folder = tmp_path_factory.mktemp("models")
     tokenizer = make_tokenizer()

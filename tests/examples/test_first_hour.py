@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import opd.cli
 from opd.config import load_settings
-from student.lab.tiny.random_models import config_of, count_parameters, random_shape
+from opd_lab.tiny.random_models import config_of, count_parameters, random_shape
 from student.plugins import build_plugins
 from student.recipe import Recipe
 from student.run.expected import read_expected

@@ -57,7 +57,7 @@ def test_the_loop_knows_no_plug_in() -> None:
     plugins = ("student/methods/", "student/rl/")
     # These apply whatever rewards there are.
     frame = {"student.rl.rewards.chain", "student.rl.rewards.rounds"}
-    above = (*plugins, "student/plugins.py", "student/lab/", "student/orbit/")
+    above = (*plugins, "student/plugins.py", "opd_lab/", "student/orbit/")
     files = {str(p.relative_to(ROOT)): p for p in (ROOT / "student").rglob("*.py")}
     names = {path.removesuffix(".py").replace("/", "."): path for path in files}
     broken = {

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from opd.tokenizer_files import read_otherwise
-from student.lab.tiny.tokenizer import make_tokenizer
+from opd_lab.tiny.tokenizer import make_tokenizer
 
 
 def _loaded(folder: Path, config: PreTrainedConfig) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulated_world import simulate
 
-from student.lab.tiny.tokenizer import make_tokenizer
+from opd_lab.tiny.tokenizer import make_tokenizer
 
 
 class _Handler(BaseHTTPRequestHandler):

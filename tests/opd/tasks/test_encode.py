@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 from opd.errors import DataError
 from opd.tasks import Prompt, encode_prompt
 from opd.tasks.encode import encode_prompts, encode_text
-from student.lab.tiny.tokenizer import make_tokenizer
+from opd_lab.tiny.tokenizer import make_tokenizer
 from tests.conftest import chat_tokenizer
 
 

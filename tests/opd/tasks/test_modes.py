@@ -8,8 +8,8 @@ from opd.tasks.build import build_prompts
 from opd.tasks.modes import ModeSettings, check_marks, mode_of, unmark
 from opd.tasks.prompt import Prompt
 from opd.tasks.settings import TaskSettings
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import plan_step
-from student.lab.tiny.tokenizer import make_tokenizer
 
 TASK = TaskSettings(task="addition", options={"digits": 2})
 

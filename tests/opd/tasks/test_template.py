@@ -10,7 +10,7 @@ from opd.tasks.encode import encode_prompt, encode_prompts
 from opd.tasks.prompt import Prompt
 from opd.tasks.template import TemplateWatch, rendered
 from opd.tasks.turns import Answered, encode_turns
-from student.lab.tiny.tokenizer import make_tokenizer
+from opd_lab.tiny.tokenizer import make_tokenizer
 from tests.opd.tasks.test_messages import CALL, CHAT, TOOL
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 

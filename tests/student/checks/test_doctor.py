@@ -10,7 +10,7 @@ import pytest
 
 from opd.doctor.finding import examination
 from opd.errors import ConfigError
-from student.checks.chain import examine_payloads
+from opd_lab.self_test import examine_payloads
 from student.checks.teacher import examine_teacher, measure
 from student.recipe import Recipe
 

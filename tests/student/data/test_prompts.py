@@ -8,8 +8,8 @@ import pytest
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.template import TemplateWatch
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.prompts import _bound, _lengths
-from student.lab.tiny.tokenizer import make_tokenizer
 
 
 class Counting:

@@ -15,9 +15,9 @@ from torch import Tensor
 import opd.cli
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.lab.tiny.model import make_model
-from student.lab.tiny.plans import Shape
-from student.lab.tiny.tokenizer import make_tokenizer
+from opd_lab.tiny.model import make_model
+from opd_lab.tiny.plans import Shape
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.orbit.merge import MergeSettings, merge
 
 Weights = dict[str, Tensor]

@@ -17,7 +17,7 @@ import opd.cli
 from opd.config import load_settings, parse_settings
 from opd.errors import ConfigError, RunFolderError, StageError
 from opd.wire.fingerprint import weights_hash
-from student.lab.tiny.summary import read_summary
+from opd_lab.tiny.summary import read_summary
 from student.loop import train
 from student.orbit.driver import run_orbit
 from student.orbit.process import StageProcesses

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.policy_sampler import sample_or_play
 from tests.support.scripted import Scripted, make_player, plan
 

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout import episodes
 from tests.support.environments import Crowded, CrowdedOptions
 from tests.support.scripted import Scripted, make_player, plan

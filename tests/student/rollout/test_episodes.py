@@ -20,12 +20,12 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec

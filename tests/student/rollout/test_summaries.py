@@ -14,11 +14,11 @@ from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd.tasks.turns import with_observation
 from opd.wire.types import PayloadKind, Scores
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, outcome_of
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.learning.ranks import Ranks
 from student.methods.curricula.sage import with_answer
 from student.methods.curricula.turns import note_turns, turn_metrics

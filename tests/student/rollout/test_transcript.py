@@ -17,8 +17,8 @@ from opd.tasks.environments.host import make_environment
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.row import Row
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.rollout.episodes_cli import app, gold
 from student.run.samples import entries, sample_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from opd.errors import UnavailableError
-from student.lab.tiny.summary import read_summary
+from opd_lab.tiny.summary import read_summary
 from student.run.local_server import served
 from student.run.with_parent import with_parent
 

@@ -10,8 +10,8 @@ from opd.config import parse_settings
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.dry_run import check
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.recipe import Recipe
 from student.scoring.handshake import _check_vocabulary, longest_prompt
 from student.scoring.needs import Needs, SignalNeed

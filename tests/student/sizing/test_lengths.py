@@ -7,9 +7,9 @@ import pytest
 
 from opd.config import parse_settings
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.recipe import Recipe
 from student.sizing.lengths import largest, lengths_of
 from student.sizing.memory import micro_batch, slots

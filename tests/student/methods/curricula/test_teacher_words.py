@@ -13,9 +13,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.methods.curricula.sage import Sage, SageSettings, with_answer
 from student.methods.curricula.sopd import Sopd, SopdSettings
 from student.methods.distil.sage_opd import token_weights

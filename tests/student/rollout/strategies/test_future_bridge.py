@@ -13,9 +13,9 @@ from thread_ranks import build, metrics_of, of, together
 from opd.errors import ConfigError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.wire.types import PayloadKind, Scores
+from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
-from student.lab.tiny.tokenizer import make_tokenizer
 from student.plugins import build_terms
 from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
