@@ -67,7 +67,7 @@ bench-peers: .venv-oracles/.installed ## a distillation step against TRL's, with
 	.venv-oracles/bin/python benchmarks/peers.py --world mid --rounds 2 --steps 7
 
 quantized: $(VENV)/.quantized ## 4-bit base models and 8-bit optimizer moments, with bitsandbytes, which it adds to the environment
-	$(BIN)/python -m pytest tests/student/learning/test_quantized.py tests/student/learning/test_adamw_8bit.py \
+	$(BIN)/python -m pytest tests/student/model/test_quantized.py tests/student/model/test_adamw_8bit.py \
 		tests/end_to_end/test_quantized.py -rs
 
 $(VENV)/.quantized: $(STAMP) scripts/environment.sh scripts/quantized.sh
@@ -128,7 +128,7 @@ $(PROMETHEUS):
 	@bash scripts/prometheus.sh $(VENV)/prometheus
 
 trackers: .venv-trackers/.installed ## TensorBoard, Trackio, Weights & Biases and MLflow receive what a run writes (own environment)
-	.venv-trackers/bin/python -m pytest tests/student/run/test_trackers.py -rs
+	.venv-trackers/bin/python -m pytest tests/student/report/test_trackers.py -rs
 
 .venv-trackers/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/trackers.sh
 	@bash scripts/trackers.sh .venv-trackers $(PYTHON)

@@ -36,9 +36,9 @@ from typing import Any
 import psutil
 
 from opd.config import parse_settings
-from student.controllers import Controller, ControllerSettings
 from student.data.report import StepReport
-from student.recipe import Recipe
+from student.plugin.controllers import Controller, ControllerSettings
+from student.settings.recipe import Recipe
 
 WARM = 3
 """Steps that are left out."""
@@ -89,7 +89,7 @@ class MarkStep(Controller):
 
 def run_opd(world: Path, name: str, side: str, steps: int, scratch: Path) -> Path:
     """Whole `opd train`, with a server of its own unless it is local; returns the trained model's folder."""
-    from student.loop import train
+    from student.job.loop import train
     from student.run.local_server import CPU, served
 
     kind = side.removeprefix("opd ")

@@ -28,12 +28,12 @@ from engines_race import LARGE
 
 from opd.config import parse_settings
 from opd_lab.tiny.tokenizer import make_tokenizer
-from student.controllers import Controller, ControllerSettings
 from student.data.report import StepReport
-from student.loop import train
-from student.plugins import build_plugins
-from student.recipe import ModelSettings, Recipe
+from student.job.loop import train
+from student.job.plugins import build_plugins
+from student.plugin.controllers import Controller, ControllerSettings
 from student.run.local_server import CPU, served
+from student.settings.recipe import ModelSettings, Recipe
 from student.sizing.hardware import Hardware, here
 from student.sizing.plan import shape_of
 from student.sizing.shape import ModelShape

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import student.preparation
+import student.job.preparation
 from opd.config import parse_settings
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
@@ -38,15 +38,15 @@ from opd_lab.tiny.build import build_world
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rollout.ahead import copy_of
 from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngineSettings, ignore
 from student.run.local_server import served
+from student.settings.recipe import Recipe
 
 LENGTHS = [(1.6, 0.4, 0.8), (0.8, 0.4, 1.6), (0.8, 1.6, 0.8), (1.2, 1.2, 1.2)]
-CONNECT = student.preparation.connect
+CONNECT = student.job.preparation.connect
 WARM = 4
 """Steps that are left out."""
 _IDS = 32_768
@@ -163,11 +163,11 @@ def measure(one: Recipe, scoring: float | None) -> tuple[float, dict[str, float]
     """Median seconds of a step, and how long its stages were busy; teachers only if `scoring` paces them."""
     fleets: list[PacedFleet] = []
     if scoring is not None:
-        student.preparation.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
+        student.job.preparation.connect = partial(paced, fleets, scoring / one.rollout.prompts_per_step)
     try:
         train(one)
     finally:
-        student.preparation.connect = CONNECT
+        student.job.preparation.connect = CONNECT
     events = json.loads((one.run / "timeline.json").read_text())["traceEvents"]
     learnt = [(event["args"]["step"], event["ts"] / 1e6) for event in events if event["name"] == "learn"]
     # The first of each step, which may begin before all of it is scored.

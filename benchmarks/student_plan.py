@@ -24,9 +24,9 @@ from opd.config import parse_settings
 from opd_lab.tiny.build import build_world
 from opd_lab.tiny.model import make_model
 from opd_lab.tiny.plans import Shape
-from student.loop import train
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.loop import train
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 from student.sizing.hardware import here
 from student.sizing.shape import ModelShape
 from student.sizing.times import times_of
@@ -74,7 +74,7 @@ def recipe(run: Path, path: Path, rows: int, tokens: int, steps: int) -> Recipe:
 def measured(one: Recipe) -> tuple[dict[str, float], float]:
     """Processor seconds of the stages, medians, and the mean length of the responses."""
     # Nothing waits for another process here.
-    with mock.patch("student.run.telemetry.time", SimpleNamespace(monotonic=time.process_time)):
+    with mock.patch("student.report.telemetry.time", SimpleNamespace(monotonic=time.process_time)):
         train(one)
     lines = [json.loads(line) for line in (one.run / "metrics.jsonl").read_text().splitlines()][WARM:]
     stages = {name: [line["seconds"][name] for line in lines] for name in ("rollout", "learn")}

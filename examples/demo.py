@@ -25,10 +25,10 @@ from opd.config import load_settings
 from opd.errors import OpdError
 from opd_lab.tiny.build import build_world
 from opd_lab.tiny.summary import WorldSummary
-from student.evaluate_model import evaluate_model
-from student.loop import train
-from student.recipe import Recipe
+from student.commands.evaluate_model import evaluate_model
+from student.job.loop import train
 from student.run.local_server import served
+from student.settings.recipe import Recipe
 
 RECIPE = Path(__file__).parent / "recipes" / "demo.yaml"
 

@@ -13,8 +13,8 @@ from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
 from opd_lab.experiment import ROUTED, Arm, Replicate
 from opd_lab.plan import ExperimentPlan
-from student.answers import AnswerReport, check_how, write_answers
-from student.recipe import Recipe
+from student.commands.answers import AnswerReport, check_how, write_answers
+from student.settings.recipe import Recipe
 
 DRAWS = {"verified": 4, "best": 4}
 

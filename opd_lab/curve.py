@@ -1,7 +1,7 @@
 """Curves of a finished run: accuracy and reverse KL over sampled tokens and FLOPs.
 
 FLOPs are counted, not measured: 2 P per position for a forward pass and 6 P per position for forward and backward, with
-P the number of parameters of the model (arXiv 2001.08361). student/run/costs.py counts the positions.
+P the number of parameters of the model (arXiv 2001.08361). student/data/costs.py counts the positions.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,9 +17,9 @@ from opd.tasks.modes import ModeSettings
 from opd_lab.experiment import OF_DOMAIN, OF_MODE, ROUTED, Arm, Replicate
 from opd_lab.plan import ExperimentPlan
 from opd_lab.runs import Run, beside, content_key, lasting, read_json
-from student.evaluate_model import evaluate_model
-from student.orbit.figures import OWN, across_modes
-from student.recipe import Recipe
+from student.commands.evaluate_model import evaluate_model
+from student.data.mode_figures import OWN, across_modes
+from student.settings.recipe import Recipe
 
 SAMPLES, WIDE_SAMPLES = 8, 64
 """Answers per prompt at temperature 1: for the accuracy, and for pass@64, which uses a share of the prompts."""
@@ -35,7 +35,7 @@ class Level:
         greedy: accuracy of greedy answers.
         pass8: pass@8 at temperature 1.
         pass64: pass@64 at temperature 1, on a quarter of the prompts; not measured for episodes.
-        modes: figures of modes by name, from the answers at temperature 1; see `student.orbit.figures`.
+        modes: figures of modes by name, from the answers at temperature 1; see `student.data.mode_figures`.
         domains: accuracy by domain, from the answers at temperature 1.
     """
 

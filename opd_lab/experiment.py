@@ -126,7 +126,7 @@ class Claim:
             do not go with costs and the *_at_tokens forms.
         measure: the measured quantity.
             accuracy (8 answers to each held-out prompt at temperature 1), greedy, pass8, pass64, "domain/NAME" (the
-            accuracy on a domain) and "mode/FIGURE" (see `student.orbit.figures`) are measured on the final weights.
+            accuracy on a domain) and "mode/FIGURE" (see `student.data.mode_figures`) are measured on the final weights.
             "metric/NAME" is the mean of a training metric over the last quarter of the steps.
             reverse_kl is the mean of the last evaluations, and fall the deepest fall of the accuracy.
             The *_at_tokens forms are interpolated at the number of sampled tokens that both arms reached.

@@ -23,8 +23,8 @@ from opd_lab.experiment import Arm, Replicate
 from opd_lab.plan import ExperimentPlan
 from opd_lab.premises import Measured
 from student.data.streams import stream, uniforms
-from student.learning.model import Weights, load_student, load_tokenizer
-from student.recipe import Recipe
+from student.model.model import Weights, load_student, load_tokenizer
+from student.settings.recipe import Recipe
 
 PROMPTS = {"full": 1024, "quick": 16}
 GAIN = 0.01

@@ -28,15 +28,15 @@ import numpy as np
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.data.needs import TEACHER
 from student.data.plan import plan_step
 from student.data.row import Row
-from student.job import Job, build_job
+from student.job.job import Job, build_job
 from student.methods.windows.admissibility import cross_fitted, published
 from student.methods.windows.gradient_metric import GradientMetric
 from student.methods.windows.probe import Prober, ProbeSpec
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER
 from student.scoring.verify import Verification
+from student.settings.recipe import Recipe
 
 ADMITTED = math.sqrt(0.5)
 """Least cosine at which ADWIN admits a window."""

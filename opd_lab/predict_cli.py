@@ -9,7 +9,7 @@ import typer
 
 from opd.files import check_out, write_out
 from opd.printable import echo
-from student.arguments import Overrides
+from student.job.arguments import Overrides
 
 if TYPE_CHECKING:
     from opd_lab.predict import PremiseReport
@@ -47,8 +47,8 @@ def premise(
 
     from opd.config import load_settings
     from opd.errors import ConfigError
-    from student.model_path import check_model_path
-    from student.recipe import Recipe
+    from student.model.model_path import check_model_path
+    from student.settings.recipe import Recipe
 
     if out is not None:
         check_out(out)

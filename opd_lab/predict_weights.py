@@ -23,8 +23,8 @@ from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.fingerprint import tokenizer_fingerprint
 from opd_lab.fixed_point import Pair, judge, load, pair_of
 from student.data.intervals import LEVEL, Interval, t_interval
-from student.learning.model import Weights, load_tokenizer
-from student.recipe import Recipe
+from student.model.model import Weights, load_tokenizer
+from student.settings.recipe import Recipe
 
 SCALES = (1.0, 1.25, 1.5)
 PLACES = (0.0, 1.0, 1.5, 2.0)

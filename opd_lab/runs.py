@@ -170,10 +170,10 @@ def train_run(run: Run) -> Run:
     """
     # Imported here, because a parent process that only schedules runs does not need torch.
     from opd.console import Console
-    from student.loop import train
-    from student.recipe import Recipe
+    from student.job.loop import train
+    from student.report.telemetry import Telemetry
     from student.run.folder import RunFolder
-    from student.run.telemetry import Telemetry
+    from student.settings.recipe import Recipe
 
     if run.done:
         return run

@@ -22,12 +22,12 @@ from opd.wire.types import PayloadKind
 from opd_lab.tiny.model import make_model
 from opd_lab.tiny.plans import Shape
 from opd_lab.tiny.tokenizer import make_tokenizer
+from student.data.needs import TEACHER
 from student.data.plan import plan_step
 from student.data.row import Row
-from student.job import build_job
-from student.recipe import Recipe
+from student.job.job import build_job
 from student.run.local_server import CPU, served
-from student.scoring.needs import TEACHER
+from student.settings.recipe import Recipe
 
 PAYLOADS = ("sampled", "gather", "topk", "hidden")
 _ROWS, _TOKENS = 32, 16

@@ -29,7 +29,7 @@ from opd_lab.tiny.training import Examiner
 from student.data.intervals import share_interval
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 DEPTHS = (0, 2, 4)
 """Numbers of turns that the student plays before the teacher takes over, unless an experiment gives others."""

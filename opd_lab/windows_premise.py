@@ -15,7 +15,7 @@ from opd_lab.predict import PremiseReport, Window
 from opd_lab.predict import measure as predict
 from opd_lab.premises import Measured
 from opd_lab.world import served
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 ROWS = {"full": 256, "quick": 8}
 """Number of answers, one per prompt, by form."""

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from student.run.report.page import write_report
+from student.report.page.page import write_report
 
 
 def browser() -> str | None:

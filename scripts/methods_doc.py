@@ -30,8 +30,8 @@ def notes() -> dict[str, dict[str, Any]]:
 
 def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
     """(name, summary, class) of plug-ins of student.methods."""
-    from student.controllers import CONTROLLERS
-    from student.learning.terms import OBJECTIVES
+    from student.plugin.controllers import CONTROLLERS
+    from student.plugin.terms import OBJECTIVES
 
     known = {entry.name: (registry, entry) for registry in (OBJECTIVES, CONTROLLERS) for entry in registry}
     return [(name, known[name][1].summary, known[name][0].load(name)) for name in names]
@@ -66,7 +66,7 @@ def claims(pattern: str) -> str:
 
 def page(note: dict[str, Any]) -> str:
     """A whole page."""
-    from student.controllers import Controller
+    from student.plugin.controllers import Controller
 
     found = plugins(note["names"])
     module = inspect.getmodule(found[0][2])

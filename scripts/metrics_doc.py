@@ -66,7 +66,7 @@ def render() -> str:
     """The whole document."""
     from opd.fleet.metrics import collect_status
     from opd.fleet.status.records import FleetStatus
-    from student.run.series import Series
+    from student.report.series import Series
     from teacher_server.observe.metrics import ServerMetrics
 
     student = CollectorRegistry()

@@ -22,7 +22,7 @@ date.
 def rows() -> Iterator[tuple[str, str, str]]:
     """(key, default, meaning); sources in a mix have the keys of sources on their own and are left out."""
     from opd.config.reference import describe_keys
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
     for key, default, text in describe_keys(Recipe):
         if not key.startswith("prompts(mix).mix("):

@@ -256,10 +256,10 @@ def example(name: str) -> str:
 
 def sections() -> Iterator[tuple[str, Any, str]]:
     """(title, registry, package) of each table."""
-    from student.controllers import CONTROLLERS
-    from student.learning.terms import OBJECTIVES
+    from student.plugin.controllers import CONTROLLERS
+    from student.plugin.strategy import STRATEGIES
+    from student.plugin.terms import OBJECTIVES
     from student.rl import ADVANTAGES, REWARDS
-    from student.rollout.strategy import STRATEGIES
 
     yield "Policy losses (`objective:`)", OBJECTIVES, "student.rl.losses"
     yield "Advantages (`advantage:`)", ADVANTAGES, "student.rl.advantages"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Recipe", "run_eval", "train"]
 
 if TYPE_CHECKING:
-    from student.api import run_eval, train
-    from student.recipe import Recipe
+    from student.commands.api import run_eval, train
+    from student.settings.recipe import Recipe
 
-_HOMES = {"Recipe": "student.recipe", "run_eval": "student.api", "train": "student.api"}
+_HOMES = {"Recipe": "student.settings.recipe", "run_eval": "student.commands.api", "train": "student.commands.api"}
 
 
 def __getattr__(name: str) -> Any:

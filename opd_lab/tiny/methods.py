@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from opd.tasks.prompt import Prompt
-from student.controllers import Controller, ControllerSettings, Services
 from student.data.row import Row
 from student.data.streams import stream
+from student.plugin.controllers import Controller, ControllerSettings, Services
 
 
 class NoiseSettings(ControllerSettings):

@@ -12,17 +12,17 @@ from opd.tasks import MixSettings, PromptSource, TaskSettings
 from opd_lab.tiny.plans import ReinforcePlan, SftPlan, StepProgress
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
-from student.evaluate import Answer, report
-from student.learning.model import load_student, load_tokenizer
-from student.loop import train
-from student.recipe import Recipe
+from student.job.evaluate import Answer, report
+from student.job.loop import train
+from student.model.model import load_student, load_tokenizer
+from student.report.shown import Figures
+from student.report.telemetry import Telemetry
 from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.spec import RolloutSpec
-from student.run.shown import Figures
-from student.run.telemetry import Telemetry
+from student.settings.episode_settings import EpisodeSettings
+from student.settings.recipe import Recipe
 
 _BATCH = 256
 

@@ -23,17 +23,17 @@ from opd.wire.types import PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.checks.worth import Kind, Worth, compare, judge
 from student.data.intervals import Interval
+from student.data.needs import TEACHER
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
-from student.job import build_job
-from student.learning.model import Weights, load_tokenizer
-from student.model_path import check_model_path
-from student.preparation import connect
-from student.recipe import Recipe
+from student.job.job import build_job
+from student.job.preparation import connect
+from student.model.model import Weights, load_tokenizer
+from student.model.model_path import check_model_path
 from student.rollout.answering import AnsweringModel
 from student.scoring.contexts import Context
-from student.scoring.needs import TEACHER
 from student.scoring.verify import Verification
+from student.settings.recipe import Recipe
 
 SAMPLES = 4
 K = 16

@@ -24,8 +24,8 @@ import numpy as np
 
 from opd.wire.types import PayloadKind
 from student.data.intervals import Interval, t_interval
+from student.data.needs import TEACHER
 from student.data.row import Row
-from student.scoring.needs import TEACHER
 
 MARGIN = 0.01
 """Gain in accuracy below which a teacher is not worth its servers: one percentage point."""

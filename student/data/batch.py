@@ -10,9 +10,9 @@ from torch import Tensor
 
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
+from student.data.hooks import Reading
 from student.data.row import Row
 from student.data.token_batch import SignalTokens
-from student.learning.hooks import Reading
 
 HeadLookup = Callable[[str, Row], OutputHead]
 

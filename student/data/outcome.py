@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.row import Origin, Row
-    from student.learning.ranks import Ranks
+    from student.model.ranks import Ranks
 
 KEYS = ("step", "uid", "sample", "turn", "agent", "rollout")
 """Parts of a group key that every outcome has; any other part is the name of a tag."""

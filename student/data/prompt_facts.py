@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from opd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 def sources(recipe: Recipe) -> list[Any]:

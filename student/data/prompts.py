@@ -15,7 +15,7 @@ from opd.tasks.source import PromptSource
 from opd.tasks.template import TemplateWatch
 from opd.wire.fingerprint import chat_template_hash
 from opd.wire.v1 import teacher_pb2 as pb
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 _SHOWN_IDS = 48
 _PIECE = 1024

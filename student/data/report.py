@@ -39,8 +39,8 @@ class EvalReport:
             not count as correct. Empty for single answers.
         reverse_kl_estimator: how `reverse_kl` was measured; "" if it was not.
         repetition: share of 4-grams that occur earlier in their response, mean over responses.
-        modes: figures of modes by name, see `student.orbit.figures`; empty for a run without modes.
-        samples: answers to the first prompts, from `student.run.samples.sample_of`, if they were asked for.
+        modes: figures of modes by name, see `student.data.mode_figures`; empty for a run without modes.
+        samples: answers to the first prompts, from `student.report.samples.sample_of`, if they were asked for.
     """
 
     accuracy: float

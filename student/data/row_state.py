@@ -24,7 +24,7 @@ _PLAIN = ("truncated", "text", "origin", "teacher", "reward", "rewarded", "weigh
 
 
 def row_to_state(row: Row) -> dict[str, Any]:
-    """JSON values and arrays, for `student.run.state_io`."""
+    """JSON values and arrays, for `student.state.state_io`."""
     state: dict[str, Any] = {name: getattr(row, name) for name in _PLAIN}
     state |= {name: value.copy() for name in _ARRAYS if (value := getattr(row, name)) is not None}
     return state | {

@@ -13,7 +13,7 @@ import numpy as np
 
 from opd.errors import PluginError
 from opd.wire.types import PayloadKind
-from student.scoring.needs import TEACHER
+from student.data.needs import TEACHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

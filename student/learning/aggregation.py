@@ -21,7 +21,7 @@ from torch import Tensor
 
 from opd import maths
 from student.data.row import Row
-from student.learning.terms import Term
+from student.plugin.terms import Term
 
 _MODES = {
     "token_mean": "token_mean",

@@ -14,7 +14,7 @@ from typing import Any
 from opd.errors import OpdError, PluginError
 
 _logger = logging.getLogger(__name__)
-_ASKED = ("student.rollout.", "student.scoring.", "student.services", "student.learning.ranks")
+_ASKED = ("student.rollout.", "student.scoring.", "student.job.services", "student.model.ranks")
 """Where code stands that plug-ins call to sample, score or gather."""
 
 

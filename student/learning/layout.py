@@ -9,9 +9,9 @@ from torch import Tensor
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind
 from student.data.batch import HeadLookup, MicroBatch, signal_tokens
+from student.data.needs import SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 from student.data.token_batch import SignalTokens, StudentTokens, TeacherShare, TokenBatch
-from student.learning.model import ProjectionSpec, project
-from student.scoring.needs import SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
+from student.model.model import ProjectionSpec, project
 
 Signals = Mapping[tuple[str, PayloadKind], SignalTokens]
 

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
 from student.data.batch import HeadLookup, MicroBatch, collate, split
+from student.data.needs import HIDDEN, Needs
 from student.data.row import Row
+from student.data.schedule import learning_rate
 from student.data.token_batch import TokenBatch
-from student.learning.adamw_8bit import AdamW8bit, same_kind
 from student.learning.layout import lay_out
-from student.learning.model import ProjectionSpec, Student
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
-from student.learning.ranks import Ranks
-from student.learning.schedule import learning_rate
-from student.learning.sharding import full, placed, recover, reshard, units, whole
-from student.recipe import TrainSettings
-from student.run.random_state import random_state, set_random_state
-from student.scoring.needs import HIDDEN, Needs
+from student.model.adamw_8bit import AdamW8bit, same_kind
+from student.model.model import ProjectionSpec, Student
+from student.model.ranks import Ranks
+from student.model.sharding import full, placed, recover, reshard, units, whole
+from student.settings.recipe import TrainSettings
+from student.state.random_state import random_state, set_random_state
 
 
 class Learner:
@@ -329,7 +329,7 @@ class Learner:
         return ((name, full(parameter.detach())) for name, parameter in self.named_parameters())
 
     def whole(self) -> AbstractContextManager[None]:
-        """See `student.learning.sharding.whole`; ranks meet first, so that none gathers weights without the others.
+        """See `student.model.sharding.whole`; ranks meet first, so that none gathers weights without the others.
 
         Raises:
             CancelledError: within work that the ranks agree on, if another rank failed.

@@ -15,19 +15,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opd.errors import PluginError
+from student.data.needs import Needs, merge
 from student.data.outcome import Outcome
 from student.data.report import StepReport
 from student.data.row import Row
+from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch
 from student.learning.aggregation import position_weights, positions_of
-from student.learning.schedule import WeightSchedule
-from student.learning.terms import Term, TermOutput, losses_of
-from student.named_states import load_states, names_of, states_of
-from student.scoring.needs import Needs, merge
+from student.plugin.terms import Term, TermOutput, losses_of
+from student.state.named_states import load_states, names_of, states_of
 
 if TYPE_CHECKING:
-    from student.learning.hooks import ModelHook
-    from student.learning.model import Student
+    from student.data.hooks import ModelHook
+    from student.model.model import Student
 
 Metrics = dict[str, tuple[float, float]]
 N = TypeVar("N", float, Tensor | float)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opd.errors import OpdError
+from student.data.costs import Costs
 from student.data.row import Row
 from student.data.streams import stream
 from student.learning.blame import blaming
 from student.learning.learner import Learner
 from student.learning.objective import Metrics
-from student.learning.ranks import Ranks
-from student.run.costs import Costs
+from student.model.ranks import Ranks
 
 Reread = Callable[[Sequence[Row]], Mapping[str, int]]
 

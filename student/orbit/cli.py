@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opd.printable import echo
-from student.arguments import Overrides
+from student.job.arguments import Overrides
 
 if TYPE_CHECKING:
     from student.orbit.recipe import OrbitRecipe
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 def orbit(
@@ -61,8 +61,8 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
         OpdError: for the first problem found.
     """
     from opd.config.text import write_yaml
+    from student.job.plugins import build_plugins
     from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
-    from student.plugins import build_plugins
 
     # Models that do not exist yet have placeholder names in angle brackets, so that later stages can be checked too.
     first, *_ = job.trained
@@ -79,7 +79,7 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
         return
     from opd.tasks.build import build_prompts
     from opd.tasks.modes import check_marks
-    from student.learning.model import load_tokenizer
+    from student.model.model import load_tokenizer
 
     tokenizer = load_tokenizer(job.model.path, job.model.revision)
     if not job.teachers.endpoints:

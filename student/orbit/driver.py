@@ -31,8 +31,8 @@ from student.orbit.plot import plot_modes
 from student.orbit.process import StageProcesses
 from student.orbit.recipe import FUSION, MERGE, OrbitRecipe, fusion_recipe, merge_settings, rl_recipe, stage_hashes
 from student.orbit.state import State
-from student.recipe import Recipe
 from student.run.local_server import served
+from student.settings.recipe import Recipe
 
 Log = Callable[[str], None]
 QUARTERS = 4

@@ -13,8 +13,8 @@ from opd.config import Settings, parse_settings
 from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
 from student.orbit.merge import NEEDS_BASE, MergeModel, MergeSettings, Method
-from student.recipe import ModelSettings, Recipe
 from student.run.local_server import CPU
+from student.settings.recipe import ModelSettings, Recipe
 
 FUSION, MERGE = "fusion", "merge"
 LEAKAGE = 16

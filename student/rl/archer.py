@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from student.data.needs import Needs
 from student.data.streams import stream
 from student.rl.fitted import FittedSettings, TurnCritic, spans_of, turn_rewards
 from student.rl.value_head import adamw
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 Array = NDArray[np.float64]
 

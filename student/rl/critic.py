@@ -30,20 +30,20 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
+from student.data.needs import Needs
 from student.data.outcome import reward_of
 from student.data.streams import stream
 from student.rl.advantages.gae import credit_of, returns_of
 from student.rl.fitted import FittedCritic, FittedSettings
 from student.rl.value_head import adamw
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class CriticSettings(FittedSettings):

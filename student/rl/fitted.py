@@ -11,17 +11,17 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
-from student.controllers import Controller, ControllerSettings
 from student.data.outcome import outcome_of
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from student.controllers import Services
     from student.data.row import Row
-    from student.learning.terms import Term
     from student.learning.updates import Update
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 Array = NDArray[np.float64]
 _PLACES = ("step", "uid", "sample", "turn", "agent")

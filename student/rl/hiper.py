@@ -35,16 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from student.data.needs import Needs
 from student.rl.fitted import FittedSettings, TurnCritic, spans_of, turn_rewards
 from student.rl.text_spans import pieces_of
 from student.rl.value_head import adamw
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 Array = NDArray[np.float64]
 _TOLD = 7

@@ -17,14 +17,14 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
-from student.controllers import Controller, ControllerSettings
+from student.data.needs import STUDENT, Needs, SignalNeed
+from student.plugin.controllers import Controller, ControllerSettings
 from student.rl.origins import gives_rows, samples_as_it_scores
-from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
-    from student.controllers import Services
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.settings.recipe import Recipe
 
 _MEAN, _OUT, _VETO = "mrs/mean_ratio", "mrs/rejected", "mrs/vetoed"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from student.controllers import CONTROLLERS
+from student.plugin.controllers import CONTROLLERS
+from student.plugin.strategy import STRATEGIES
 from student.rollout.engine import ROLLOUT_ENGINES
-from student.rollout.strategy import STRATEGIES
 
 if TYPE_CHECKING:
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 def samples_as_it_scores(recipe: Recipe) -> bool:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
+from student.plugin.controllers import Controller, ControllerSettings
 from student.rl.rewards.profiling import measured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 _RIGHT, _DROPPED = "prs/correct", "prs/dropped"
 

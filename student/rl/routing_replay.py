@@ -2,7 +2,7 @@
 
     R3, source: rollout    experts that the engine recorded while it sampled; also in the old policy's pass
     R2, source: old        experts of the student's own pass over the rows, before the first update of the step
-    gate                   softmax of the training logits over the recorded experts, see `student.learning.experts`
+    gate                   softmax of the training logits over the recorded experts, see `student.model.experts`
 
 A token whose router is close to a tie can change experts between sampling and learning, because another kernel rounds
 differently (R3) or because earlier minibatches have moved the weights (R2), and then its log-prob jumps. With replay
@@ -23,8 +23,8 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.types import PayloadSpec
-from student.controllers import Controller, ControllerSettings
-from student.scoring.needs import STUDENT, Needs, SignalNeed
+from student.data.needs import STUDENT, Needs, SignalNeed
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
+    from student.data.hooks import ModelHook, Reading
     from student.data.row import Row
-    from student.learning.hooks import ModelHook, Reading
-    from student.learning.terms import Term
     from student.learning.updates import Update
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 NONE = -1
 """Index of an expert where none was recorded."""
@@ -110,7 +110,7 @@ class RoutingReplay(Controller):
         Raises:
             ConfigError: naming the student's class.
         """
-        from student.learning.experts import routers
+        from student.model.experts import routers
 
         routers(lm)
 
@@ -173,7 +173,7 @@ class RoutingReplay(Controller):
 @contextmanager
 def recorded(lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
     """Store in its rows the experts that one forward pass chooses."""
-    from student.learning.experts import Recorder
+    from student.model.experts import Recorder
 
     with Recorder(lm) as recorder:
         yield
@@ -188,8 +188,8 @@ def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64])
     """Route one forward pass through the experts recorded in its rows; adds its tokens to `counts` in place."""
     import torch
 
-    from student.learning.experts import check_rule, gates, routers
-    from student.learning.hooks import registered
+    from student.data.hooks import registered
+    from student.model.experts import check_rule, gates, routers
 
     every = routers(lm)
     read = sum(len(row.prompt_ids) + row.length for row in reading.rows if row is not None)

@@ -21,19 +21,19 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.controllers import Controller, ControllerSettings
-from student.scoring.needs import STUDENT, Needs
+from student.data.needs import STUDENT, Needs
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from student.controllers import Services
     from student.data.row import Row
-    from student.learning.terms import Term
     from student.learning.updates import Update
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class SeeUpoSettings(ControllerSettings):

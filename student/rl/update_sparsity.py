@@ -18,7 +18,7 @@ from pydantic import Field
 
 from opd.adapters import split_adapter
 from opd.errors import ConfigError
-from student.controllers import Controller, ControllerSettings
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from student.controllers import Services
-    from student.learning.terms import Term
-    from student.recipe import ModelSettings, Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import ModelSettings, Recipe
 
 
 class UpdateSparsitySettings(ControllerSettings):

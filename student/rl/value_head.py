@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from opd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 

@@ -34,7 +34,7 @@ from student.data.plan import PlannedRow, StepPlan
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.learning.learner import Learner
-from student.learning.sharding import full, placed
+from student.model.sharding import full, placed
 from student.rollout.engine import OnRow, PackedWeights, RolloutEngine
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.gate import Gate

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from opd.tasks.stops import generation_stops, stop_set
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.learning.model import load_student, load_tokenizer
+from student.model.model import load_student, load_tokenizer
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 
 if TYPE_CHECKING:
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.learning.model import Student
-    from student.learning.ranks import Ranks
-    from student.recipe import Recipe
+    from student.model.model import Student
+    from student.model.ranks import Ranks
     from student.rollout.spec import RolloutSpec
     from student.run.space import Space
+    from student.settings.recipe import Recipe
 
 ROLLOUT_ENGINES = Registry(
     "rollout_engine",

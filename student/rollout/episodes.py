@@ -35,8 +35,8 @@ from student.data.plan import EpisodePlan, PlannedRow
 from student.data.row import Row
 from student.data.streams import stream
 from student.rollout.episode import Episode
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.summaries import CONTEXT, Summaries, notes_of
+from student.settings.episode_settings import EpisodeSettings
 
 if TYPE_CHECKING:
     from student.rollout.spec import RolloutSpec

@@ -107,7 +107,7 @@ def _row(
 
 def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temperature: float) -> None:
     """Fill in the log-probs and candidates of `rows` from one forward pass."""
-    from student.learning.model import ProjectionSpec, Student, logits_of
+    from student.model.model import ProjectionSpec, Student, logits_of
 
     student = Student(model)
     micro = collate(rows, range(len(rows)), model.device)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import TCPStore
 
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 
 _POLL_SECONDS = 0.02
 _DONE = "steps sampled"

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from student.learning.lora import has_lora
+from student.model.lora import has_lora
 
 log = logging.getLogger(__name__)
 _ENTRIES = 4096

@@ -20,9 +20,9 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from student.data.streams import stream
-from student.learning.lora import has_lora
-from student.learning.model import ProjectionSpec, Student, logits_of
-from student.learning.sharding import reshard
+from student.model.lora import has_lora
+from student.model.model import ProjectionSpec, Student, logits_of
+from student.model.sharding import reshard
 from student.rollout.rows import evaluating
 from student.rollout.sampling import most_likely
 from student.rollout.spec import RolloutSpec

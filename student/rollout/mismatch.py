@@ -23,12 +23,12 @@ import numpy as np
 from torch import Tensor
 
 from opd.errors import RolloutEngineError
+from student.data.costs import Costs
+from student.data.needs import STUDENT
 from student.data.row import Row
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.rollout.engine import RolloutEngineSettings
-from student.run.costs import Costs
 from student.scoring.local import LocalModels
-from student.scoring.needs import STUDENT
 
 
 class Mismatch:

@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, longrope_turn, scale_and_cap
-from student.learning.experts import Recorder
+from student.model.experts import Recorder
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from opd.tasks.environments.base import ENVIRONMENT, PATH
+from student.data.needs import TEACHER
 from student.data.row import Row
-from student.scoring.needs import TEACHER
 
 
 def transcript_of(row: Row, tokenizer: Any) -> dict[str, Any] | None:

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from opd.errors import ConfigError
-from student.learning.lora import add_lora, has_lora
-from student.learning.model import Weights
-from student.learning.sharding import Chunk, full, in_chunks
-from student.recipe import ModelSettings
+from student.model.lora import add_lora, has_lora
+from student.model.model import Weights
+from student.model.sharding import Chunk, full, in_chunks
+from student.settings.recipe import ModelSettings
 
 _WITHOUT_HEAD = frozenset({"gemma2", "gemma3n_text"})
 """Model families whose tied head has no name in vLLM."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opd.wire.v1 import teacher_pb2 as pb
-from student.recipe import Recipe
 from student.run.folder import PROVENANCE, RunFolder
 from student.run.prompt_record import keep_contents
+from student.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from student.job import Job
+    from student.job.job import Job
 
 
 def changes_since(folder: RunFolder, job: "Job") -> list[str]:

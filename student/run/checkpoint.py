@@ -8,7 +8,7 @@
 
 A checkpoint that does not match its manifest is skipped in favour of the previous one; one of another format is
 refused. Ranks write and hash their parts
-(`student.run.parts`) of one folder, which all of them see, and agree after each part, so that a rank that cannot write
+(`student.state.parts`) of one folder, which all of them see, and agree after each part, so that a rank that cannot write
 leaves no other rank waiting. Rank 0 renames the folder when all are done.
 """
 
@@ -27,9 +27,9 @@ from safetensors import SafetensorError
 
 from opd.errors import CheckpointError, DiskFullError, RunFolderError, one_line
 from opd.files import flush, share
-from student.learning.ranks import ALONE, Ranks
-from student.run.parts import Part
+from student.model.ranks import ALONE, Ranks
 from student.run.space import is_full
+from student.state.parts import Part
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from typing import Any
 from opd.config.text import write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
 from opd.files import check_writable, flush, lock, write_whole
-from student.recipe import Recipe
 from student.run.reading import read_recipe
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
+from student.settings.recipe import Recipe
 
 PROVENANCE = "provenance.json"
 RESUMABLE = (CancelledError, OutageError)

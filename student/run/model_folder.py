@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from student.learning.lora import has_lora
-from student.learning.model import Student
-from student.learning.ranks import Ranks
-from student.learning.sharding import FILE_BYTES, Chunk, full, in_chunks, in_files, reshard, units
-from student.run.parts import Part, files_written, nothing, on_host
+from student.model.lora import has_lora
+from student.model.model import Student
+from student.model.ranks import Ranks
+from student.model.sharding import FILE_BYTES, Chunk, full, in_chunks, in_files, reshard, units
+from student.state.parts import Part, files_written, nothing, on_host
 
 
 def model_parts(

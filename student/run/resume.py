@@ -2,7 +2,7 @@
 
 Steps, learning rate, batch sizes, prompts, evaluation, mixed precision and the number of ranks may change; with the
 same settings and ranks, the resumed run equals the uninterrupted one bit for bit. The keys in `FIXED` may not change.
-What may change in lists of plug-ins is in `student.named_states`.
+What may change in lists of plug-ins is in `student.state.named_states`.
 """
 
 from collections.abc import Mapping

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from opd.fleet.membership.outage import OutageHooks, OutageWatch
 from opd.fleet.source import ScoreSource
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from student.data.needs import SignalNeed
 from student.data.row import Row, SignalKey
-from student.recipe import TeacherSettings
-from student.scoring.needs import SignalNeed
 from student.scoring.targets import Target
+from student.settings.recipe import TeacherSettings
 
 _POLL_SECONDS = 0.5
 

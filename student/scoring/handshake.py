@@ -16,10 +16,10 @@ from opd.tasks.source import PromptSource
 from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
-from student.recipe import Recipe, TeacherSettings
-from student.scoring.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.data.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
 from student.scoring.stops import teacher_stops
 from student.scoring.targets import build_router, destination
+from student.settings.recipe import Recipe, TeacherSettings
 
 _KINDS = {
     PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,

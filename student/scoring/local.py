@@ -28,16 +28,16 @@ from opd.heads import OutputHead
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.batch import packed
+from student.data.hooks import Pass, Reading
+from student.data.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
 from student.data.row import Row
-from student.learning.hooks import Pass, Reading
-from student.learning.lora import adapters_off
-from student.learning.model import Student
-from student.learning.ranks import Ranks
-from student.learning.sharding import full, placed, reshard, units
-from student.recipe import TrainSettings
+from student.model.lora import adapters_off
+from student.model.model import Student
+from student.model.ranks import Ranks
+from student.model.sharding import full, placed, reshard, units
 from student.rollout.rows import evaluating
-from student.scoring.ema import EmaSettings
-from student.scoring.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
+from student.settings.ema import EmaSettings
+from student.settings.recipe import TrainSettings
 
 _FILLER = ScoreItem(np.zeros(2, np.uint32), 1)
 

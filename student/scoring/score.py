@@ -17,19 +17,19 @@ from opd.heads import OutputHead
 from opd.tasks.source import Labels
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
+from student.data.needs import STUDENT, TEACHER, Needs, SignalNeed
 from student.data.row import Row, SignalKey
-from student.recipe import TeacherSettings
 from student.scoring.arriving import Arriving, Call
 from student.scoring.contexts import Contexts
 from student.scoring.local import LocalModels
-from student.scoring.needs import STUDENT, TEACHER, Needs, SignalNeed
 from student.scoring.routing import mix_scores
 from student.scoring.stops import StopMap
 from student.scoring.targets import Target, Targets
 from student.scoring.verify import Verification
+from student.settings.recipe import TeacherSettings
 
 if TYPE_CHECKING:
-    from student.rl.rewards.rounds import StepRewards
+    from student.scoring.rewards.rounds import StepRewards
 
 _SENT_TOKENS = 512
 """Tokens to collect before a call to the fleet. A call costs both sides milliseconds whatever it carries, so rows of a

@@ -21,9 +21,9 @@ from opd.heads import OutputHead
 from opd.tasks.stops import STOP_ADVICE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
+from student.data.needs import TEACHER, Needs
 from student.data.row import Row
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER, Needs
+from student.settings.recipe import Recipe
 
 _LEFT = 10.0
 """Nats by which the log-prob of a moved stop token falls; a little is left, so that log-probs stay finite."""
@@ -216,7 +216,7 @@ def _from_hidden(
     """The log-ratios at the last tokens of rows, from the teacher's hidden states there."""
     import torch
 
-    from student.learning.model import ProjectionSpec, logits_of
+    from student.model.model import ProjectionSpec, logits_of
 
     raw = np.stack([state for _, state in ends])
     states = torch.from_numpy(raw)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
+from student.data.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs, teacher_role
 from student.data.row import Row
-from student.recipe import TeacherSettings
-from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs, teacher_role
 from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings
+from student.settings.recipe import TeacherSettings
 
 
 def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:

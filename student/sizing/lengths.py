@@ -12,7 +12,7 @@ All windows of an episode share a micro-batch, even if together they exceed trai
 import math
 from dataclasses import dataclass
 
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

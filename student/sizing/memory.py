@@ -17,11 +17,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from opd.errors import ConfigError
-from student.recipe import Recipe
+from student.data.needs import EMA, INITIAL, Needs
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.rollout.slots import settled
 from student.rollout.spec import LEAST_ROWS
-from student.scoring.needs import EMA, INITIAL, Needs
+from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.lengths import largest
 from student.sizing.shape import ModelShape

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from opd.printable import echo
-from student.arguments import Overrides
+from student.job.arguments import Overrides
 
 
 def plan(
@@ -37,9 +37,9 @@ def plan(
     assumptions of student/sizing/times.py. A run that cannot fit is refused, with the setting to change.
     """
     from opd.config import load_settings
-    from student.model_path import check_model_path
-    from student.plugins import build_plugins
-    from student.recipe import Recipe
+    from student.job.plugins import build_plugins
+    from student.model.model_path import check_model_path
+    from student.settings.recipe import Recipe
 
     job = load_settings(Recipe, recipe, overrides or ())
     # Before the slow imports, so that a wrong plug-in setting or model name is reported at once.
@@ -69,8 +69,8 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
             last line if the run cannot fit, or if the teachers cannot.
     """
     from opd.errors import ConfigError
-    from student.learns_early import learns_early
-    from student.plugins import build_plugins
+    from student.job.learns_early import learns_early
+    from student.job.plugins import build_plugins
     from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
     from student.sizing.teachers import Fleet, asks_of

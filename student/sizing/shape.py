@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from opd.errors import ConfigError, one_line
 from opd.model_path import refuse_missing
 from opd.pretrained import read_config
-from student.learning.adamw_8bit import moment_bytes
-from student.learning.lora import add_lora
-from student.learning.model import Student
-from student.learning.quantized import four_bit_bytes
-from student.learning.recompute import recompute
-from student.learning.sharding import layer_of
-from student.recipe import ModelSettings
+from student.model.adamw_8bit import moment_bytes
+from student.model.lora import add_lora
+from student.model.model import Student
+from student.model.quantized import four_bit_bytes
+from student.model.recompute import recompute
+from student.model.sharding import layer_of
+from student.settings.recipe import ModelSettings
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.recipe import ModelSettings, Recipe, TeacherSettings
-from student.scoring.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.data.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.settings.recipe import ModelSettings, Recipe, TeacherSettings
 from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.shape import ModelShape
 

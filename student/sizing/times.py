@@ -14,7 +14,7 @@ P is the number of parameters that a token uses.
 
     a step             Rows are scored while others are still sampled, and learning begins when all are scored: the
                        longer of rollout and teachers, plus learning. If the job learns early
-                       (student/learns_early.py), all micro-batches but the last overlap with scoring. If steps are
+                       (student/job/learns_early.py), all micro-batches but the last overlap with scoring. If steps are
                        sampled ahead (train.max_staleness), the teachers work at the same time as the student, and
                        rollouts at the same time as learning if they have their own devices
 
@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.recipe import Recipe
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.settings.recipe import Recipe
 from student.sizing.hardware import Hardware
 from student.sizing.lengths import lengths_of
 from student.sizing.memory import engine_of, slots

@@ -19,9 +19,9 @@ import pytest
 from waiting import wait_until
 
 from opd.config import parse_settings
-from student.loop import train
-from student.recipe import Recipe
-from student.run.reproduce import is_timed
+from student.commands.reproduce import is_timed
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 STEPS = int(os.environ.get("OPD_CHAOS_STEPS", "50"))
 

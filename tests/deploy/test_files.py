@@ -14,8 +14,8 @@ from packaging.utils import canonicalize_name
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, IncompatibleTeacherError, PortInUseError, all_errors
-from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.settings.recipe import Recipe
 from teacher_server.server import EXIT_FATAL
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import yaml
 
 from opd.config import parse_settings
 from opd.fleet.membership.discovery import parse_endpoints
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 from teacher_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from opd.config import parse_settings
 from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc as pb_grpc
-from student.loop import train
-from student.recipe import Recipe
-from student.run.telemetry import Telemetry
+from student.job.loop import train
+from student.report.telemetry import Telemetry
+from student.settings.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 PANELS = runpy.run_path(str(ROOT / "scripts" / "dashboards.py"))

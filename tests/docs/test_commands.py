@@ -8,8 +8,8 @@ import pytest
 import typer.main
 
 import opd.cli
-from student.controllers import CONTROLLERS
-from student.learning.terms import OBJECTIVES
+from student.plugin.controllers import CONTROLLERS
+from student.plugin.terms import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

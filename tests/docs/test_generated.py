@@ -25,8 +25,8 @@ def test_the_page_of_policy_losses_and_advantages_lists_what_is_registered() -> 
 
 
 def test_every_method_has_its_page_with_metrics_that_the_code_has() -> None:
-    from student.controllers import CONTROLLERS
-    from student.learning.terms import OBJECTIVES
+    from student.plugin.controllers import CONTROLLERS
+    from student.plugin.terms import OBJECTIVES
 
     methods = script("methods_doc")
     pages = {path.name: path.read_text() for path in (ROOT / "docs" / "methods").glob("*.md")}

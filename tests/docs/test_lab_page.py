@@ -10,8 +10,8 @@ from opd_lab.experiments import load_experiment
 from opd_lab.plan import ExperimentPlan
 from opd_lab.tiny.summary import read_summary
 from opd_lab.world import WorldModels
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -12,7 +12,7 @@ import yaml
 
 from opd.config import parse_settings
 from opd.tasks import Prompt, build_prompts
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "prompts.md").read_text()
 VERIFIER, FROM_PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -12,12 +12,12 @@ from certificates import self_signed
 
 from opd.config import parse_settings
 from opd.tasks import build_prompts
-from student.dry_run import check
+from student.commands.dry_run import check
+from student.job.plugins import build_plugins
+from student.job.prompt_check import check_prompts
 from student.orbit.recipe import OrbitRecipe
-from student.plugins import build_plugins
-from student.recipe import Recipe
 from student.scoring.handshake import named_roles
-from student.scoring.prompt_check import check_prompts
+from student.settings.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {"plugins.md": "test_plugins_page.py", "tiny.md": "test_tiny_page.py"}

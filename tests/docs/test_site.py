@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from opd.config.reference import describe_keys
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -16,9 +16,9 @@ from ports import held_port
 
 from opd.config import parse_settings
 from opd.errors import CancelledError
+from student.job.loop import _Run, train
 from student.learning.learner import Learner
-from student.loop import _Run, train
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 def weights_of(checkpoint: Path) -> dict[str, str]:

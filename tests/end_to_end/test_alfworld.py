@@ -23,9 +23,9 @@ from opd.tasks.environments.household_pddl import shown_names
 from opd.tasks.environments.household_rooms import APPLIANCES, KINDS, OPENABLE, ROOMS, SENTENCES, TREATED
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
 from opd.tasks.prompt import Prompt
-from student.cli import train as train_command
-from student.recipe import Recipe
-from student.rollout.episodes_cli import gold
+from student.commands.cli import train as train_command
+from student.commands.episodes_cli import gold
+from student.settings.recipe import Recipe
 
 for package in ("textworld", "fast_downward"):
     pytest.importorskip(package, reason="ALFWorld is not installed; run by `make envs`")

@@ -14,13 +14,13 @@ import torch
 import yaml
 from run_records import metrics_of
 
-import student.run.saving as saving
+import student.job.saving as saving
+from student.job.loop import train
 from student.learning.learner import Learner
-from student.loop import train
-from student.recipe import Recipe
+from student.report.telemetry import Telemetry
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints
-from student.run.state_io import load_state
-from student.run.telemetry import Telemetry
+from student.settings.recipe import Recipe
+from student.state.state_io import load_state
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,11 @@ KILLED = """
 import os, signal, sys, threading
 from dataclasses import replace
 import yaml
-import student.run.saving as saving
+import student.job.saving as saving
 from opd.config import parse_settings
 from student.learning.learner import Learner
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 halfway, update, save, updates = threading.Event(), Learner.update, saving.save_checkpoint, []
 

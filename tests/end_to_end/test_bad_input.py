@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from opd import PayloadSpec, ScoreItem, TeacherFleet, errors
-from student.run.parts import Part
+from student.state.parts import Part
 
 Run = Callable[..., tuple[int, str]]
 
@@ -179,9 +179,9 @@ def test_an_existing_run_folder_exits_with_13(opd: Run, recipe_file: Path, recip
 
 def onto_full_disks(monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
     """Have the first `saves` checkpoints meet a full disk, half-way."""
-    import student.run.saving
+    import student.job.saving
 
-    original, begun = student.run.saving.state_parts, itertools.count()
+    original, begun = student.job.saving.state_parts, itertools.count()
 
     def parts(name: str, state: dict[str, Any], **more: Any) -> list[Part]:
         first, *rest = original(name, state, **more)
@@ -195,7 +195,7 @@ def onto_full_disks(monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
 
         return [Part(first.name, write), *rest]
 
-    monkeypatch.setattr(student.run.saving, "state_parts", parts)
+    monkeypatch.setattr(student.job.saving, "state_parts", parts)
 
 
 def test_a_full_disk_that_stays_full_exits_with_13_and_keeps_the_checkpoints_before(

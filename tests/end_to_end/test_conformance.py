@@ -16,10 +16,10 @@ from run_records import records
 from safetensors.torch import load_file
 from simulated_world import TOOLS
 
-from student.controllers import CONTROLLERS
-from student.learning.terms import OBJECTIVES
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.plugin.controllers import CONTROLLERS
+from student.plugin.terms import OBJECTIVES
+from student.settings.recipe import Recipe
 from tests.support.answering import answering
 
 CONSTANT = {"name": "opd", "payload": "topk", "k": 8, "aggregation": "constant"}

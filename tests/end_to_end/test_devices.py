@@ -10,16 +10,16 @@ from run_records import records
 from torch.utils import backend_registration
 
 from opd.config import parse_settings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 ON_DEVICE = """
 import sys
 import pretend_device
 import json
 from opd.config import parse_settings
-from student import loop
-from student.recipe import Recipe
+from student.job import loop
+from student.settings.recipe import Recipe
 
 build = loop.build_job
 

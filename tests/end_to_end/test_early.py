@@ -15,25 +15,25 @@ from typing import Any
 import pytest
 from run_records import metrics_of, records
 
-import student.loop
-import student.preparation
+import student.job.loop
+import student.job.preparation
 from opd.errors import CancelledError, DataError, OutageError
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
-from student.controllers import Controller
 from student.data.row import Row
-from student.learning.early import reads_no_scores
+from student.job.loop import train
+from student.job.stages import StepStages
 from student.learning.learner import Learner
-from student.loop import train
-from student.recipe import Recipe
-from student.rollout.stages import StepStages
-from student.rollout.strategy import Single
+from student.plugin.controllers import Controller
+from student.plugin.early import reads_no_scores
+from student.plugin.strategy import Single
 from student.scoring.arriving import Arriving
 from student.scoring.score import Scorer
+from student.settings.recipe import Recipe
 
 SMALL = {"train": {"steps": 2, "micro_batch_tokens": 40, "checkpoint_every": 0}, "eval": {"prompts": 0}}
 """Steps of several micro-batches."""
-PASS, UPDATE, CONNECT = Learner._pass, Learner.update, student.preparation.connect
+PASS, UPDATE, CONNECT = Learner._pass, Learner.update, student.job.preparation.connect
 
 
 class Reluctant:
@@ -80,7 +80,7 @@ def reluctant(monkeypatch: pytest.MonkeyPatch) -> Event:
         learnt.clear()
         return UPDATE(self, *arguments)
 
-    monkeypatch.setattr(student.preparation, "connect", make)
+    monkeypatch.setattr(student.job.preparation, "connect", make)
     monkeypatch.setattr(Learner, "_pass", one)
     monkeypatch.setattr(Learner, "update", update)
     return learnt
@@ -110,7 +110,7 @@ def test_learning_begins_with_the_first_rows_that_are_scored(
     assert all(0 < share <= 1 for share in late), late
     with monkeypatch.context() as patch:
         patch.setattr(StepStages, "score", wait_for_all)
-        patch.setattr(student.preparation, "connect", CONNECT)
+        patch.setattr(student.job.preparation, "connect", CONNECT)
         waiting = make_recipe(run=str(tmp_path / "waiting"), **one_row_first())
         waited = train(waiting)
     assert hashes(Path(found["checkpoint"])) == hashes(Path(waited["checkpoint"]))
@@ -214,7 +214,7 @@ def test_what_is_being_scored_is_given_up_where_a_step_fails_before_it_is_learnt
         raise DataError("a method that fails.")
 
     monkeypatch.setattr(Scorer, "begin", kept)
-    monkeypatch.setattr(student.loop, "composed", fails)
+    monkeypatch.setattr(student.job.loop, "composed", fails)
     with pytest.raises(DataError):
         train(make_recipe(**one_row_first()))
     assert begun[-1].done

@@ -9,8 +9,8 @@ import torch
 from run_records import metrics_of
 from safetensors.torch import load_file
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 LOCK: dict[str, Any] = {
     "prompts": {"task": "lock", "options": {"digits": 3, "turns": 5}},

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.tasks import Prompt, Verdict
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 DEAD = "127.0.0.1:9"
 
@@ -24,7 +24,7 @@ def evaluate(recipe_data: dict[str, Any], tmp_path: Path) -> Callable[..., dict[
     """Call the verb; gives the report that it wrote."""
     import typer
 
-    from student.cli import evaluate as verb
+    from student.commands.cli import evaluate as verb
 
     app = typer.Typer()
     app.command()(verb)
@@ -131,7 +131,7 @@ def test_a_model_with_another_tokenizer_is_named(world: Path, evaluate: Callable
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp_path: Path) -> None:
-    from student.cli import evaluate as verb
+    from student.commands.cli import evaluate as verb
 
     # Neither the model nor the recipe is there: they are not looked at any more.
     with pytest.raises(

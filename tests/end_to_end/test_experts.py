@@ -17,8 +17,8 @@ from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.source import ScoreSource
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
 

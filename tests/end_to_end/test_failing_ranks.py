@@ -10,8 +10,8 @@ import pytest
 from checkpoints import assert_same, state_of
 from waiting import wait_until
 
-from student.recipe import Recipe
 from student.run.checkpoint import latest_checkpoint
+from student.settings.recipe import Recipe
 
 FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
 # The average is read in process: its forwards gather weights, after the rollout and within what the ranks agree on.

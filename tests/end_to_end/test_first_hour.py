@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError, OpdError, PortInUseError, RunFolderError
-from student.dry_run import check
-from student.loop import train
-from student.recipe import Recipe
-from student.run.telemetry import Telemetry
+from student.commands.dry_run import check
+from student.job.loop import train
+from student.report.telemetry import Telemetry
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -16,19 +16,19 @@ from run_records import metrics_of, records
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError, PluginError
 from opd.fleet.membership.members import Members
-from student.controllers import Controller, Services
+from student.commands.dry_run import check as check_recipe
 from student.data.report import StepReport
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.dry_run import check as check_recipe
-from student.learning.terms import TermOutput
-from student.loop import train
+from student.job.loop import train
+from student.job.services import LoopServices
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober
-from student.recipe import Recipe
+from student.plugin.controllers import Controller, Services
+from student.plugin.terms import TermOutput
 from student.run.folder import RunFolder
 from student.run.interrupts import Interrupts
-from student.services import LoopServices
+from student.settings.recipe import Recipe
 
 EFFOPD = {
     "name": "effopd",

@@ -13,8 +13,8 @@ from run_records import metrics_of
 from waiting import wait_until
 
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 _PROGRAM = Path(__file__).parents[1] / "support" / "judge_model.py"
 

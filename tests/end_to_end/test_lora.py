@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from opd.config import parse_settings
 from opd.errors import CheckpointError, ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
-from student.evaluate_model import evaluate_model
-from student.loop import train
+from student.commands.evaluate_model import evaluate_model
+from student.job.loop import train
 from student.orbit.merge import MergeSettings, merge
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 MODEL: dict[str, Any] = {"lora": {"rank": 4, "alpha": 8, "dora": False}}
 TO_BASE = [{"name": "opd", "payload": "gather", "k": 8}, {"name": "reference_kl", "weight": 0.1}]

@@ -12,14 +12,14 @@ from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
+from student.commands.dry_run import check
+from student.commands.evaluate_model import evaluate_model
 from student.data import batch
 from student.data.row import Row
-from student.dry_run import check
-from student.evaluate_model import evaluate_model
-from student.learning.model import load_tokenizer
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.model.model import load_tokenizer
 from student.scoring.score import Scorer
+from student.settings.recipe import Recipe
 
 SELF = {"teachers": {"default": "ema", "ema": {"decay": 0.5, "every": 1}}}
 SECRET = "@@@"

@@ -11,8 +11,8 @@ from typing import Any
 from run_records import metrics_of
 from waiting import PATIENCE
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 def test_its_episodes_break_and_are_counted_and_the_run_goes_on(

@@ -16,15 +16,15 @@ from run_records import metrics_of, records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.errors import CancelledError, DataError, OutageError
-from student.controllers import Controller
 from student.data.row import Row
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.plugin.controllers import Controller
 from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 from student.scoring.score import Scorer
+from student.settings.recipe import Recipe
 
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
 EFFOPD = {

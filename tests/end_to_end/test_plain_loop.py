@@ -16,19 +16,19 @@ from opd.fleet.client import TeacherFleet
 from opd.tasks import build_prompts
 from opd.wire.types import PayloadKind
 from student.data.batch import collate, signal_tokens, split
+from student.data.needs import TEACHER, Needs, merge
 from student.data.outcome import gather_outcomes
 from student.data.plan import plan_step
 from student.data.row import Row
+from student.data.schedule import learning_rate
 from student.data.token_batch import TokenBatch
-from student.learning.model import ProjectionSpec, Student, load_tokenizer, project
+from student.job.loop import train
+from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.learning.schedule import learning_rate
-from student.loop import train
-from student.plugins import build_terms
-from student.recipe import Recipe
+from student.model.model import ProjectionSpec, Student, load_tokenizer, project
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
-from student.scoring.needs import TEACHER, Needs, merge
+from student.settings.recipe import Recipe
 
 CPU = torch.device("cpu")
 

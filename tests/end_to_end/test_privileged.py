@@ -9,8 +9,8 @@ import yaml
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
 CASES = {

@@ -13,11 +13,11 @@ from run_records import metrics_of
 from transformers import AutoModelForCausalLM
 
 from opd.errors import CheckpointError
-from student.learning.model import load_student
-from student.learning.quantized import four_bits, keep_layout
-from student.loop import train
-from student.recipe import LoraSettings, Recipe
-from student.run.state_io import load_state
+from student.job.loop import train
+from student.model.model import load_student
+from student.model.quantized import four_bits, keep_layout
+from student.settings.recipe import LoraSettings, Recipe
+from student.state.state_io import load_state
 
 pytest.importorskip("bitsandbytes")
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from run_records import metrics_of
 
 from opd.errors import DataError
 from student.data.plan import plan_step
-from student.job import build_job
-from student.loop import train
-from student.recipe import Recipe
+from student.job.job import build_job
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 Hashes = Callable[[Path], dict[str, str]]
 

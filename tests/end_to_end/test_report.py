@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import student.run.report.page
-from student.loop import train
-from student.recipe import Recipe
-from student.run.telemetry import Telemetry
+import student.report.page.page
+from student.job.loop import train
+from student.report.telemetry import Telemetry
+from student.settings.recipe import Recipe
 
 
 def test_a_run_leaves_its_report_with_exact_divergences_of_tokens(make_recipe: Callable[..., Recipe]) -> None:
@@ -57,7 +57,7 @@ def test_a_report_that_cannot_be_written_costs_the_run_nothing(
     def full(run: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(student.run.report.page, "write_report", full)
+    monkeypatch.setattr(student.report.page.page, "write_report", full)
     recipe = make_recipe(train={"steps": 1}, eval={"prompts": 0})
     with caplog.at_level(logging.WARNING):
         assert train(recipe)["steps"] == 1

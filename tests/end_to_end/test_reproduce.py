@@ -8,9 +8,9 @@ import pytest
 import typer
 
 from opd.errors import RunFolderError
-from student.loop import train
-from student.recipe import Recipe
-from student.run.reproduce import changed_versions, first_difference, reproduce
+from student.commands.reproduce import changed_versions, first_difference, reproduce
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 def test_a_run_is_reproduced_to_the_bit_and_another_seed_is_found_out(

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
-from student.dry_run import check
-from student.loop import train
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 JUDGES = """
 import time

@@ -13,8 +13,8 @@ from judge_servers import Server, serving
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 from tests.support.every_advantage import every_advantage
 
 Steps = Callable[..., list[dict[str, Any]]]

@@ -10,8 +10,8 @@ from judge_servers import serving
 from run_records import metrics_of, records
 from safetensors.torch import load_file
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 from tests.support.every_advantage import every_advantage
 
 pytestmark = pytest.mark.slow

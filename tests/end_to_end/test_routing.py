@@ -20,14 +20,14 @@ from opd.tasks.arithmetic import Addition
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
 from student.data.row import Row
-from student.job import build_job
-from student.loop import train
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER, Needs, SignalNeed
+from student.job.job import build_job
+from student.job.loop import train
 from student.scoring.score import Scorer
 from student.scoring.verify import Verification
+from student.settings.recipe import Recipe
 
 MIX = {
     "mix": [

@@ -8,8 +8,8 @@ import pytest
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 def recipe(world: Path, folder: Path, **changes: Any) -> Recipe:

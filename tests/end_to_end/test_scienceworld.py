@@ -20,9 +20,9 @@ from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
 from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from opd.tasks.prompt import Prompt
-from student.loop import train
-from student.recipe import Recipe
-from student.rollout.episodes_cli import gold
+from student.commands.episodes_cli import gold
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 pytest.importorskip("scienceworld", reason="ScienceWorld is not installed; run by `make envs`")
 

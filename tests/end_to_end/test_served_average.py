@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.fleet.client import TeacherFleet
 from opd.wire.types import PayloadSpec, ScoreItem
-from student.dry_run import check
-from student.loop import train
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 TOKEN = "operator-secret-1"
 SELF = {"contexts": {"teacher": {"prompt": "Carry! {{ prompt }}"}}}

@@ -15,10 +15,10 @@ from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 from waiting import wait_until
 
-from student.loop import train
-from student.recipe import LoraSettings, Recipe
+from student.job.loop import train
 from student.rollout.servers import transfer
 from student.run.checkpoint import latest_checkpoint
+from student.settings.recipe import LoraSettings, Recipe
 
 _VLLM = [
     pytest.mark.engine,

@@ -15,10 +15,10 @@ from run_records import metrics_of
 from transformers import AutoModelForCausalLM
 from waiting import wait_until
 
-from student.cli import train as command
-from student.loop import train
-from student.recipe import Recipe
+from student.commands.cli import train as command
+from student.job.loop import train
 from student.run.checkpoint import find_damage, latest_checkpoint
+from student.settings.recipe import Recipe
 
 FSDP = {"sharding": "fsdp", "micro_batch_tokens": 64}
 

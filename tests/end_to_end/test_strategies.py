@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from student.loop import train
-from student.recipe import Recipe
-from student.scoring.stop_check import StopCheck
+from student.job.loop import train
+from student.job.stop_check import StopCheck
+from student.settings.recipe import Recipe
 
 DYNAMIC = {
     "prompts": {"task": "student_plugins:Halves", "options": {"digits": 2}},

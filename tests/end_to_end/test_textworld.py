@@ -18,8 +18,8 @@ from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
 from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
-from student.recipe import Recipe
-from student.rollout.episodes_cli import gold
+from student.commands.episodes_cli import gold
+from student.settings.recipe import Recipe
 
 pytest.importorskip("textworld", reason="TextWorld is not installed; run by `make envs`")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ from run_records import metrics_of
 from waiting import wait_until
 
 from opd.errors import CheckpointError, RunFolderError
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.report.telemetry import Telemetry
 from student.run.checkpoint import latest_checkpoint
-from student.run.telemetry import Telemetry
+from student.settings.recipe import Recipe
 
 OPD = [sys.executable, "-m", "opd.cli"]
 

@@ -10,8 +10,8 @@ from judge_servers import Server, serving
 from run_records import metrics_of, records
 from simulated_world import TOOLS, say
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from run_records import metrics_of
 from safetensors.torch import load_file
 from waiting import wait_until
 
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:

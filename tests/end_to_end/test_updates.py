@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from opd.errors import CancelledError, ConfigError, NonFiniteError
 from opd.fleet.membership.outage import Outage
-from student.controllers import Controller
 from student.data.report import StepReport
+from student.job.loop import train
 from student.learning.learner import Learner
 from student.learning.updates import Update
-from student.loop import train
-from student.recipe import Recipe
+from student.plugin.controllers import Controller
+from student.settings.recipe import Recipe
 
 GRPO = {
     "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},

@@ -9,8 +9,8 @@ import pytest
 from run_records import metrics_of
 
 from opd.errors import RolloutEngineError
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 pytestmark = [
     pytest.mark.engine,

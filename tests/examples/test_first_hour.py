@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import opd.cli
 from opd.config import load_settings
 from opd_lab.tiny.random_models import config_of, count_parameters, random_shape
-from student.plugins import build_plugins
-from student.recipe import Recipe
-from student.run.expected import read_expected
+from student.job.plugins import build_plugins
+from student.report.expected import read_expected
+from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, TABLE
 from student.sizing.memory import check_fits, memory_of
 from student.sizing.shape import ModelShape

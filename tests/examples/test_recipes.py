@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from opd.config import parse_settings
 from opd.tasks.environments.alfworld import command_of
-from student.cli import train
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.commands.cli import train
+from student.job.plugins import build_plugins
 from student.rl.hiper import tagged_of
+from student.settings.recipe import Recipe
 from student.sizing.hardware import TABLE
 from student.sizing.memory import check_fits, memory_of
 from student.sizing.shape import ModelShape

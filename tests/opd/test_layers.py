@@ -53,11 +53,11 @@ def targets(path: Path, modules: set[str], *, types: bool = False) -> set[str]:
 
 
 def test_the_loop_knows_no_plug_in() -> None:
-    """Methods and RL are found by name: only `student.plugins` and what stands above the loop import them."""
+    """Methods and RL are found by name: only `student.job.plugins` and what stands above the loop import them."""
     plugins = ("student/methods/", "student/rl/")
     # These apply whatever rewards there are.
-    frame = {"student.rl.rewards.chain", "student.rl.rewards.rounds"}
-    above = (*plugins, "student/plugins.py", "opd_lab/", "student/orbit/")
+    frame = {"student.scoring.rewards.chain", "student.scoring.rewards.rounds"}
+    above = (*plugins, "student/job/plugins.py", "opd_lab/", "student/orbit/")
     files = {str(p.relative_to(ROOT)): p for p in (ROOT / "student").rglob("*.py")}
     names = {path.removesuffix(".py").replace("/", "."): path for path in files}
     broken = {

@@ -122,7 +122,7 @@ def test_a_name_without_an_owner_passes_if_the_cache_has_it(tmp_path: Path, monk
 def test_owner_and_name_without_a_hub_are_told_as_what_may_pass_by_student_and_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from student.learning.model import load_tokenizer
+    from student.model.model import load_tokenizer
     from teacher_server.engines.loading import resolve_folder
 
     # Tests ask no hub; a real one that cannot be reached is asked again for most of a minute.
@@ -137,7 +137,7 @@ def test_owner_and_name_without_a_hub_are_told_as_what_may_pass_by_student_and_s
 
 
 def test_a_file_in_place_of_the_models_folder_is_said_to_be_one(tmp_path: Path) -> None:
-    from student.learning.model import load_tokenizer
+    from student.model.model import load_tokenizer
 
     (tmp_path / "recipe.yaml").write_text("run: a")
     with pytest.raises(ConfigError, match=r"recipe\.yaml' is a file; give the folder that save_pretrained wrote"):

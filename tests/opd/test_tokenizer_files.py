@@ -35,7 +35,7 @@ def test_a_tokenizer_that_is_read_as_it_was_saved_is_not(tmp_path: Path) -> None
 
 
 def test_the_student_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from student.learning.model import load_tokenizer
+    from student.model.model import load_tokenizer
 
     _loaded(tmp_path, Qwen2Config())
     load_tokenizer(str(tmp_path))

@@ -23,8 +23,8 @@ from opd_lab.runner import _work, run_experiment
 from opd_lab.tiny.presets import world_plan
 from opd_lab.tiny.summary import read_summary
 from opd_lab.world import WorldModels
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
     other = run.folder.with_name("seed-10-00000000")
     other.mkdir()
     lines: list[str] = []
-    monkeypatch.setattr("student.loop.train", lambda *_, **__: {})
+    monkeypatch.setattr("student.job.loop.train", lambda *_, **__: {})
     monkeypatch.setattr("opd_lab.runner._outcome", lambda task: "done")
     _work([run], 1, lines.append)
     assert "starts from the beginning" in lines[0] and run.name in lines[0]

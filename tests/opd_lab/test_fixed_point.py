@@ -10,7 +10,7 @@ from opd.tasks import Prompt, PromptSource, build_prompts, encode_prompt
 from opd.tasks.settings import TaskSettings
 from opd_lab.fixed_point import Pair, decode, judge, load, pair_of
 from student.data.streams import stream, uniforms
-from student.learning.model import Weights
+from student.model.model import Weights
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from opd.errors import ConfigError
 from opd_lab.predict import PremiseReport, Window, _preference, measure, verdicts
 from opd_lab.predict_cli import premise
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 def test_the_figures_of_a_student_and_its_teacher(world: Path, serve: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from opd_lab.fixed_point import Pair
 from opd_lab.predict_cli import premise
 from opd_lab.predict_weights import WeightsReport, measure_weights, verdicts
 from student.data.intervals import Interval, t_interval
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 def _recipe(student: Path, **more: Any) -> dict[str, Any]:

@@ -15,17 +15,17 @@ from opd.maths import score_tokens
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind
+from student.data.needs import EMA, REFERENCE, STUDENT, TEACHER, Needs, merge
 from student.data.plan import plan_step
 from student.data.row import Row, RowKey
 from student.data.token_batch import SignalTokens, StudentTokens, TokenBatch
+from student.job.plugins import build_terms
 from student.learning.learner import Learner
-from student.learning.model import load_student, load_tokenizer
 from student.learning.objective import Objective
-from student.learning.terms import Term
-from student.plugins import build_terms
-from student.recipe import TrainSettings
+from student.model.model import load_student, load_tokenizer
+from student.plugin.terms import Term
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.needs import EMA, REFERENCE, STUDENT, TEACHER, Needs, merge
+from student.settings.recipe import TrainSettings
 
 if TYPE_CHECKING:
     from teacher_server.engines.transformers import TransformersEngine

@@ -25,9 +25,9 @@ from simulated_world import simulate
 
 from opd.config import parse_settings
 from opd.errors import OpdError
-from student.dry_run import check
-from student.loop import train
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 RECIPES = int(os.environ.get("OPD_FUZZ_RECIPES", "16"))
 TRIES = 25

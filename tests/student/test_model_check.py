@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.dry_run import check
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.settings.recipe import Recipe
 
 SPARSITY, ROUTING = {"name": "update_sparsity"}, {"name": "routing_replay", "source": "old"}
 

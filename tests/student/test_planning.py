@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, TEACHER, Needs, SignalNeed, merge
 from student.data.plan import plan_step
+from student.data.schedule import learning_rate
 from student.data.streams import stream, uniforms
-from student.learning.schedule import learning_rate
-from student.scoring.needs import REFERENCE, TEACHER, Needs, SignalNeed, merge
 
 
 def test_a_stream_depends_on_each_of_its_names() -> None:

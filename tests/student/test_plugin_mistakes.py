@@ -16,26 +16,26 @@ from opd.errors import ConfigError, PluginError
 from opd.registry import Registry
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.controllers import CONTROLLERS, Controller, ControllerSettings, Services
+from student.data.needs import Needs, SignalNeed, needs_of
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
 from student.data.token_batch import StudentTokens, TokenBatch, have
+from student.job.steering import acted, composed, ordered, planned
 from student.learning.objective import Objective
-from student.learning.terms import OBJECTIVES, Term, TermOutput, TermSettings, losses_of
+from student.plugin.controllers import CONTROLLERS, Controller, ControllerSettings, Services
+from student.plugin.rounds import Rollouts
+from student.plugin.strategy import STRATEGIES, Strategy, StrategySettings
+from student.plugin.terms import OBJECTIVES, Term, TermOutput, TermSettings, losses_of
+from student.report.series import Series
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
-from student.rl.rewards.base import Reward
 from student.rl.samplers.base import Sampler, SamplerSettings
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine, RolloutEngineSettings
 from student.rollout.policy_sampler import PolicySampler
-from student.rollout.rounds import Rollouts
-from student.rollout.strategy import STRATEGIES, Strategy, StrategySettings
-from student.run.series import Series
-from student.run.state_io import check_state
-from student.scoring.needs import Needs, SignalNeed, needs_of
-from student.steering import acted, composed, ordered, planned
+from student.scoring.rewards.base import Reward
+from student.state.state_io import check_state
 
 
 class Wrong(Term):

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.maths import score_tokens
+from student.data.needs import TEACHER
 from student.data.token_batch import TeacherShare
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER
+from student.job.plugins import build_plugins, build_terms
+from student.settings.recipe import Recipe
 
 OTHER = 11  # seed of the second teacher
 WEIGHTS = (0.7, 0.3)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from student.run.checkpoint import find_damage, list_checkpoints
-from student.run.state_io import load_state
+from student.state.state_io import load_state
 
 SIZES = {
     "vocab_size": 38,
@@ -50,7 +50,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.maths import linear_divergence
 from student.data.report import EvalReport
 from student.methods.jumps.effopd import EffOpd, EffOpdSettings
-from student.learning.model import Student
+from student.model.model import Student
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 rendezvous = folder / "rendezvous"
@@ -163,12 +163,12 @@ import os, resource, shutil
 from functools import partial
 import student.run.checkpoint as checkpoints
 from opd.errors import RunFolderError
-from student.learning.ranks import Ranks
-from student.learning.sharding import mesh_of, shard as shard_student, whole
+from student.model.ranks import Ranks
+from student.model.sharding import mesh_of, shard as shard_student, whole
 from student.run.beside import Beside
 from student.run.model_folder import model_parts
-from student.run.parts import Part
-from student.run.state_io import load_state, state_parts
+from student.state.parts import Part
+from student.state.state_io import load_state, state_parts
 
 ranks = Ranks(group=dist.group.WORLD)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from student.run.state_io import load_state
+from student.state.state_io import load_state
 
 
 def state_of(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -20,14 +20,14 @@ from pydantic.fields import FieldInfo
 from simulated_world import TOOLS
 
 from opd.registry import Registry
-from student.controllers import CONTROLLERS
-from student.learning.terms import AGGREGATIONS, OBJECTIVES
-from student.recipe import LoraSettings, RolloutSettings, TrainSettings
+from student.plugin.controllers import CONTROLLERS
+from student.plugin.strategy import STRATEGIES
+from student.plugin.terms import AGGREGATIONS, OBJECTIVES
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Modifier
-from student.rollout.strategy import STRATEGIES
-from student.run.eval_settings import EvalSettings
-from student.scoring.ema import EmaSettings
+from student.settings.ema import EmaSettings
+from student.settings.evaluation import EvalSettings
+from student.settings.recipe import LoraSettings, RolloutSettings, TrainSettings
 
 Drawn = dict[str, Any]
 ANSWERING = "http://answering"

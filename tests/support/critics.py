@@ -10,9 +10,9 @@ from saved_state import save_state
 from thread_ranks import Meeting
 
 from student.data.row import Row
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.rl.fitted import TurnCritic
-from student.run.state_io import load_state
+from student.state.state_io import load_state
 
 C = TypeVar("C", bound=TurnCritic)
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from student.learning.adamw_8bit import AdamW8bit
-from student.learning.sharding import full, placed
-from student.run.state_io import load_state
+from student.model.adamw_8bit import AdamW8bit
+from student.model.sharding import full, placed
+from student.state.state_io import load_state
 
 SHAPES = {
     "even": (64, 128),  # two rows make a block

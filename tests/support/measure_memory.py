@@ -19,14 +19,14 @@ from opd.config import load_settings
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
 from student.data.row import Row
+from student.job.plugins import build_plugins
 from student.learning.learner import Learner
-from student.learning.model import Student, load_student
 from student.learning.objective import Objective
-from student.learning.sharding import shard, whole
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.model.model import Student, load_student
+from student.model.sharding import shard, whole
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
+from student.settings.recipe import Recipe
 
 M_MMAP_THRESHOLD = -3
 """malloc.h's name for the size above which memory is mapped for itself."""

@@ -11,8 +11,8 @@ import yaml
 
 from opd.config import parse_settings
 from opd.errors import OpdError
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
+from student.settings.recipe import Recipe
 
 if __name__ == "__main__":
     says = "--say-errors" in sys.argv

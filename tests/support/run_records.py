@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from student.recipe import Recipe
-from student.run.reproduce import is_timed
+from student.commands.reproduce import is_timed
+from student.settings.recipe import Recipe
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

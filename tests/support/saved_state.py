@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from student.run.state_io import state_parts
+from student.state.state_io import state_parts
 
 
 def save_state(folder: Path, name: str, state: dict[str, Any]) -> None:

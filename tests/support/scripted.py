@@ -12,9 +12,9 @@ from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
+from student.settings.episode_settings import EpisodeSettings
 
 
 def make_player(tokenizer: Any, candidates: int = 4, **settings: Any) -> EpisodePlayer:

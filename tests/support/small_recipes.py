@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from opd.config import parse_settings
-from student.dry_run import check
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.settings.recipe import Recipe
 
 CHAT = {"endpoint": "http://127.0.0.1:9/v1", "model": "judge"}
 PLAIN = {"name": "policy_gradient", "ratio": "none"}

@@ -14,10 +14,10 @@ from opd.errors import DataError, RolloutEngineError
 from opd.tasks.arithmetic import Addition
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from student.controllers import Controller
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.learning.terms import TermOutput
+from student.plugin.controllers import Controller
+from student.plugin.terms import TermOutput
 from student.rl.losses.grpo import Grpo
 from student.rollout.engine import EngineSetup, RolloutEngine, RolloutEngineSettings, TransformersRollout
 from student.rollout.transformers import rollout

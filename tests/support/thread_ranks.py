@@ -18,12 +18,12 @@ from opd.tasks.verdict import Verdict
 from student.data.cursor import PromptCursor
 from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.data.row import Row
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
+from student.plugin.rounds import Rollouts
+from student.plugin.strategy import STRATEGIES, Strategy
 from student.rl import REWARDS
-from student.rl.rewards.chain import RewardChain
-from student.rl.rewards.rounds import StepRewards
-from student.rollout.rounds import Rollouts
-from student.rollout.strategy import STRATEGIES, Strategy
+from student.scoring.rewards.chain import RewardChain
+from student.scoring.rewards.rounds import StepRewards
 
 SOURCE = build_prompts(TaskSettings(task="addition", options={"digits": 2}), seed=0)
 

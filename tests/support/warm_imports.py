@@ -9,7 +9,7 @@ import transformers.models.qwen3.modeling_qwen3
 
 import opd.cli
 import opd.maths
-import student.job
-import student.loop
+import student.job.job
+import student.job.loop
 import teacher_server.cli
 import teacher_server.server

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from student.controllers import Controller, ControllerSettings
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 class EpisodeFilterSettings(ControllerSettings):

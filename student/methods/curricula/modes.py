@@ -20,20 +20,20 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.modes import ModeSettings
 from opd.wire.types import PayloadKind
-from student.controllers import Controller, ControllerSettings
+from student.data.needs import TEACHER, Needs
 from student.data.row import RowKey
 from student.data.streams import stream
-from student.scoring.needs import TEACHER, Needs
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class ModesMethodSettings(ControllerSettings):

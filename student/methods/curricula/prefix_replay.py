@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
 from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import note_turns, turn_metrics
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 _READER = "method prefix_replay"

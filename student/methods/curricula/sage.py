@@ -22,18 +22,18 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.wire.types import PayloadKind
-from student.controllers import Controller, ControllerSettings
-from student.scoring.needs import TEACHER
+from student.data.needs import TEACHER
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from student.controllers import Services
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 NOTE = "turn_weight/"
 """Prefix of a row's notes: `turn_weight/k` is w_k before it is divided by its mean."""

@@ -25,17 +25,17 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.stops import answer_end
-from student.controllers import Controller, ControllerSettings
 from student.data.row import Row, RowKey
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from student.controllers import Services
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class SopdSettings(ControllerSettings):

@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
 from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import DEPTH, mean_depth, note_turns, turn_divergences, turn_metrics
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 _INSTEAD = "use order f2b"

@@ -26,20 +26,20 @@ from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.environments.simulated import CASE, LEVELS, TASK, offered
 from opd.tasks.environments.simulated_task import EASIEST, HARDEST, SimulatorFailed, draw_levels, make_task
-from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _TAG = "difficulty"
 

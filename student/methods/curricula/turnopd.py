@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.methods.curricula.paths import is_played
 from student.methods.curricula.turns import (
@@ -31,15 +30,16 @@ from student.methods.curricula.turns import (
     turn_metrics,
     turn_notes,
 )
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 class TurnOpdSettings(ControllerSettings):

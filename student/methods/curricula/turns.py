@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from student.data.needs import TEACHER
 from student.data.outcome import Outcome
 from student.data.row import Row
-from student.scoring.needs import TEACHER
 
 DEPTH = "turn_depth"
 """Tag of planned episodes: the number of turns that the student plays; without it, all of them."""

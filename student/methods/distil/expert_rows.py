@@ -22,19 +22,19 @@ from pydantic import Field, model_validator
 from opd.errors import ConfigError, DataError
 from opd.tasks.environments.base import ENVIRONMENT, PATH
 from opd.tasks.modes import asked_content
-from student.controllers import Controller, ControllerSettings
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
+from student.plugin.controllers import Controller, ControllerSettings
 from student.rollout.recorded import read_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class ExpertRowsSettings(ControllerSettings):

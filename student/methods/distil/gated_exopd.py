@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, SCORES, TEACHER, Needs, SignalNeed
 from student.data.token_batch import have
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
-from student.scoring.needs import REFERENCE, SCORES, TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from jaxtyping import Float

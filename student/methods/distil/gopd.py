@@ -26,14 +26,14 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.opd import tempered
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.token_set import token_ids
 from student.methods.jumps.extrapolation import Extrapolation, Guards
-from student.scoring.needs import HIDDEN, REFERENCE, SCORES, TEACHER, Needs, SignalNeed
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,24 +19,24 @@ from opd.config import parse_settings
 from opd.fleet.membership.discovery import recorded_folder
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.batch import collate, split
-from student.learning.terms import losses_of
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.plugin.terms import losses_of
 from student.rollout.rows import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from student.data.needs import Needs
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
     from student.learning.learner import Learner
-    from student.recipe import TeacherSettings
-    from student.scoring.needs import Needs
+    from student.settings.recipe import TeacherSettings
 
 _MEASURED_IDS = 64
 
 
 class ReverseKl:
-    """Implements `student.evaluate.EvalMeasure` with the term of on-policy distillation.
+    """Implements `student.job.evaluate.EvalMeasure` with the term of on-policy distillation.
 
     Args:
         payload: what the teachers send.

@@ -38,12 +38,12 @@ from pydantic import Field, model_validator
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import EMA, HIDDEN, INITIAL, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate
-from student.scoring.needs import EMA, HIDDEN, INITIAL, SCORES, SCORES_AT_TEACHER, STUDENT, Needs, SignalNeed
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from opd.heads import OutputHead
     from opd.maths import Divergence
     from student.methods.distil.output import Metrics
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "jsd", "skew_forward_kl", "skew_reverse_kl"]
 

@@ -19,11 +19,11 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import weighted
-from student.scoring.needs import HIDDEN, REFERENCE, SCORES, Needs, SignalNeed
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

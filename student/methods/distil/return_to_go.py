@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opd.wire.types import PayloadKind
+from student.data.needs import TEACHER
 from student.data.token_batch import have
-from student.scoring.needs import TEACHER
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

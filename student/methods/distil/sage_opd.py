@@ -17,11 +17,11 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.controllers import CONTROLLERS
 from student.data.token_batch import TokenBatch
-from student.learning.terms import TermOutput
 from student.methods.curricula.sage import NOTE, Sage
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.plugin.controllers import CONTROLLERS
+from student.plugin.terms import TermOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class SageOpdSettings(OpdSettings):

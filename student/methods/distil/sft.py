@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.scoring.needs import SCORES, Needs
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 
 class SftSettings(TermSettings):

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.selection import spread, top_share
-from student.scoring.needs import SCORES, Needs
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

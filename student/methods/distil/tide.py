@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
 from student.methods.distil.token_reward import TokenReward, TokenRewardSettings
-from student.scoring.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
+from student.plugin.terms import TermOutput
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 
 from opd import maths
 from opd.wire.types import PayloadKind
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.methods.distil.selection import spread, top_share
-from student.scoring.needs import SCORES, Needs
+from student.plugin.terms import TermOutput
 
 if TYPE_CHECKING:
     from jaxtyping import Float

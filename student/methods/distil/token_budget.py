@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from opd.errors import DataError
-from student.controllers import Controller, ControllerSettings
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
-    from student.controllers import Services
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.settings.recipe import Recipe
 
 
 class TokenBudgetSettings(ControllerSettings):

@@ -28,17 +28,17 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
+from student.data.needs import EMA, Needs, merge
 from student.data.outcome import reward_of
+from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch
-from student.learning.schedule import WeightSchedule
-from student.learning.terms import TermOutput
 from student.methods.distil.tip import TipSettings, TokenSelection
-from student.scoring.needs import EMA, Needs, merge
+from student.plugin.terms import TermOutput
 
 if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 _HOW = {
     "hint": (

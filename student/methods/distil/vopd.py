@@ -18,10 +18,10 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import SCORES, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
 from student.methods.distil.output import divergence_metrics
-from student.scoring.needs import SCORES, TEACHER, Needs, SignalNeed
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.controllers import Controller, ControllerSettings
 from student.methods.jumps.gates import GateSettings, passes
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.report import EvalReport
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _MOVED = re.compile(r"\.(self_attn|attn|attention|mlp|feed_forward|experts)\.")
 _NORM = re.compile(r"norm", re.IGNORECASE)
@@ -112,7 +112,7 @@ class EffOpd(Controller):
         if not moved:
             raise ConfigError("method effopd finds no attention or MLP tensors by name; set tensors: all.")
         if self._anchor:
-            from student.learning.sharding import placed
+            from student.model.sharding import placed
 
             self._anchor = {name: placed(self._anchor[name], p) for name, p in moved.items()}
         else:

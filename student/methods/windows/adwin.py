@@ -27,18 +27,18 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.controllers import ControllerSettings
 from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.methods.windows.admissibility import cross_fitted, published, shortest_admissible
 from student.methods.windows.windows import WindowController
+from student.plugin.controllers import ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
-    from student.learning.terms import Term
     from student.methods.windows.probe import Probe, Prober, ProbeResult, ProbeSpec
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class AdwinSettings(ControllerSettings):

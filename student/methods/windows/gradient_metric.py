@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from student.learning.sharding import full, layer_of
+from student.model.sharding import full, layer_of
 
 MetricName = Literal["full", "sketch", "last_layers"]
 _CHUNK = 1 << 22

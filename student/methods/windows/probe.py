@@ -26,14 +26,14 @@ from torch import Tensor
 
 from opd.errors import CancelledError
 from opd.wire.types import Scores
-from student.controllers import Workbench
 from student.data.batch import MicroBatch
+from student.data.costs import Costs
 from student.data.plan import PlannedRow, StepPlan
 from student.data.row import Row, RowKey
 from student.data.streams import stream
 from student.learning.learner import Learner
 from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.run.costs import Costs
+from student.plugin.controllers import Workbench
 
 AnyRow = TypeVar("AnyRow", Row, PlannedRow)
 

@@ -18,13 +18,13 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
-from student.controllers import ControllerSettings
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.methods.windows.windows import FollowingController
-from student.scoring.needs import TEACHER, Needs, SignalNeed
+from student.plugin.controllers import ControllerSettings
 
 if TYPE_CHECKING:
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 class PruneOpdSettings(ControllerSettings):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
-from student.learning.early import reads_no_scores
+from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.early import reads_no_scores
 
 if TYPE_CHECKING:
-    from student.controllers import Services
     from student.data.row import Row
+    from student.plugin.controllers import Services
 
 
 class RandomTokensSettings(ControllerSettings):

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.controllers import Controller, ControllerSettings
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 def check_partial_sums(name: str, terms: Sequence[Term]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class OfTurnCritic(GroupEstimator):

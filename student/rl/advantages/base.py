@@ -15,9 +15,9 @@ from pydantic import Field
 
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError, short
+from student.data.needs import TEACHER, Needs
 from student.data.outcome import KEYS
 from student.rl.advantages.traits import Traits
-from student.scoring.needs import TEACHER, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 Credit: TypeAlias = "float | NDArray[np.float32]"
 """The advantage of a row: one number for all its tokens, or [T], one number per token."""

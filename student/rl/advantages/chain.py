@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd.errors import ConfigError, PluginError, short
+from student.data.needs import Needs, merge, needs_of
 from student.data.outcome import KEYS
-from student.named_states import load_states, states_of
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage, Modifier
 from student.rl.advantages.traits import traits_of
-from student.scoring.needs import Needs, merge, needs_of
+from student.state.named_states import load_states, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
-    from student.recipe import Recipe
     from student.rl.advantages.base import Credit
     from student.rl.advantages.traits import Scope, Source, Traits
+    from student.settings.recipe import Recipe
 
 
 class AdvantageChain:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class DrpoSettings(AdvantageSettings):

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import have
 from student.rl.advantages.base import AdvantageSettings, Credit, Modifier, known
-from student.scoring.needs import SCORES, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.rl.advantages.batch_scale import deviation
 from student.rl.advantages.traits import Traits
-from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

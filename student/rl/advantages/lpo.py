@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
+from student.data.needs import STUDENT, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.batch_scale import deviation
 from student.rl.advantages.traits import Traits
-from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

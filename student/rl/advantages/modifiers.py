@@ -20,16 +20,16 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
+from student.data.needs import REFERENCE, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, Modifier, known
 from student.rl.advantages.batch_scale import deviation
 from student.rl.advantages.traits import Traits
-from student.scoring.needs import REFERENCE, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class OfErrors(Modifier):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.report import StepReport
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class NoisyForwardSettings(AdvantageSettings):

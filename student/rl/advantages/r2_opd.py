@@ -20,9 +20,9 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.rl.advantages.traits import Traits
-from student.scoring.needs import TEACHER, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 _LEAST = 1e-8
 

@@ -20,7 +20,7 @@ from student.rl.advantages.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class SignedSettings(AdvantageSettings):

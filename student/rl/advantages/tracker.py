@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.report import StepReport
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class ValueTrackerSettings(AdvantageSettings):

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.advantages.a2tgpo import A2tgpo
 from student.rl.advantages.turns import TurnSettings, spread
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, _ByRow

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, Needs, SignalNeed, merge
 from student.data.token_batch import have
 from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import PolicyGradientSettings, advantage_field
 from student.rl.losses.weighted import WeightedGradient
-from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from torch import Tensor

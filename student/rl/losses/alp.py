@@ -23,8 +23,8 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch
-from student.learning.layer_noise import LayerNoise
-from student.learning.terms import TermOutput
+from student.model.layer_noise import LayerNoise
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import PolicyGradient
 from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import ClippedSettings
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from student.learning.hooks import ModelHook, Reading
-    from student.learning.model import Student
-    from student.recipe import Recipe
+    from student.data.hooks import ModelHook, Reading
+    from student.model.model import Student
+    from student.settings.recipe import Recipe
 
 
 class AlpSettings(ClippedSettings):

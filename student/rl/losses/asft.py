@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from opd.config import Settings
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rl.text_spans import pieces_of
-from student.scoring.needs import SCORES, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

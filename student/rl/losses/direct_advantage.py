@@ -17,18 +17,18 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, SCORES, Needs, SignalNeed
 from student.data.outcome import reward_of
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rl.text_spans import ends_of, pieces_of
 from student.rl.value_head import check_critic
-from student.scoring.needs import REFERENCE, SCORES, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class DirectAdvantageSettings(TermSettings):

@@ -29,14 +29,14 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from student.data.report import StepReport
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class EntropicSettings(ClippedSettings):

@@ -14,9 +14,9 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from opd import maths
+from student.data.needs import HIDDEN, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.scoring.needs import HIDDEN, Needs
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

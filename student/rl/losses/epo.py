@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from student.data.needs import HIDDEN, SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rl.losses.entropy_bonus import from_uniform
 from student.rl.losses.ratios import turn_in_row
-from student.scoring.needs import HIDDEN, SCORES, Needs
 
 if TYPE_CHECKING:
     from student.data.report import StepReport

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.scoring.needs import SCORES, Needs
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -29,14 +29,14 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import at_grain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 _LOW, _HIGH = "Limits the ratio to at least 1 - clip_low.", "Limits the ratio to at most 1 + clip_high."
 _FARTHEST = math.log(1000.0)

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import advantage_field
 from student.rl.origins import gives_rows
-from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 _LARGEST = 20.0
 """Bound of the absolute log-ratio, nats, as in ICPO's code."""
@@ -111,7 +111,7 @@ class MixedContext(OfTwoKinds):
         super().assess(rows, outcomes, places)
         if self.settings.quantile is None:
             return
-        from student.learning.ranks import told
+        from student.model.ranks import told
 
         mine = [np.zeros(0), *(self._ratios(row) for row in rows if self.selects(row) and not row.on_policy)]
         found = np.concatenate(told(np.concatenate(mine)))

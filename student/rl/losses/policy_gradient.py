@@ -25,14 +25,14 @@ import numpy as np
 
 from opd.errors import ConfigError, PluginError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 from student.data.outcome import gather_outcomes
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput
+from student.plugin.terms import Term, TermOutput
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.ratios import at_grain
 from student.rl.losses.remarks import idle_bounds, of_responses, unweighted
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings
-from student.scoring.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.recipe import Recipe
     from student.rl.advantages.base import Credit
+    from student.settings.recipe import Recipe
 
 
 __all__ = ["ClippedSettings", "PolicyGradient", "PolicyGradientSettings"]

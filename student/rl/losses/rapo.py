@@ -18,10 +18,10 @@ from pydantic import Field
 from opd import maths
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import HIDDEN, REFERENCE, Needs, SignalNeed
 from student.data.outcome import reward_of
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.scoring.needs import HIDDEN, REFERENCE, Needs, SignalNeed
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
     from opd.heads import OutputHead

@@ -9,9 +9,9 @@ from student.rl.origins import gives_rows, samples_as_it_scores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from student.recipe import Recipe
     from student.rl.advantages.chain import AdvantageChain
     from student.rl.losses.settings import PolicyGradientSettings
+    from student.settings.recipe import Recipe
 
 
 def of_responses(s: PolicyGradientSettings, chain: AdvantageChain) -> list[str]:

@@ -19,11 +19,11 @@ from pydantic import Field
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import advantage_field
-from student.scoring.needs import STUDENT, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
-from student.scoring.needs import REFERENCE, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from torch import Tensor

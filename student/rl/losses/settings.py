@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from student.learning.terms import TermSettings
+from student.plugin.terms import TermSettings
 from student.rl.losses.ratios import Ratio
 
 if TYPE_CHECKING:

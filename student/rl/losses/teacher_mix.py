@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import TEACHER, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
-from student.learning.terms import Term, TermOutput
+from student.plugin.terms import Term, TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
-from student.scoring.needs import TEACHER, Needs, SignalNeed, merge
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from student.data.row import Row
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class MimoMixSettings(PolicyGradientSettings):

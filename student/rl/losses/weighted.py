@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from student.data.token_batch import TokenBatch
-from student.learning.terms import TermOutput
+from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import Ratio, least_before
 

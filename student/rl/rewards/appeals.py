@@ -19,16 +19,16 @@ from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
 from student.data.streams import stream
 from student.rl.rewards.asked import Asked, AskedSettings
-from student.rl.rewards.base import is_correct
+from student.scoring.rewards.base import is_correct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 ASKED, OVERTURNED, ACCEPTED = "appeals/asked", "appeals/overturned", "appeals/accepted"
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)

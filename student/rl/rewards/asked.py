@@ -11,17 +11,17 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatFailed
 from opd.tasks.worker import CheckFailed
-from student.rl.rewards.base import Reward, RewardSettings, check_scale
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings, check_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 T = TypeVar("T")

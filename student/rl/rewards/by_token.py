@@ -18,8 +18,8 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
-from student.rl.rewards.base import Reward, RewardSettings
-from student.scoring.needs import REFERENCE, TEACHER, Needs, SignalNeed
+from student.data.needs import REFERENCE, TEACHER, Needs, SignalNeed
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class TokenRewards(Reward):

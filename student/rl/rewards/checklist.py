@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _LEVELS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 _WORD = re.compile(r"\b(yes|partly|no)\b", re.IGNORECASE)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, in_groups, passes_cut_answers
+from student.scoring.rewards.base import Reward, RewardSettings, in_groups, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class DlerSettings(RewardSettings):

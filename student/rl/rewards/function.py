@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class FunctionSettings(AskedSettings):

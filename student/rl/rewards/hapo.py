@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from student.data.prompt_facts import never_again
-from student.rl.rewards.base import Reward, RewardSettings, is_correct
+from student.scoring.rewards.base import Reward, RewardSettings, is_correct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 _LENGTH = "hapo/length"
 

@@ -19,9 +19,9 @@ import numpy as np
 from pydantic import Field
 
 from opd.tasks.environments.base import ENVIRONMENT
-from student.rl.rewards.base import Reward, RewardSettings
+from student.data.needs import STUDENT, Needs
 from student.rl.rewards.reference import reference_item, reference_of
-from student.scoring.needs import STUDENT, Needs
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from opd.wire.types import ScoreItem
     from student.data.row import Row
-    from student.rl.rewards.base import RewardServices
+    from student.scoring.rewards.base import RewardServices
 
 
 class IgpoSettings(RewardSettings):

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from opd.tasks.tools import Call, parse_reply
-from student.rl.rewards.base import Reward, RewardSettings
 from student.rl.rewards.toolrl import jaccard, reference_calls, same_value
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.rl.rewards.base import RewardServices
+    from student.scoring.rewards.base import RewardServices
 
 
 class MatchTirSettings(RewardSettings):

@@ -17,15 +17,15 @@ from pydantic import Field, field_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class Rates(Settings):

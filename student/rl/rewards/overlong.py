@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, passes_cut_answers
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class OverlongSettings(RewardSettings):

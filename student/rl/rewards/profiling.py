@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 NAMES = ("correct", "speedup", "coverage", "decoy")
 

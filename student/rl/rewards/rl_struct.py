@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.tasks.json_answer import find_json, schema_errors
+from student.data.needs import Needs
 from student.data.prompt_facts import sources
-from student.rl.rewards.base import Reward, RewardSettings
-from student.scoring.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class RlStructSettings(RewardSettings):

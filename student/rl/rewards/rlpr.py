@@ -22,10 +22,10 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.data.needs import STUDENT, Needs
 from student.rl.advantages.batch_scale import deviation
-from student.rl.rewards.base import Reward, RewardSettings, in_groups
 from student.rl.rewards.reference import reference_item, reference_of
-from student.scoring.needs import STUDENT, Needs
+from student.scoring.rewards.base import Reward, RewardSettings, in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from opd.wire.types import ScoreItem
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 _SPREAD = "rlpr/spread"
 _FIRST_AVERAGED, _FIRST_FILTERED = 5, 10

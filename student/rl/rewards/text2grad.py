@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 _SIGNS = {"good": 1.0, "bad": -1.0}
 

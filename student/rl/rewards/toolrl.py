@@ -19,14 +19,14 @@ from pydantic import Field
 
 from opd.errors import DataError, short
 from opd.tasks.tools import BadCall, Call, parse_reply
-from student.rl.rewards.base import Reward, RewardSettings
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.rl.rewards.base import RewardServices
+    from student.scoring.rewards.base import RewardServices
 
 
 class ToolRlSettings(RewardSettings):

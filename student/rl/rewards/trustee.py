@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.rl.rewards.base import RewardServices
+    from student.scoring.rewards.base import RewardServices
 
 
 class TrusteeRewardSettings(RewardSettings):

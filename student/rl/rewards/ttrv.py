@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from opd.errors import ConfigError
-from student.rl.rewards.base import Reward, RewardSettings, in_groups
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.scoring.rewards.base import Reward, RewardSettings, in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class TtrvSettings(RewardSettings):

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.rl.rewards.base import Reward, RewardSettings, check_scale, is_correct, passes_cut_answers
+from student.scoring.rewards.base import Reward, RewardSettings, check_scale, is_correct, passes_cut_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rl.rewards.base import RewardServices
+    from student.plugin.terms import Term
+    from student.scoring.rewards.base import RewardServices
+    from student.settings.recipe import Recipe
 
 
 class Tulu3Settings(RewardSettings):

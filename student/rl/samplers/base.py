@@ -22,11 +22,11 @@ from pydantic import Field
 
 from opd.errors import ConfigError, PluginError, short
 from opd.wire.types import PayloadSpec
-from student.controllers import Controller, ControllerSettings
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
 from student.data.prompt_facts import check_kept, never_again
 from student.data.streams import stream
-from student.scoring.needs import TEACHER, Needs, SignalNeed
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.outcome import Outcome
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe, RolloutSettings
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe, RolloutSettings
 
 
 class SignalSettings(ControllerSettings):

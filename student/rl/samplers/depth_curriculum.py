@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import StepPlan
     from student.data.report import StepReport
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class DepthCurriculumSettings(SamplerSettings):

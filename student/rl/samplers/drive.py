@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class Phase(Settings):

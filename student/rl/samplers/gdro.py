@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 NEW = "new"
 _LARGEST = 15.0

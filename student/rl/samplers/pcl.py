@@ -20,9 +20,9 @@ from pydantic import Field
 
 from opd.tasks.encode import encode_prompt
 from opd.wire.types import PayloadSpec, ScoreItem
+from student.data.needs import STUDENT, Needs, merge
 from student.rl.samplers.base import Sampler, SamplerSettings
 from student.rl.value_head import adamw
-from student.scoring.needs import STUDENT, Needs, merge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,19 +22,19 @@ from pydantic import Field, field_validator
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
-from student.controllers import Controller, ControllerSettings
 from student.data.streams import stream
 from student.data.templates import in_template
+from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.controllers import Services
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.controllers import Services
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _TAG, _NONE = "template", "none"
 _log = logging.getLogger(__name__)

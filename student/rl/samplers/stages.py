@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
-    from student.learning.terms import Term
-    from student.recipe import Recipe
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class Stage(Settings):

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.recipe import Recipe
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
     from student.run.space import Space
+    from student.settings.recipe import Recipe
 
 log = logging.getLogger(__name__)
 _FRUITLESS = 5
@@ -97,7 +97,7 @@ class ServersEngine(RolloutEngine):
             ConfigError: if a server cannot be used.
             RolloutEngineError: if a server does not answer.
         """
-        from student.learning.lora import sends_adapters
+        from student.model.lora import sends_adapters
         from student.rollout.held_update import HeldUpdate
         from student.rollout.servers.folder import WeightsFolder
         from student.rollout.servers.transfer import check_sender
@@ -139,7 +139,7 @@ class ServersEngine(RolloutEngine):
         Raises:
             OpdError: if the weights cannot be written, by this rank or, for a sharded student, by another one.
         """
-        from student.learning.sharding import full
+        from student.model.sharding import full
         from student.rollout.known_row import LikelyIds, Reader, read_together
         from student.rollout.servers.held import HeldWeights
         from student.rollout.servers.weights import shares, written

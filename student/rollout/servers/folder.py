@@ -30,7 +30,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from opd.errors import DiskFullError, RolloutEngineError
 from opd.files import share
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.run.space import Space, is_full
 
 _KEPT = 2

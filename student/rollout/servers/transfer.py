@@ -25,8 +25,8 @@ from student.rollout.servers.http import Connection, LostError
 if TYPE_CHECKING:
     import torch
 
-    from student.recipe import Recipe
     from student.rollout.servers.held import HeldWeights
+    from student.settings.recipe import Recipe
 
 _BUFFER_BYTES = 2**28
 """Size of each of the two buffers into which tensors are packed, on either side; larger if a tensor is."""

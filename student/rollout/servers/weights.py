@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from opd.adapters import ADAPTER_WEIGHTS
-from student.learning.lora import adapter_tensors
-from student.learning.ranks import Ranks
-from student.learning.sharding import FILE_BYTES, in_files
+from student.model.lora import adapter_tensors
+from student.model.ranks import Ranks
+from student.model.sharding import FILE_BYTES, in_files
 from student.rollout.held_update import HeldUpdate
 from student.rollout.weights import as_saved, checkpoint_tensors, chunks
 

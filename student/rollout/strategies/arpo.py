@@ -27,20 +27,20 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import STUDENT, Needs, SignalNeed
 from student.data.plan import Branch, EpisodePlan
 from student.data.streams import stream
+from student.plugin.strategy import Strategy, StrategySettings
 from student.rollout.strategies.hinted import by_uid
-from student.rollout.strategy import Strategy, StrategySettings
-from student.scoring.needs import STUDENT, Needs, SignalNeed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row, RowKey
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class ArpoSettings(StrategySettings):

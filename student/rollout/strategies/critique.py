@@ -28,17 +28,17 @@ from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.messages import message_text
 from student.data.prompt_facts import check_kept
 from student.data.templates import filled
+from student.plugin.strategy import StrategySettings
 from student.rollout.strategies.hinted import Hinted, by_uid, rewards_by_row
-from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _REFINE = """{prompt}
 

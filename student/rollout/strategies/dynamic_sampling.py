@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.data.needs import Needs
 from student.data.row import RowKey
-from student.rollout.strategy import Strategy, StrategySettings
-from student.scoring.needs import Needs
+from student.plugin.strategy import Strategy, StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class DynamicSamplingSettings(StrategySettings):
@@ -108,7 +108,7 @@ def check_groups(strategy: Strategy, recipe: Recipe) -> None:
 
 def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
     """A warning if the strategy drops groups from which an advantage of the recipe would learn."""
-    from student.plugins import build_terms
+    from student.job.plugins import build_terms
 
     chains = [term.chain for term in build_terms(recipe.objective) if hasattr(term, "chain")]
     return [

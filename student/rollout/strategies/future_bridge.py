@@ -29,18 +29,18 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import EpisodePlan
-from student.rollout.strategy import Strategy, StrategySettings
-from student.scoring.needs import TEACHER, Needs, SignalNeed
+from student.plugin.strategy import Strategy, StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 STUDENT_ARM, TEACHER_ARM, BRIDGE = "after student", "after teacher", "bridge"
 _NEED_IDS = (PayloadKind.SAMPLED, PayloadKind.GATHER)

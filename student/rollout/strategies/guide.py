@@ -17,8 +17,8 @@ from pydantic import Field
 
 from opd.errors import DataError
 from student.data.prompt_facts import check_kept
+from student.plugin.strategy import StrategySettings
 from student.rollout.strategies.hinted import Hint, Hinted, by_uid, rewards_by_row
-from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class GuideSettings(StrategySettings):

@@ -14,18 +14,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opd.errors import ConfigError
+from student.data.needs import Needs
 from student.data.templates import in_template
-from student.rollout.strategy import Strategy
-from student.scoring.needs import Needs
+from student.plugin.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 _log = logging.getLogger(__name__)

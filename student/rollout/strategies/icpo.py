@@ -20,17 +20,17 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.streams import stream
+from student.plugin.strategy import StrategySettings
 from student.rollout.strategies.hinted import Hinted, rewards_by_row
-from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class IcpoSettings(StrategySettings):

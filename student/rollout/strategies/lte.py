@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from student.data.streams import stream
+from student.plugin.strategy import StrategySettings
 from student.rollout.strategies.hinted import Hint, Hinted, all_wrong, by_uid, rewards_by_row
-from student.rollout.strategy import StrategySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
 
 
 class LteSettings(StrategySettings):

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.data.needs import Needs
+from student.plugin.strategy import Strategy, StrategySettings
 from student.rollout.strategies.hinted import rewards_by_row
-from student.rollout.strategy import Strategy, StrategySettings
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class ReinforceAdaSettings(StrategySettings):

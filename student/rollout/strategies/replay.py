@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.data.needs import Needs
 from student.data.outcome import reward_of
 from student.data.row_state import row_from_state, row_to_state
 from student.data.streams import stream
+from student.plugin.strategy import Strategy, StrategySettings
 from student.rollout.strategies.dynamic_sampling import check_groups
-from student.rollout.strategy import Strategy, StrategySettings
 from student.scoring.contexts import reads_outcomes
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 _LEAST_FRESH = 0.1
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.learning.terms import Term
-    from student.recipe import Recipe
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
+    from student.plugin.terms import Term
+    from student.settings.recipe import Recipe
 
 
 class RoRecompSettings(ReplaySettings):

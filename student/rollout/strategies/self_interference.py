@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from student.data.needs import Needs
+from student.plugin.strategy import Strategy, StrategySettings
 from student.rollout.strategies.dynamic_sampling import group_of
-from student.rollout.strategy import Strategy, StrategySettings
-from student.scoring.needs import Needs
 
 if TYPE_CHECKING:
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.rollout.rounds import Rollouts
+    from student.plugin.rounds import Rollouts
 
 
 class SelfInterferenceSettings(StrategySettings):

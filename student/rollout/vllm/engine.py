@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.recipe import Recipe
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
     from student.rollout.vllm.draws import Draw
+    from student.settings.recipe import Recipe
 
 Ended = Callable[[int, Sequence[int]], object]
 _RESTARTS = 2

@@ -11,7 +11,7 @@ from opd.errors import ConfigError
 from student.rollout.engine import RolloutEngineSettings
 
 if TYPE_CHECKING:
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
 
 class VllmSettings(RolloutEngineSettings):
@@ -92,7 +92,7 @@ def _families(recipe: Recipe) -> list[str]:
     """The student's architectures from its config; empty without a config, which loading the model refuses."""
     from transformers import PretrainedConfig
 
-    from student.learning.model import Weights
+    from student.model.model import Weights
 
     weights = Weights.of(recipe.model)
     try:

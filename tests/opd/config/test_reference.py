@@ -4,7 +4,7 @@ from pydantic import Field
 
 from opd.config import Settings
 from opd.config.reference import describe_keys
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 def test_every_key_of_a_recipe_is_listed_with_a_default_and_a_meaning() -> None:

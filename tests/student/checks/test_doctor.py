@@ -12,7 +12,7 @@ from opd.doctor.finding import examination
 from opd.errors import ConfigError
 from opd_lab.self_test import examine_payloads
 from student.checks.teacher import examine_teacher, measure
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from opd.tasks.verdict import Verdict, VerdictStatus
 from opd.wire.types import PayloadKind, Scores
 from student.checks.worth import Worth, _covariances, compare, judge
 from student.data.intervals import Interval
+from student.data.needs import TEACHER
 from student.data.row import Row
-from student.scoring.needs import TEACHER
 
 S = np.array([0.5, 0.3, 0.2])
 T = np.array([0.1, 0.7, 0.2])

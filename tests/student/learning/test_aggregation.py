@@ -12,9 +12,9 @@ from opd.tasks.verdict import Verdict
 from student.data.outcome import gather_outcomes
 from student.data.row import RowKey
 from student.data.token_batch import TokenBatch
+from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.plugins import build_terms
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 CPU = torch.device("cpu")
 

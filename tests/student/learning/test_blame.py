@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from opd.errors import DataError, PluginError
-from student.controllers import Controller, ControllerSettings
 from student.learning.blame import blaming
-from student.learning.terms import Term, TermSettings
+from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.terms import Term, TermSettings
 from student.rl.advantages.base import Advantage, AdvantageSettings
-from student.rl.rewards.base import Reward, RewardSettings
-from student.rollout.strategy import Strategy, StrategySettings
+from student.scoring.rewards.base import Reward, RewardSettings
 from student.scoring.routing import Router
 
 

@@ -10,9 +10,9 @@ import torch
 from opd.config import parse_settings
 from opd.errors import DeviceMemoryError, NonFiniteError
 from opd.wire.types import PayloadKind
-from student.plugins import build_plugins
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER, teacher_role
+from student.data.needs import TEACHER, teacher_role
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 PAYLOADS = ["sampled", "gather", "topk", "hidden"]
 AGGREGATIONS = ["token_mean", "sequence_mean", "constant"]

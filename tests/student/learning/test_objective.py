@@ -6,9 +6,9 @@ import torch
 
 from student.data.report import StepReport
 from student.data.token_batch import TokenBatch
+from student.job.plugins import build_terms
 from student.learning.objective import Objective, add
-from student.learning.terms import Term, TermOutput, TermSettings
-from student.plugins import build_terms
+from student.plugin.terms import Term, TermOutput, TermSettings
 
 
 class Now(Term):

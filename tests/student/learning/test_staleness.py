@@ -8,10 +8,10 @@ from torch import Tensor
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.learning.terms import Term
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
+from student.job.plugins import build_plugins, build_terms
+from student.plugin.terms import Term
 from student.rollout.engine import RolloutEngine
+from student.settings.recipe import Recipe
 
 WIDE = 1e9  # a cap that never bites
 UNBIASED: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ import pytest
 from rows import make_row
 
 from opd.errors import NonFiniteError
+from student.data.costs import Costs
 from student.data.row import Row, RowKey
 from student.learning.updates import Update, Updated, make_updates, plan_updates
-from student.run.costs import Costs
 
 
 class Told:

@@ -9,10 +9,10 @@ from saved_state import save_state
 
 from opd.config import parse_settings
 from opd.tasks.verdict import Verdict
-from student.learning.terms import OBJECTIVES
-from student.plugins import build_terms
+from student.job.plugins import build_terms
+from student.plugin.terms import OBJECTIVES
 from student.rl.losses.policy_gradient import PolicyGradient
-from student.run.state_io import load_state
+from student.state.state_io import load_state
 
 VARIANTS: list[dict[str, Any]] = [
     *({"name": "opd", "payload": payload} for payload in ("sampled", "topk", "hidden")),

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from student.data.needs import SCORES, TEACHER
+from student.job.plugins import build_plugins, build_terms
 from student.methods.distil.return_to_go import future_sum
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
-from student.scoring.needs import SCORES, TEACHER
+from student.settings.recipe import Recipe
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

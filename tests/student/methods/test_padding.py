@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from opd.tasks.verdict import Verdict
-from student.learning.terms import OBJECTIVES
-from student.plugins import build_terms
+from student.job.plugins import build_terms
+from student.plugin.terms import OBJECTIVES
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in OBJECTIVES])

@@ -14,14 +14,14 @@ from opd.config import parse_settings
 from opd.fleet.client import TeacherFleet
 from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import REFERENCE, TEACHER
 from student.data.plan import plan_step
-from student.loop import train
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.loop import train
+from student.job.plugins import build_plugins
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.needs import REFERENCE, TEACHER
 from student.scoring.score import Scorer
 from student.scoring.verify import Verification
+from student.settings.recipe import Recipe
 
 MIX = {
     "mix": [

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import gather_outcomes
-from student.learning.terms import TermOutput
+from student.job.plugins import build_terms
 from student.methods.distil.compressed import compress
 from student.methods.distil.gated_exopd import gate
 from student.methods.distil.iw_opd import prefix_weights
@@ -22,8 +23,7 @@ from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
 from student.methods.distil.selection import spread, top_share
 from student.methods.distil.tide import worst
 from student.methods.distil.token_set import TokenSetSettings, token_ids
-from student.plugins import build_terms
-from student.scoring.needs import REFERENCE, TEACHER
+from student.plugin.terms import TermOutput
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

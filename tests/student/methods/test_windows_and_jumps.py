@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.loop import train
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.loop import train
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 Make = Callable[..., Recipe]
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}

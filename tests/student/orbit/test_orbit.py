@@ -18,13 +18,13 @@ from opd.config import load_settings, parse_settings
 from opd.errors import ConfigError, RunFolderError, StageError
 from opd.wire.fingerprint import weights_hash
 from opd_lab.tiny.summary import read_summary
-from student.loop import train
+from student.job.loop import train
 from student.orbit.driver import run_orbit
 from student.orbit.process import StageProcesses
 from student.orbit.recipe import OrbitRecipe, fusion_recipe, rl_recipe, stage_hashes
 from student.orbit.state import State
-from student.recipe import Recipe
 from student.run.local_server import CPU, served
+from student.settings.recipe import Recipe
 
 OPD = [sys.executable, "-m", "opd.cli"]
 Data = dict[str, Any]

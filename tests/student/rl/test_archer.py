@@ -13,7 +13,7 @@ from thread_ranks import Meeting
 from opd.tasks.verdict import Verdict
 from opd.wire.types import ScoreItem, Scores
 from student.data.row import Row, RowKey
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.rl.advantages.archer import Archer
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.archer import ArcherCritic, ArcherCriticSettings, gradient_of

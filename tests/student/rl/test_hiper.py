@@ -12,7 +12,7 @@ from thread_ranks import Meeting
 from opd.tasks.verdict import Verdict
 from opd.wire.types import ScoreItem, Scores
 from student.data.row import Row, RowKey
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.advantages.hiper import Hiper
 from student.rl.hiper import HiperCritic, HiperCriticSettings, advantages, tagged_of

@@ -8,10 +8,10 @@ from rows import make_row
 
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind, Scores
+from student.data.needs import STUDENT
 from student.data.outcome import outcome_of
 from student.data.row import Row
 from student.rl.mrs import Mrs, MrsSettings
-from student.scoring.needs import STUDENT
 
 
 def row(index: int, ratios: list[float], known: bool = True) -> Row:

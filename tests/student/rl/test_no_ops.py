@@ -29,7 +29,7 @@ from small_recipes import (
 )
 
 from opd.errors import ConfigError
-from student.controllers import Controller
+from student.plugin.controllers import Controller
 
 BUDGET = "student.methods.distil.token_budget:TokenBudget"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

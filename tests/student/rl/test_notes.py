@@ -24,7 +24,7 @@ from small_recipes import (
     strategy,
 )
 
-from student.controllers import Controller
+from student.plugin.controllers import Controller
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),

@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
+from student.data.hooks import Reading
 from student.data.row import Row, RowKey
 from student.data.row_state import row_from_state, row_to_state
-from student.learning.experts import Recorder, gates, routers
-from student.learning.hooks import Reading
-from student.learning.recompute import recompute
+from student.model.experts import Recorder, gates, routers
+from student.model.recompute import recompute
 from student.rl.routing_replay import RoutingReplay, RoutingReplaySettings, recorded, replayed
 
 PROMPT = Prompt.make("x")

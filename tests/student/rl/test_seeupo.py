@@ -11,10 +11,10 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import Scores
 from student.data.row import Row, RowKey
+from student.job.plugins import build_plugins
 from student.learning.updates import Update
-from student.plugins import build_plugins
-from student.recipe import Recipe
 from student.rl.seeupo import SeeUpo, SeeUpoSettings
+from student.settings.recipe import Recipe
 
 PROMPT = Prompt.make("x")
 

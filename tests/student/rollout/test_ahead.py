@@ -19,9 +19,8 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import RowKey
-from student.learning.lora import add_lora
-from student.learning.ranks import Ranks
-from student.recipe import LoraSettings
+from student.model.lora import add_lora
+from student.model.ranks import Ranks
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.engine import (
     CopyEngine,
@@ -34,6 +33,7 @@ from student.rollout.engine import (
 )
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
+from student.settings.recipe import LoraSettings
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
 

@@ -12,7 +12,7 @@ from opd.errors import ConfigError, NonFiniteError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
 from student.data.row import Row, RowKey
-from student.learning.model import ProjectionSpec, Student, logits_of
+from student.model.model import ProjectionSpec, Student, logits_of
 from student.rollout.slots import takes_slots
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout

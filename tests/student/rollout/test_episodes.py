@@ -26,10 +26,10 @@ from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
+from student.settings.episode_settings import EpisodeSettings
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 from tests.support.scripted import Scripted, make_player, plan
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from student.learning.lora import add_lora
-from student.recipe import LoraSettings
+from student.model.lora import add_lora
 from student.rollout.held_update import HeldUpdate
 from student.rollout.weights import checkpoint_tensors
+from student.settings.recipe import LoraSettings
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from opd.errors import RolloutEngineError
+from student.data.costs import Costs
 from student.rollout.engine import RolloutEngineSettings
 from student.rollout.mismatch import Mismatch
 from student.rollout.vllm.settings import VllmSettings
-from student.run.costs import Costs
 from student.scoring.local import LocalModels
 
 

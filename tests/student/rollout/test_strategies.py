@@ -19,10 +19,10 @@ from student.data.report import StepReport
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.data.templates import in_template
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
+from student.job.plugins import build_plugins, build_terms
+from student.plugin.strategy import STRATEGIES
 from student.rl.advantages.chain import AdvantageChain
-from student.rollout.strategy import STRATEGIES
+from student.settings.recipe import Recipe
 
 
 def test_oversampling_grows_with_what_the_last_steps_lost() -> None:

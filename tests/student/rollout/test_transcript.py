@@ -18,9 +18,9 @@ from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from student.commands.episodes_cli import app, gold
 from student.data.row import Row
-from student.rollout.episodes_cli import app, gold
-from student.run.samples import entries, sample_of
+from student.report.samples import entries, sample_of
 
 PROMPT = Lock(LockOptions(digits=2, turns=4)).draw(Random(0))
 

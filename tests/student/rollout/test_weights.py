@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, Q
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.recipe import ModelSettings
 from student.rollout.weights import check_merges, checkpoint_tensors
+from student.settings.recipe import ModelSettings
 
 ATTENTION = ["q_proj", "v_proj"]
 

@@ -13,8 +13,8 @@ from saved_state import save_state
 
 from opd.errors import CheckpointError
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints, save_checkpoint
-from student.run.parts import Part
-from student.run.state_io import load_state, state_parts
+from student.state.parts import Part
+from student.state.state_io import load_state, state_parts
 
 
 def write_files(folder: Path) -> list[Path]:
@@ -107,7 +107,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(tmp_path: P
     save_checkpoint(tmp_path, 1, FILES, keep=2)
     code = (
         "import os, signal, sys; from pathlib import Path; from student.run.checkpoint import save_checkpoint\n"
-        "from student.run.parts import Part\n"
+        "from student.state.parts import Part\n"
         "def write(folder):\n"
         "    (folder / 'part').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
         "save_checkpoint(Path(sys.argv[1]), 2, [Part('part', write)], keep=2)"
@@ -150,7 +150,7 @@ def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
 SAVE = """
 from pathlib import Path
 from student.run.checkpoint import save_checkpoint
-from student.run.parts import Part
+from student.state.parts import Part
 def write(folder):
     (folder / "state").write_text("[1]")
     return [folder / "state"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from opd.config import parse_settings
 from opd.config.text import read_yaml
 from opd.errors import RunFolderError
-from student.recipe import Recipe
 from student.run.folder import RunFolder
+from student.settings.recipe import Recipe
 
 STARTS, ROUNDS = 6, 40
 

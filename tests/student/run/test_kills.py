@@ -13,9 +13,9 @@ from killed import kill_at_rename
 from opd.config import parse_settings
 from opd.config.text import read_yaml
 from opd.errors import CheckpointError, RunFolderError
-from student.loop import train
-from student.recipe import Recipe
+from student.job.loop import train
 from student.run.folder import RunFolder
+from student.settings.recipe import Recipe
 
 
 def recipe(path: Path, **changes: Any) -> Recipe:
@@ -27,7 +27,7 @@ def recipe(path: Path, **changes: Any) -> Recipe:
 CREATE = """
 import json
 from opd.config import parse_settings
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 from student.run.folder import RunFolder
 RunFolder.create(parse_settings(Recipe, json.loads(sys.argv[1])))
 """

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from opd.console import Console
-from student.rollout.episodes_cli import show
-from student.run.compare import figures
+from student.commands.episodes_cli import show
+from student.report.compare import figures
+from student.report.page.page import LIMIT_BYTES, write_report
+from student.report.watch import View
 from student.run.reading import read_mapping, read_records, read_steps
-from student.run.report.page import LIMIT_BYTES, write_report
-from student.run.watch import View
 
 
 def test_cut_and_foreign_lines_are_counted(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd_lab.tiny.tokenizer import make_tokenizer
-from student.dry_run import check
-from student.recipe import Recipe
+from student.commands.dry_run import check
+from student.data.needs import Needs, SignalNeed
 from student.scoring.handshake import _check_vocabulary, longest_prompt
-from student.scoring.needs import Needs, SignalNeed
+from student.settings.recipe import Recipe
 
 USUAL = (512, "rollout.max_prompt_tokens")
 

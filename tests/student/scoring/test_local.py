@@ -14,11 +14,11 @@ from saved_state import save_state
 from opd.errors import CancelledError, CheckpointError, ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.data.batch import collate
-from student.learning.ranks import Ranks
-from student.run.state_io import load_state
-from student.scoring.ema import EmaSettings
+from student.data.needs import Needs, SignalNeed, merge
+from student.model.ranks import Ranks
 from student.scoring.local import LocalModels
-from student.scoring.needs import Needs, SignalNeed, merge
+from student.settings.ema import EmaSettings
+from student.state.state_io import load_state
 
 Make = Callable[..., tuple[Any, LocalModels]]
 HINT = np.frombuffer(b"#####", np.uint8).astype(np.uint32) + 4
@@ -232,9 +232,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.wire.types import ScoreItem
-from student.learning.model import Student
-from student.recipe import TrainSettings
-from student.scoring.ema import EmaSettings
+from student.model.model import Student
+from student.settings.recipe import TrainSettings
+from student.settings.ema import EmaSettings
 from student.scoring.local import LocalModels
 
 rendezvous, rank = sys.argv[1], int(sys.argv[2])

@@ -14,12 +14,12 @@ from opd.fleet.source import ScoreSource
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
+from student.data.needs import TEACHER
 from student.data.row import Row, RowKey
-from student.plugins import build_plugins
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER
+from student.job.plugins import build_plugins
 from student.scoring.score import Scorer
 from student.scoring.verify import Verification
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from opd.errors import ConfigError
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
+from student.data.needs import TEACHER
 from student.data.row import Row
-from student.scoring.needs import TEACHER
 from student.scoring.stops import StopMap, stop_log_ratios, teacher_stops
 
 VOCAB = 9

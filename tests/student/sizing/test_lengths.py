@@ -10,7 +10,7 @@ from opd.tasks.environments.lock import Lock, LockOptions
 from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 from student.sizing.lengths import largest, lengths_of
 from student.sizing.memory import micro_batch, slots
 from tests.support.scripted import Scripted, make_player, plan

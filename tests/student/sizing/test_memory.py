@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.plugins import build_plugins
-from student.recipe import Recipe
-from student.scoring.needs import Needs
+from student.data.needs import Needs
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, TABLE, Hardware
 from student.sizing.memory import CASTS, Memory, check_fits, memory_of, micro_batch
 from student.sizing.plan import describe

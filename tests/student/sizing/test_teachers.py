@@ -18,8 +18,8 @@ import opd.cli
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
-from student.plugins import build_plugins
-from student.recipe import ModelSettings, Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import ModelSettings, Recipe
 from student.sizing.hardware import GIB, REACHED, TABLE, USABLE, Hardware
 from student.sizing.plan import describe, shape_of
 from student.sizing.shape import ModelShape

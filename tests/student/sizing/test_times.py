@@ -8,8 +8,8 @@ import pytest
 
 from opd.config import parse_settings
 from opd.wire.types import PayloadSpec
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 from student.sizing.hardware import Hardware
 from student.sizing.memory import memory_of
 from student.sizing.teachers import Ask, seconds_of

@@ -11,9 +11,9 @@ from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome
 from student.data.plan import StepPlan, plan_step
 from student.data.report import StepReport
+from student.job.plugins import build_plugins
 from student.methods.curricula.modes import Modes
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 MODES = {
     "long": {"budget": 8, "prefix": "L", "teacher_accuracy": 0.8},

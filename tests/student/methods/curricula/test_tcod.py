@@ -13,12 +13,12 @@ from opd.errors import ConfigError, DataError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
+from student.data.needs import TEACHER
 from student.data.outcome import Outcome
 from student.data.plan import EpisodePlan, StepPlan, plan_step
 from student.data.report import StepReport
 from student.methods.curricula.tcod import Tcod, TcodSettings
 from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
-from student.scoring.needs import TEACHER
 
 LOCK = Lock(LockOptions(digits=6, turns=9))
 

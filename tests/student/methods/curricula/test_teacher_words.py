@@ -14,14 +14,14 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
+from student.job.plugins import build_plugins, build_terms
 from student.methods.curricula.sage import Sage, SageSettings, with_answer
 from student.methods.curricula.sopd import Sopd, SopdSettings
 from student.methods.distil.sage_opd import token_weights
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
-from student.scoring.needs import TEACHER
+from student.settings.recipe import Recipe
 from tests.support.answering import answering
 
 TOKENIZER = make_tokenizer()

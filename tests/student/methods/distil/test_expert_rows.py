@@ -11,9 +11,9 @@ from opd.errors import ConfigError, DataError
 from opd.tasks.modes import ModeSettings
 from opd.tasks.prompt import Prompt
 from student.data.plan import StepPlan, plan_step
+from student.job.plugins import build_plugins
 from student.methods.distil.expert_rows import ExpertRows, ExpertRowsSettings
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 PROMPTS = [Prompt.make(f"{i}+1=", answer=str(i + 1), extra={"solution": f":{i + 1}"}) for i in range(10)]
 

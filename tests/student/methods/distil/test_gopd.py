@@ -12,9 +12,9 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from student.data.needs import REFERENCE, TEACHER
+from student.job.plugins import build_terms
 from student.methods.jumps.extrapolation import Extrapolation, Guards, flip_limit
-from student.plugins import build_terms
-from student.scoring.needs import REFERENCE, TEACHER
 
 PAYLOADS = ["sampled", "gather", "hidden"]
 

@@ -12,9 +12,9 @@ from opd.tasks.prompt import Prompt
 from opd.wire.types import Scores
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
+from student.job.plugins import build_plugins
 from student.methods.distil.rltf import Rltf, RltfSettings
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 PROMPT = Prompt.make("x")
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from opd.config import parse_settings
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 LEARNERS = [
     {"name": "reference_kl", "payload": "sampled"},

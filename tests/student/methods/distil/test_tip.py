@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from student.plugins import build_terms
-from student.scoring.needs import TEACHER
+from student.data.needs import TEACHER
+from student.job.plugins import build_terms
 
 SCORES = {
     "entropy": lambda h, d: h,

@@ -9,10 +9,10 @@ from run_records import metrics_of
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
-from student.loop import train
+from student.job.loop import train
+from student.job.plugins import build_plugins
 from student.methods.distil.token_budget import TokenBudgetSettings
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 @pytest.fixture

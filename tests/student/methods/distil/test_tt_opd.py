@@ -10,9 +10,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from student.data.report import StepReport
+from student.job.plugins import build_terms
 from student.methods.distil.tt_opd import TtOpd
-from student.plugins import build_terms
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 CONTEXTS = {"ema": {"prompt": "{{ prompt }} {% if row.correct %}Right.{% else %}Wrong.{% endif %}"}}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadKind
+from student.data.needs import TEACHER
 from student.methods.windows.effective_length import EffectiveLength, EffectiveLengthSettings, loop_start
-from student.scoring.needs import TEACHER
 from tests.support.rows import make_row
 
 

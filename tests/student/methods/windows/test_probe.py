@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from student.data.costs import Costs
 from student.methods.windows.gradient_metric import GradientMetric, gram
 from student.methods.windows.probe import _segment_vector, _weights, cut_row, split_folds
-from student.run.costs import Costs
 
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
 FULL = GradientMetric()

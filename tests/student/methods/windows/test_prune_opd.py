@@ -9,9 +9,9 @@ from rows import make_row
 
 from opd.config import parse_settings
 from opd.wire.types import PayloadKind, Scores
+from student.data.needs import TEACHER
 from student.data.row import Row
 from student.methods.windows.prune_opd import PruneOpd, PruneOpdSettings
-from student.scoring.needs import TEACHER
 
 K, LIMIT = 4, 12
 

@@ -8,9 +8,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
+from student.job.plugins import build_plugins
 from student.methods.windows.windows import ScheduleController
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 CONSTANT = {"name": "opd", "aggregation": "constant"}
 

@@ -12,13 +12,13 @@ from saved_state import save_state
 from opd.config import parse_settings
 from opd.errors import DataError
 from opd.wire.types import Scores
+from student.data.needs import REFERENCE, STUDENT, TEACHER
 from student.data.outcome import Outcome
-from student.plugins import build_terms
+from student.job.plugins import build_terms
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage, Modifier
 from student.rl.advantages.chain import AdvantageChain
-from student.run.state_io import load_state
-from student.scoring.needs import REFERENCE, STUDENT, TEACHER
+from student.state.state_io import load_state
 
 NAMES = [entry.name for entry in ADVANTAGES]
 EVIDENCE = {"text and code", "text", "abstract", "inferred"}

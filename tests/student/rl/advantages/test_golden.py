@@ -9,17 +9,17 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
+from student.data.needs import REFERENCE, STUDENT
 from student.data.outcome import Outcome
 from student.data.report import StepReport
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
 from student.rl.advantages.bnpo import beta_of, inverse_density
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.advantages.emphasis import EntropyShaping, EntropyShapingSettings
 from student.rl.advantages.lpo import softmax
 from student.rl.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
 from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
-from student.scoring.needs import REFERENCE, STUDENT
+from student.settings.recipe import Recipe
 
 
 def credit(*groups: list[float], gaps: list[float] | None = None, chain: list[Any] | None = None, **entry: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from student.data.needs import REFERENCE
 from student.data.outcome import Outcome
 from student.rl.advantages.a2tgpo import accumulated
 from student.rl.advantages.chain import AdvantageChain
-from student.scoring.needs import REFERENCE
 
 
 def episode(sample: int, rewards: tuple[float, ...], uid: str = "p", reward: float = 0.0) -> Outcome:

@@ -11,12 +11,12 @@ import torch
 
 from opd.errors import ConfigError
 from student.data.batch import collate
-from student.learning.hooks import decoder_layers
-from student.learning.layer_noise import LayerNoise
-from student.learning.model import Student
-from student.learning.recompute import recompute
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
+from student.data.hooks import decoder_layers
+from student.job.plugins import build_plugins, build_terms
+from student.model.layer_noise import LayerNoise
+from student.model.model import Student
+from student.model.recompute import recompute
+from student.settings.recipe import Recipe
 
 ALP = {"name": "alp", "advantage": {"name": "signed", "positive": 1.0}}
 CLIPPED = {**ALP, "name": "policy_gradient", "ratio": "sequence", "clip_low": 0.5, "clip_high": 3.0}

@@ -11,9 +11,9 @@ import torch
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import gather_outcomes
 from student.data.token_batch import SignalTokens
+from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.learning.terms import OBJECTIVES
-from student.plugins import build_terms
+from student.plugin.terms import OBJECTIVES
 from student.rl.losses.policy_gradient import PolicyGradient
 
 NAMES = [

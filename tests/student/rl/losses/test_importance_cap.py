@@ -10,9 +10,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
 from student.data.token_batch import SignalTokens
+from student.job.plugins import build_plugins, build_terms
 from student.learning.objective import Objective
-from student.plugins import build_plugins, build_terms
-from student.recipe import Recipe
+from student.settings.recipe import Recipe
 
 
 def gradient(made: Any, **settings: Any) -> torch.Tensor:

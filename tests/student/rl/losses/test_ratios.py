@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from student.plugins import build_terms
+from student.data.needs import STUDENT
+from student.job.plugins import build_terms
 from student.rl.losses.ratios import at_grain, least_before, prefix_sum, turn_index
-from student.scoring.needs import STUDENT
 
 
 @pytest.fixture

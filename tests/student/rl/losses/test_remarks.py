@@ -6,10 +6,10 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
 from student.rl.advantages.base import GroupEstimator
 from student.rl.advantages.traits import Traits
+from student.settings.recipe import Recipe
 
 
 class Keen(GroupEstimator):

@@ -10,13 +10,13 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, Scores
+from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import reward_of
 from student.data.row import Row
-from student.plugins import build_terms
+from student.job.plugins import build_terms
 from student.rl import REWARDS
 from student.rl.advantages.gae import credit_of
 from student.rl.text_spans import ends_of, tokens_of
-from student.scoring.needs import REFERENCE, TEACHER
 
 Make = Callable[..., Row]
 

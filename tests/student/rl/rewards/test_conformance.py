@@ -13,15 +13,15 @@ from saved_state import save_state
 from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
+from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import outcome_of, reward_of
 from student.data.report import StepReport
 from student.data.row import Row
 from student.rl import REWARDS
-from student.rl.rewards.base import Reward
-from student.rl.rewards.chain import RewardChain
-from student.rl.rewards.rounds import StepRewards
-from student.run.state_io import load_state
-from student.scoring.needs import REFERENCE, TEACHER
+from student.scoring.rewards.base import Reward
+from student.scoring.rewards.chain import RewardChain
+from student.scoring.rewards.rounds import StepRewards
+from student.state.state_io import load_state
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "overlong": {"buffer": 3},

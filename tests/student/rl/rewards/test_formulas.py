@@ -14,7 +14,7 @@ from opd.tasks.prompt import Prompt
 from student.data.outcome import outcome_of, reward_of
 from student.data.report import StepReport
 from student.data.row import Row
-from student.plugins import build_terms
+from student.job.plugins import build_terms
 from student.rl import REWARDS
 from student.rl.rewards.cosine_length import CosineLength, CosineLengthSettings
 

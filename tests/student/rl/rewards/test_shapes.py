@@ -14,8 +14,8 @@ import torch
 from opd.errors import ConfigError, DataError, PluginError
 from student.data.outcome import reward_of
 from student.data.row import Row
-from student.rl.rewards.base import Reward, RewardServices
-from student.rl.rewards.chain import RewardChain
+from student.scoring.rewards.base import Reward, RewardServices
+from student.scoring.rewards.chain import RewardChain
 
 GIVEN: dict[str, tuple[dict[str, Any], str]] = {
     "too few turns": ({"turn_rewards": (1.0, 2.0)}, "2 rewards for 1 turns; it must set one for each"),

@@ -11,12 +11,12 @@ from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.tools import Call
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
 from student.rl.rewards.igpo import Igpo, IgpoSettings
 from student.rl.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
 from student.rl.rewards.profiling import Profiling, ProfilingSettings
 from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share, same_value
+from student.settings.recipe import Recipe
 
 
 def call(name: str, **arguments: Any) -> str:

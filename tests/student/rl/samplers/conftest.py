@@ -11,15 +11,15 @@ from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind, Scores
-from student.controllers import CONTROLLERS, Controller
+from student.data.needs import TEACHER
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.data.report import StepReport
 from student.data.row import Row
 from student.data.streams import stream
-from student.recipe import Recipe
+from student.plugin.controllers import CONTROLLERS, Controller
 from student.rl.samplers.base import SignalMethod
-from student.scoring.needs import TEACHER
+from student.settings.recipe import Recipe
 
 TABLE = [
     Prompt.make(

@@ -10,11 +10,11 @@ import pytest
 from saved_state import save_state
 
 from opd.config import parse_settings
-from student.controllers import CONTROLLERS
 from student.data.plan import StepPlan
 from student.data.row import Row
+from student.plugin.controllers import CONTROLLERS
 from student.rl.samplers.base import SignalMethod
-from student.run.state_io import load_state
+from student.state.state_io import load_state
 
 NAMES = [
     entry.name

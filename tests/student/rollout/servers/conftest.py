@@ -12,11 +12,11 @@ from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
-from student.learning.lora import add_lora
-from student.recipe import LoraSettings
+from student.model.lora import add_lora
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.spec import RolloutSpec
+from student.settings.recipe import LoraSettings
 
 
 @pytest.fixture

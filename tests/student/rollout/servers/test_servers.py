@@ -25,7 +25,6 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.held_update import HeldUpdate
 from student.rollout.policy_sampler import sample_or_play
@@ -37,6 +36,7 @@ from student.rollout.servers.pool import Pool
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.weights import chosen, shares
+from student.settings.episode_settings import EpisodeSettings
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
 
@@ -276,8 +276,8 @@ def test_a_folder_that_cannot_be_written_is_said_on_every_rank(tmp_path: Path) -
 def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, open_engine: Any, world: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from student.learning.lora import add_lora
-    from student.recipe import LoraSettings
+    from student.model.lora import add_lora
+    from student.settings.recipe import LoraSettings
 
     server = start()
     model = AutoModelForCausalLM.from_pretrained(world / "student")

@@ -22,7 +22,6 @@ from opd.errors import ConfigError, RolloutEngineError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import RowKey
-from student.recipe import Recipe
 from student.rollout.engine import ROLLOUT_ENGINES
 from student.rollout.held_update import HeldUpdate
 from student.rollout.servers import transfer
@@ -32,6 +31,7 @@ from student.rollout.servers.folder import WeightsFolder
 from student.rollout.servers.held import HeldWeights
 from student.rollout.servers.http import Connection, LostError, RefusedError
 from student.rollout.servers.weights import written
+from student.settings.recipe import Recipe
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(6)]
 Make = Callable[..., ServersEngine]

@@ -14,12 +14,12 @@ from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from student.data.needs import STUDENT
 from student.data.plan import Branch, EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.row import Row
-from student.rollout.episode_settings import EpisodeSettings
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
-from student.scoring.needs import STUDENT
+from student.settings.episode_settings import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 

@@ -14,14 +14,14 @@ from opd.errors import ConfigError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from student.data.needs import TEACHER
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
-from student.plugins import build_terms
-from student.rollout.episode_settings import EpisodeSettings
+from student.job.plugins import build_terms
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.strategies.future_bridge import BRIDGE, STUDENT_ARM, TEACHER_ARM, worst
-from student.scoring.needs import TEACHER
+from student.settings.episode_settings import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 TOKENIZER = make_tokenizer()

@@ -15,8 +15,8 @@ from student.data.plan import PlannedRow
 from student.data.report import StepReport
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
-from student.rollout.strategy import Strategy
-from student.run.state_io import load_state
+from student.plugin.strategy import Strategy
+from student.state.state_io import load_state
 
 
 def steps(made: Strategy, count: int, reward: Any, ranks: int = 1) -> list[list[Row]]:

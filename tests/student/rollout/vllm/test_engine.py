@@ -160,8 +160,8 @@ def test_a_sync_that_fails_half_way_is_made_again_or_leaves_nothing_to_sample_fr
 def test_adapters_are_sampled_with_and_tensors_that_are_given_go_before_the_model_s_own(
     make_engine: Make, dora: bool
 ) -> None:
-    from student.learning.lora import add_lora
-    from student.recipe import LoraSettings
+    from student.model.lora import add_lora
+    from student.settings.recipe import LoraSettings
 
     engine, same = make_engine("vllm"), make_engine("transformers")
     plain = ids(engine.sample(plan(1)))
@@ -253,7 +253,7 @@ def test_a_row_that_may_outgrow_the_cache_is_refused_with_the_setting(make_engin
 def test_a_family_that_vllm_lacks_or_borrows_is_refused_before_anything_is_loaded(
     world: Path, tmp_path: Path, family: str, said: str
 ) -> None:
-    from student.plugins import build_plugins
+    from student.job.plugins import build_plugins
 
     folder = tmp_path / "student"
     shutil.copytree(world / "student", folder)
@@ -265,7 +265,7 @@ def test_a_family_that_vllm_lacks_or_borrows_is_refused_before_anything_is_loade
 
 
 def test_an_option_that_is_the_engine_s_own_is_refused(world: Path) -> None:
-    from student.plugins import build_plugins
+    from student.job.plugins import build_plugins
 
     with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.seed is set by the engine itself"):
         build_plugins(recipe(world / "student", options={"seed": 3}))
@@ -273,7 +273,7 @@ def test_an_option_that_is_the_engine_s_own_is_refused(world: Path) -> None:
 
 def recipe(path: Path, **engine: Any) -> Any:
     from opd.config import parse_settings
-    from student.recipe import Recipe
+    from student.settings.recipe import Recipe
 
     return parse_settings(
         Recipe,

@@ -7,8 +7,8 @@ import pytest
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.plugins import build_plugins
-from student.recipe import Recipe
+from student.job.plugins import build_plugins
+from student.settings.recipe import Recipe
 
 
 def test_a_recipe_with_vllm_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

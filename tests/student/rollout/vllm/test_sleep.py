@@ -10,7 +10,7 @@ import torch
 
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
-from student.learning.ranks import Ranks
+from student.model.ranks import Ranks
 from student.rollout.engine import EngineSetup
 from student.rollout.held_update import HeldUpdate
 from student.rollout.known_row import KnownRow, Reader

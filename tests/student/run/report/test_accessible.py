@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from run_folders import folder
 
-from student.run.report.page import write_report
+from student.report.page.page import write_report
 
 Tag = tuple[str, dict[str, str]]
 

@@ -1,0 +1,264 @@
+"""Builds the parts of a run from a recipe, and checks them before the first step.
+
+`student.job.preparation` builds the parts that need no weights; `build_job` adds the student, the scorers, the learner and
+what samples (`student.job.sampling`). The loop (`student.job.loop`) drives what it returns.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from google.protobuf.json_format import MessageToDict
+from transformers import PreTrainedModel
+
+from opd.errors import ConfigError
+from opd.fleet.source import ScoreSource
+from opd.tasks.source import PromptSource
+from opd.wire.v1 import teacher_pb2 as pb
+from student.data.cursor import PromptCursor
+from student.data.needs import merge
+from student.job.evaluate import EvalMeasure
+from student.job.evaluator import Evaluator
+from student.job.plugins import build_measure
+from student.job.preparation import Prepared, prepare
+from student.job.sampling import engine_setup, open_ahead, open_sampler
+from student.job.scorers import Scorers
+from student.job.services import LoopServices
+from student.job.stop_check import StopCheck
+from student.learning.learner import Learner
+from student.learning.objective import Objective
+from student.methods.served_average import ServedAverage
+from student.model.meeting import meet
+from student.model.model import Student, load_student
+from student.model.rank_watch import RankWatch
+from student.model.ranks import Ranks, make_accelerator
+from student.model.sharding import shard
+from student.plugin.controllers import Controller, Workbench
+from student.plugin.strategy import Strategy
+from student.rollout.ahead import Ahead, copy_of
+from student.rollout.mismatch import Mismatch
+from student.rollout.policy_sampler import PolicySampler
+from student.scoring.handshake import Scoring
+from student.scoring.local import LocalModels
+from student.scoring.rewards.chain import RewardChain
+from student.scoring.score import Scorer
+from student.scoring.verify import Verification
+from student.settings.ema import EmaSettings
+from student.settings.recipe import Recipe
+
+
+@dataclass(slots=True)
+class Job:
+    """The parts of a run; each is documented at its class.
+
+    `asks_ahead` and `learns_early` are those of `student.job.preparation.Prepared`.
+    """
+
+    recipe: Recipe
+    accelerator: Accelerator
+    watch: RankWatch
+    fleet: ScoreSource | None
+    models: Scoring
+    source: PromptSource
+    tokenizer: Any
+    learner: Learner
+    cursor: PromptCursor
+    strategy: Strategy
+    sampler: PolicySampler
+    ahead: Ahead | None
+    asks_ahead: bool
+    learns_early: bool
+    mismatch: Mismatch
+    scorer: Scorer
+    local: LocalModels
+    controllers: list[Controller]
+    rewards: RewardChain
+    services: LoopServices
+    stop_check: StopCheck | None
+    remarks: list[str]
+
+
+def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
+    """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
+
+    Args:
+        recipe: the recipe.
+        stack: takes callbacks that close what the job opens.
+        model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
+        poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
+    """
+    meeting = meet(recipe.train.rank_patience)  # kept until the ranks form a group, which uses its store
+    watch = RankWatch(meeting)
+    stack.push(watch.leave)  # exits run in reverse order: other ranks hear that this one ends once its parts are closed
+    found = prepare(recipe, stack, model_path, poll)
+    accelerator = _accelerator(recipe, stack)
+    ranks = Ranks(accelerator)
+    student, twin = _student(found, accelerator, stack)
+    scorers = _scorers(found, student, accelerator, ranks, stack)
+    scorer, local = scorers.objective(), scorers.local
+    learner = _learner(found, student, accelerator, ranks, scorer)
+    measured = _measured(found, scorers)
+    setup = engine_setup(found, learner, _candidates(found, measured))
+    sampler = open_sampler(found, setup, learner, stack)
+    ahead = open_ahead(found, setup, sampler, learner, scorer, local, twin, stack)
+    bench = Workbench(learner, sampler, scorer, poll, stack.callback)
+    evaluator = Evaluator(recipe, bench, found.tokenizer, scorers.verification, measured)
+    cursor = PromptCursor(found.source)
+    services = _services(found, bench, scorers, evaluator, cursor)
+    return Job(
+        recipe=recipe,
+        accelerator=accelerator,
+        watch=watch,
+        fleet=found.fleet,
+        models=found.models,
+        source=found.source,
+        tokenizer=found.tokenizer,
+        learner=learner,
+        cursor=cursor,
+        strategy=found.plugins.strategy,
+        sampler=sampler,
+        ahead=ahead,
+        asks_ahead=found.asks_ahead,
+        learns_early=found.learns_early,
+        mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, services.costs),
+        scorer=scorer,
+        local=local,
+        controllers=[*found.plugins.controllers, *_followers(found, local, learner, poll)],
+        rewards=found.plugins.rewards,
+        services=services,
+        stop_check=_stop_check(found, sampler, scorers),
+        remarks=found.plugins.remarks,
+    )
+
+
+def _measured(found: Prepared, scorers: Scorers) -> tuple[EvalMeasure, Scorer] | None:
+    """The measure of evaluations, and a scorer of its own: it may need other payloads than the objective."""
+    measure = build_measure(found.models.infos, found.plugins.needs, found.recipe.teachers)
+    if measure is None:
+        return None
+    return measure, scorers.make(merge([measure.needs()], temperature=found.recipe.rollout.temperature))
+
+
+def _candidates(found: Prepared, measured: tuple[EvalMeasure, Scorer] | None) -> int:
+    """How many candidates a rollout keeps, once for both: as many as the objective or the measure needs."""
+    return max(found.plugins.needs.candidates, 0 if measured is None else measured[1].needs.candidates)
+
+
+def _services(
+    found: Prepared, bench: Workbench, scorers: Scorers, evaluator: Evaluator, cursor: PromptCursor
+) -> LoopServices:
+    services = LoopServices(
+        bench,
+        scorers.objective,
+        evaluator=evaluator,
+        local=scorers.local,
+        cursor=cursor,
+        tokenizer=found.tokenizer,
+        seed=found.recipe.seed,
+    )
+    scorers.services = services  # set afterwards: rewards use the services, which hold a scorer
+    return services
+
+
+def _followers(found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]) -> list[Controller]:
+    """The controller that sends the student's average to a served teacher: last, as methods may change the average."""
+    recipe = found.recipe
+    if found.fleet is None or recipe.teachers is None or recipe.teachers.ema.served is None:
+        return []
+    return [ServedAverage(recipe, found.fleet, local, learner.student, found.tokenizer, learner.ranks, poll)]
+
+
+def _stop_check(found: Prepared, sampler: PolicySampler, scorers: Scorers) -> StopCheck | None:
+    """The check of stop tokens before the first step; None without a live teacher to ask (recorded scores are not)."""
+    live = found.fleet is not None and not found.fleet.recorded and found.plugins.needs.teacher
+    if not live or not found.models.infos:
+        return None
+    return StopCheck(found.recipe, sampler, found.source, found.models.infos, found.stop_ids, scorers.make)
+
+
+def _scorers(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, stack: ExitStack) -> Scorers:
+    recipe = found.recipe
+    verification = Verification(found.source, recipe.rollout.verify_workers)
+    stack.callback(verification.close)
+    local = LocalModels(
+        student,
+        ranks,
+        recipe.train,
+        recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
+        accelerator.device,
+        valid_vocab=len(found.tokenizer),
+        temperature=recipe.rollout.temperature,
+    )
+    return Scorers(found, verification, local, accelerator.device)
+
+
+def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tuple[Student, PreTrainedModel | None]:
+    """The student, and an unsharded copy that samples ahead if the student is sharded and the engine has no weights."""
+    recipe, weights = found.recipe, found.weights
+    student = load_student(
+        weights.base,
+        dtype=recipe.model.dtype,
+        attention=recipe.model.attention,
+        gradient_checkpointing=recipe.model.gradient_checkpointing,
+        dropout=recipe.model.dropout,
+        revision=weights.revision,
+        lora=recipe.model.lora,
+        adapter=weights.adapter,
+    )
+    twin = None
+    if recipe.train.sharding == "fsdp":
+        if recipe.train.max_staleness and not found.plugins.engine.holds_weights:
+            twin = copy_of(student.lm)
+        stack.callback(shard(student, accelerator.device, half=accelerator.mixed_precision == "bf16"))
+    student.hooks = [hook for controller in found.plugins.controllers for hook in controller.hooks()]
+    return student, twin
+
+
+def _learner(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, scorer: Scorer) -> Learner:
+    recipe = found.recipe
+    objective = Objective(found.plugins.terms, recipe.rollout.max_new_tokens)
+    objective.bind(found.tokenizer)
+    return Learner(
+        student,
+        objective,
+        found.plugins.needs,
+        recipe.train,
+        accelerator,
+        valid_vocab=len(found.tokenizer),
+        temperature=recipe.rollout.temperature,
+        head_of=scorer.head_of,
+        ranks=ranks,
+        shortest_first=found.learns_early,
+    )
+
+
+def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
+    """The accelerator, which knows device, precision and ranks.
+
+    Raises:
+        ConfigError: if there are more ranks than prompts in a step.
+    """
+    patience = recipe.train.disk_patience
+    if recipe.teachers is not None:
+        patience = max(patience, recipe.teachers.fleet.outage.budget_seconds)
+    mixed = recipe.train.mixed_precision
+    if mixed == "auto":
+        mixed = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
+    accelerator = make_accelerator(mixed, patience)
+    # accelerate keeps the precision per process and would refuse a second job with another precision.
+    stack.callback(AcceleratorState._reset_state)
+    if recipe.rollout.prompts_per_step < accelerator.num_processes:
+        raise ConfigError(
+            f"rollout.prompts_per_step is {recipe.rollout.prompts_per_step}, but each of {accelerator.num_processes} "
+            "ranks needs a prompt; raise it or start fewer ranks."
+        )
+    return accelerator
+
+
+def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:
+    """The description that each served model gave in the handshake, as JSON values, for the run folder."""
+    return {name: MessageToDict(info, preserving_proto_field_name=True) for name, info in infos.items()}

@@ -1,0 +1,125 @@
+"""Builds what samples the rows of a run: the rollout engine, the sampler of the loop, and what samples ahead."""
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from student.job.preparation import Prepared
+from student.learning.learner import Learner
+from student.rollout.ahead import Ahead, copy_of
+from student.rollout.engine import (
+    CopyEngine,
+    EngineSetup,
+    PackedWeights,
+    RolloutEngine,
+    RolloutEngineSettings,
+    Shards,
+)
+from student.rollout.episodes import EpisodePlayer
+from student.rollout.gate import Gate
+from student.rollout.policy_sampler import PolicySampler
+from student.rollout.spec import RolloutSpec
+from student.scoring.local import LocalModels
+from student.scoring.score import Scorer
+
+
+def engine_setup(found: Prepared, learner: Learner, candidates: int) -> EngineSetup:
+    """What the engine of a run is opened with.
+
+    Args:
+        found: the parts of the run that need no weights.
+        learner: has the student.
+        candidates: number of the student's most likely ids per position to keep.
+    """
+    recipe, needs = found.recipe, found.plugins.needs
+    vocabulary, keep_ids = len(found.tokenizer), found.stops.ids
+    spec = RolloutSpec(
+        seed=recipe.seed,
+        batch_rows=recipe.rollout.batch_rows,
+        candidates=min(candidates, vocabulary),
+        valid_vocab=vocabulary,
+        max_prompt_tokens=recipe.rollout.max_prompt_tokens,
+        stop_ids=frozenset(found.stop_ids),
+        cache_tokens=recipe.rollout.cache_tokens,
+        autocast=torch.bfloat16 if learner.accelerator.mixed_precision == "bf16" else None,
+        # `most_likely` must return more ids than it is made to keep; `map_of` has refused teachers asked at too few.
+        keep_ids=keep_ids if candidates > len(keep_ids) else (),
+        read_given=bool(needs.signals or needs.reward or candidates),
+        experts=needs.experts,
+    )
+    shards = Shards(learner.student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
+    return EngineSetup(learner.student.lm, found.tokenizer, spec, found.weights.base, found.weights.revision, shards)
+
+
+def open_sampler(found: Prepared, setup: EngineSetup, learner: Learner, stack: ExitStack) -> PolicySampler:
+    """Open the engine of the recipe; the sampler through which all rollouts of the loop go."""
+    engine = found.plugins.engine
+    engine.open(setup)
+    stack.callback(engine.close)
+    player = EpisodePlayer(found.recipe.rollout.episodes, setup.tokenizer, setup.spec)
+    stack.callback(player.close)
+    return PolicySampler(engine, learner, player)
+
+
+def open_ahead(
+    found: Prepared,
+    setup: EngineSetup,
+    sampler: PolicySampler,
+    learner: Learner,
+    scorer: Scorer,
+    local: LocalModels,
+    twin: PreTrainedModel | None,
+    stack: ExitStack,
+) -> Ahead | None:
+    """What samples ahead: the engine if it holds weights, or one on a copy; None if `train.max_staleness` is 0.
+
+    Args:
+        found: the parts of the run that need no weights.
+        setup: what the engine was opened with.
+        sampler: the sampler of the loop.
+        learner: gives the weights and the ranks.
+        scorer: gets each row, in the sampling thread, as soon as it is finished.
+        local: the models in this process, which lend the weights that a step is sampled with.
+        twin: an unsharded copy of a sharded student; None to copy the student.
+        stack: closes what is opened here.
+    """
+    train, engine = found.recipe.train, found.plugins.engine
+    if not train.max_staleness:
+        return None
+    tokenizer = copy.deepcopy(setup.tokenizer)  # a fast tokenizer must not be used by two threads at once
+    own: RolloutEngine | None = None
+    if not engine.holds_weights:
+        own = CopyEngine(RolloutEngineSettings(name="copy"))
+        model = (twin or copy_of(setup.model)).to(learner.accelerator.device)
+        own.open(replace(setup, model=model, tokenizer=tokenizer, shards=None))
+    sampler.beside = own is None
+
+    def lend() -> AbstractContextManager[RolloutEngine]:
+        return sampler.lend() if own is None else nullcontext(own)
+
+    def pack(weights: Mapping[str, Tensor], version: int) -> PackedWeights:
+        with local.holding(weights):
+            return sampler.pack(version)
+
+    player = EpisodePlayer(found.recipe.rollout.episodes, tokenizer, setup.spec)
+    stack.callback(player.close)
+    packs, shares = learner.sharded and engine.takes_shards, engine.shared and learner.ranks.count > 1
+    ahead = Ahead(
+        train.max_staleness,
+        train.steps,
+        learner,
+        lend,
+        player,
+        # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
+        scorer.submit if found.asks_ahead else scorer.verify,
+        scorer.flush,
+        pack if packs else None,
+        Gate(learner.ranks) if shares else None,
+    )
+    stack.callback(ahead.close)
+    return ahead

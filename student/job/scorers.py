@@ -1,0 +1,59 @@
+"""Makes the scorers of a run: one for the objective, others for evaluations, checks and workbenches."""
+
+from dataclasses import dataclass
+
+import torch
+
+from student.data.needs import Needs
+from student.job.preparation import Prepared
+from student.job.services import LoopServices
+from student.scoring.local import LocalModels
+from student.scoring.rewards.rounds import StepRewards
+from student.scoring.score import Scorer
+from student.scoring.stops import StopMap
+from student.scoring.verify import Verification
+
+
+@dataclass(slots=True)
+class Scorers:
+    """Makes scorers, each with its own needs; all share the fleet, the local models and the verifiers.
+
+    Attributes:
+        found: the parts of the run that need no weights.
+        verification: judges answers.
+        local: the models in this process.
+        device: the device for heads of hidden payloads.
+        services: passed to rewards; set once all parts are built.
+    """
+
+    found: Prepared
+    verification: Verification
+    local: LocalModels
+    device: torch.device
+    services: LoopServices | None = None
+
+    def make(self, needs: Needs, stops: StopMap | None = None) -> Scorer:
+        """A scorer for `needs`; `stops` replaces the run's own map of stop tokens."""
+        found = self.found
+        return Scorer(
+            found.fleet,
+            found.recipe.teachers,
+            needs,
+            self.verification,
+            self.device,
+            known=found.models.infos,
+            local=self.local,
+            contexts=found.contexts,
+            stops=found.stops if stops is None else stops,
+            rewards=self._rewards,
+        )
+
+    def objective(self) -> Scorer:
+        """A scorer for the needs of the objective and of everything else that the recipe names."""
+        return self.make(self.found.plugins.needs)
+
+    def _rewards(self) -> StepRewards:
+        if self.services is None:
+            raise TypeError("rows were scored before the job was built")
+        # Asked for rows that are not of the step, such as probes': metrics of the step must not count these.
+        return StepRewards(self.found.plugins.rewards.aside(), self.services)

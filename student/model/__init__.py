@@ -1,0 +1,1 @@
+"""The student's weights: loading, adapters, sharding, ranks."""

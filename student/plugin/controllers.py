@@ -1,0 +1,268 @@
+"""Controllers: methods that steer the loop around the update (windows, curricula, weight jumps).
+
+A controller may rewrite the plan before the rollout, filter rows, order the updates, and act on the weights after them.
+It sees the plan, the rows, the report of the step and a few narrow services; parts of the trainer only if it asks for a
+`Workbench`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from opd.config import Settings
+from opd.registry import Registry
+from student.data.outcome import Outcome
+from student.data.plan import StepPlan
+from student.data.report import EvalReport
+from student.data.row import Row
+from student.plugin.step_plugin import StepPlugin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from opd.tasks.prompt import Prompt
+    from opd.wire.types import PayloadSpec, ScoreItem, Scores
+    from student.data.hooks import ModelHook
+    from student.learning.learner import Learner
+    from student.learning.updates import Update
+    from student.rollout.policy_sampler import PolicySampler
+    from student.scoring.score import Scorer
+
+T = TypeVar("T")
+CONTROLLERS = Registry(
+    "method",
+    "opd.methods",
+    member="settings_type",
+    names={
+        "expert_rows": "student.methods.distil.expert_rows:ExpertRows",
+        "adwin": "student.methods.windows.adwin:Adwin",
+        "fixed_window": "student.methods.windows.windows:FixedWindow",
+        "first_n": "student.methods.windows.windows:FirstN",
+        "staircase": "student.methods.windows.windows:Staircase",
+        "random_tokens": "student.methods.windows.random_tokens:RandomTokens",
+        "linear_window": "student.methods.windows.windows:LinearWindow",
+        "prune_opd": "student.methods.windows.prune_opd:PruneOpd",
+        "effective_length": "student.methods.windows.effective_length:EffectiveLength",
+        "effopd": "student.methods.jumps.effopd:EffOpd",
+        "tcod": "student.methods.curricula.tcod:Tcod",
+        "turnopd": "student.methods.curricula.turnopd:TurnOpd",
+        "prefix_replay": "student.methods.curricula.prefix_replay:PrefixReplay",
+        "sopd": "student.methods.curricula.sopd:Sopd",
+        "sage": "student.methods.curricula.sage:Sage",
+        "episode_filter": "student.methods.curricula.episode_filter:EpisodeFilter",
+        "rltf": "student.methods.distil.rltf:Rltf",
+        "trustee": "student.methods.curricula.trustee:Trustee",
+        "modes": "student.methods.curricula.modes:Modes",
+        "mask_tokens": "student.methods.distil.mask_tokens:MaskTokens",
+        "token_budget": "student.methods.distil.token_budget:TokenBudget",
+        "random_prompts": "student.rl.samplers.random_prompts:RandomPrompts",
+        "mopps": "student.rl.samplers.mopps:Mopps",
+        "gps": "student.rl.samplers.gps:Gps",
+        "pcl": "student.rl.samplers.pcl:Pcl",
+        "depth_curriculum": "student.rl.samplers.depth_curriculum:DepthCurriculum",
+        "sec": "student.rl.samplers.sec:Sec",
+        "positive_negative": "student.rl.samplers.pairing:Pairing",
+        "drive": "student.rl.samplers.drive:Drive",
+        "stages": "student.rl.samplers.stages:Stages",
+        "prompt_gdro": "student.rl.samplers.gdro:PromptGdro",
+        "rollout_gdro": "student.rl.samplers.gdro:RolloutGdro",
+        "prompt_augmentation": "student.rl.samplers.prompt_augmentation:PromptAugmentation",
+        "archer_critic": "student.rl.archer:ArcherCritic",
+        "hiper_critic": "student.rl.hiper:HiperCritic",
+        "critic": "student.rl.critic:Critic",
+        "seeupo": "student.rl.seeupo:SeeUpo",
+        "routing_replay": "student.rl.routing_replay:RoutingReplay",
+        "mrs": "student.rl.mrs:Mrs",
+        "prs": "student.rl.prs:Prs",
+        "update_sparsity": "student.rl.update_sparsity:UpdateSparsity",
+    },
+)
+
+
+class ControllerSettings(Settings):
+    """Settings that every controller has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """Parts of the loop, for a controller that makes passes of its own besides training.
+
+    Attributes:
+        learner: weights, objective and optimizer; trained weights must be left as they were found.
+        sampler: samples from the weights.
+        scorer: a scorer for this bench alone, so that another thread may use it.
+        poll: to be called while waiting; may raise to give up.
+        closing: registers a callback for the end of the run, before the parts are closed.
+    """
+
+    learner: Learner
+    sampler: PolicySampler
+    scorer: Scorer
+    poll: Callable[[], None]
+    closing: Callable[[Callable[[], None]], object]
+
+
+class Services(Protocol):
+    """What a controller may ask of the loop."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The student's tokenizer."""
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Outcomes of the step's rows on all ranks; while a step is planned, those of the previous step."""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and trained tensors of the student, on its device; writable under no_grad."""
+
+    def rollout(self, plan: StepPlan) -> list[Row]:
+        """Sample the rows of `plan` with the current weights; they are not trained on."""
+
+    def score(self, rows: Sequence[Row]) -> list[Row]:
+        """Score rows with the payloads that the objective needs; blocks."""
+
+    def read(
+        self,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        model: str = "student",
+        temperature: float | None = None,
+    ) -> list[Scores]:
+        """Score any responses with the current student or a kept copy, in this process; counted in the costs.
+
+        Args:
+            items: rows, or ids with the length of their prompt.
+            spec: the payload; None for log-probs of the response tokens.
+            model: "student", or "initial" or "ema" if `needs` names them in `models`.
+            temperature: divides the logits; None for the temperature of rollouts.
+        """
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """The final answer of each row, in a form that equal answers share; None where there is none."""
+
+    def refresh(self, model: str, decay: float) -> None:
+        """Update the kept copy "initial" or "ema": e <- decay e + (1 - decay) w, w the student's; decay 0 copies."""
+
+    def workbench(self) -> Workbench:
+        """Make a workbench with a scorer of its own; ADWIN's probes run on one."""
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in the order of ranks; every rank must call it equally often."""
+
+    def add_costs(self, counts: Mapping[str, float]) -> None:
+        """Add what a probe spent to the costs of the step."""
+
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed_names: Sequence[object],
+        samples: int = 1,
+        reverse_kl: bool = False,
+        temperature: float | None = None,
+    ) -> EvalReport:
+        """Sample, verify and optionally score `prompts` with the current weights.
+
+        Calls with equal `seed_names` draw equal random numbers, for paired comparisons. Temperature None is that of the
+        rollouts.
+        """
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Take the next `count` prompts of the run, which are then used nowhere else; every rank must ask for as many.
+
+        Within `plan` or `updates` they belong to the step, within `after_update` to that call: if the step or call is
+        interrupted and repeated, it gets the same prompts.
+        """
+
+    def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
+        """`count` prompts of the training set, chosen by the stream `seed_names`."""
+
+    def optimizer_moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Names of parameters and their optimizer state tensors (exp_avg, exp_avg_sq), writable."""
+
+
+class Controller(StepPlugin):
+    """Base class of controllers; every hook, here and in `StepPlugin`, has a default that does nothing."""
+
+    settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
+    why_not_stale: ClassVar[str] = "it does not state that it can plan a step before the earlier steps are observed"
+    """A clause saying why it cannot work with `train.max_staleness`; "" if it can. As further steps are planned between
+    `plan` and the other hooks of a step, it must remember nothing in between except what `state_dict` saves."""
+    gives_answers: ClassVar[bool] = False
+    """Whether its plans contain rows with given answers (`PlannedRow.answer`), which the student itself reads."""
+    gives_log_probs: ClassVar[bool] = False
+    """Whether the rows that it adds have log-probs under a policy, for the ratio to that policy."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._services: Services | None = None
+
+    @property
+    def services(self) -> Services:
+        """The services passed to `begin`, for hooks that are not passed services themselves."""
+        if self._services is None:
+            raise RuntimeError(f"{type(self).__name__} uses its services before it was started.")
+        return self._services
+
+    def hooks(self) -> Sequence[ModelHook]:
+        """Hooks on the student's forward pass; see `student.data.hooks`."""
+        return ()
+
+    def check_model(self, lm: PreTrainedModel) -> None:
+        """Look at the student, whose tensors are still without content, before it is loaded, also in a dry run.
+
+        Raises:
+            ConfigError: if the method cannot work with such a model.
+        """
+
+    def begin(self, services: Services) -> None:
+        """Keep the services and call `start`; called by the loop."""
+        self._services = services
+        self.start(services)
+
+    def start(self, services: Services) -> None:
+        """Prepare, once, before the first step or after a resume."""
+
+    def plan(self, plan: StepPlan) -> StepPlan:
+        """Rewrite the plan of a step.
+
+        It must not change what `state_dict` saves, because an interrupted step is planned again after a resume.
+        """
+        return plan
+
+    def compose(self, rows: list[Row]) -> list[Row]:
+        """Filter, replay, recompose or re-weight the scored rows of a step.
+
+        It sees only the rows of this rank. Numbers for a choice among all rows go into `Row.notes` and reach every rank
+        through `Services.outcomes` and the report. Like `plan`, it must not change what `state_dict` saves.
+        """
+        return rows
+
+    def updates(self, updates: Iterable[Update], services: Services) -> Iterable[Update]:
+        """Reorder, drop, repeat or re-weight the optimizer updates of a step.
+
+        A generator may look at the student between two updates. Every rank must yield equally many. Like `plan`, it
+        must not change what `state_dict` saves before the first update; after that, the step counts as done even if a
+        later update fails.
+        """
+        return updates
+
+    def after_update(self, step: int, services: Services) -> dict[str, float]:
+        """Act on the weights after the updates of `step`; returns metrics.
+
+        If a service of the loop raises, weights and saved state must be left as they were before the call, which is
+        repeated after a resume.
+        """
+        return {}
+
+    def finished(self) -> bool:
+        """Whether the run should end before `train.steps`; called before each step on every rank."""
+        return False

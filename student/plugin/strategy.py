@@ -1,0 +1,100 @@
+"""Rollout strategies: how the plan of a step becomes rows, in rounds that all ranks take together.
+
+    single                  every planned row, once
+    dynamic_sampling        further prompts until enough groups have rewards that differ
+    adaptive_oversampling   as many more prompts as the last steps lost
+    reinforce_ada           further answers until a prompt has right and wrong ones
+    self_interference       only prompts that greedy decoding does not solve
+    lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
+    critique                one answer of each group is refined from another one and its critique
+    arpo                    episodes that branch where the student became uncertain
+    future_bridge           a turn of the teacher in an episode, where the student goes on better after it
+    replay, rorecomp        groups of earlier steps along with the new ones
+
+A strategy samples rows, has them scored, looks at their outcomes on all ranks, and may sample more. It does everything
+through `Rollouts` and decides only by what `Rollouts` returns for all ranks, so that every rank decides alike. A third
+party adds a strategy through the entry-point group `opd.rollout_strategies`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from opd.config import Settings
+from opd.errors import PluginError
+from opd.registry import Registry
+from student.plugin.early import reads_no_scores
+from student.plugin.step_plugin import StepPlugin
+
+if TYPE_CHECKING:
+    from student.data.plan import StepPlan
+    from student.data.row import Row
+    from student.plugin.rounds import Rollouts
+
+STRATEGIES = Registry(
+    "rollout_strategy",
+    "opd.rollout_strategies",
+    member="settings_type",
+    names={
+        "single": "student.plugin.strategy:Single",
+        "dynamic_sampling": "student.rollout.strategies.dynamic_sampling:DynamicSampling",
+        "adaptive_oversampling": "student.rollout.strategies.adaptive_oversampling:AdaptiveOversampling",
+        "reinforce_ada": "student.rollout.strategies.reinforce_ada:ReinforceAda",
+        "self_interference": "student.rollout.strategies.self_interference:SelfInterference",
+        "lte": "student.rollout.strategies.lte:Lte",
+        "guide": "student.rollout.strategies.guide:Guide",
+        "icpo": "student.rollout.strategies.icpo:Icpo",
+        "critique": "student.rollout.strategies.critique:Critique",
+        "arpo": "student.rollout.strategies.arpo:Arpo",
+        "future_bridge": "student.rollout.strategies.future_bridge:FutureBridge",
+        "replay": "student.rollout.strategies.replay:Replay",
+        "rorecomp": "student.rollout.strategies.rorecomp:RoRecomp",
+    },
+)
+
+
+class StrategySettings(Settings):
+    """Settings that every strategy has."""
+
+    name: str
+    """Registered name, or a dotted path "package.module:Class"."""
+
+
+class Strategy(StepPlugin):
+    """Base class of rollout strategies; subclasses implement `run` and may override the hooks of `StepPlugin`."""
+
+    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+    why_not_stale: ClassVar[str] = "it does not state that its first round is exactly the plan"
+    """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
+    rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""
+    judges: ClassVar[bool] = False
+    """Whether it calls `Rollouts.judge`, so that models do not score rows as soon as they are sampled."""
+
+    gives_rows: ClassVar[bool] = False
+    """Whether it returns rows that the student did not sample in this step under the prompt that they train."""
+
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """Sample the rows of the step and have them scored.
+
+        It must not change what `state_dict` saves, because an interrupted step is taken again after a resume.
+
+        Args:
+            plan: this rank's share of the step's plan.
+            rollouts: samples, scores and communicates with other ranks.
+
+        Returns:
+            This rank's rows, in whole groups; may be empty.
+        """
+        raise PluginError(f"{type(self).__name__} does not implement run.")
+
+
+class Single(Strategy):
+    """Samples every planned row once."""
+
+    why_not_stale = ""
+    evidence: ClassVar[str] = "own"
+
+    @reads_no_scores
+    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+        """See `Strategy.run`."""
+        return rollouts.score(rollouts.sample(plan.rows))

@@ -1,0 +1,1 @@
+"""What a run tells: metrics, samples, spans, and the pages made from them."""

@@ -1,0 +1,1 @@
+"""All keys of a recipe."""

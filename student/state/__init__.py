@@ -1,0 +1,1 @@
+"""The state that a checkpoint holds, as tensors and JSON."""
