@@ -79,7 +79,7 @@ estimators: $(STAMP) ## regenerate docs/estimators.md, every figure by enumerati
 
 envs: .venv-envs/.installed ## TextWorld, ALFWorld, ScienceWorld and Gymnasium, played and trained in (own environment)
 	.venv-envs/bin/python -m pytest tests/end_to_end/test_textworld.py tests/end_to_end/test_alfworld.py \
-		tests/end_to_end/test_scienceworld.py tests/opd/tasks/environments/test_scienceworld.py tests/opd/tasks/environments/test_gymnasium.py \
+		tests/end_to_end/test_scienceworld.py tests/opd_zoo/environments/test_scienceworld.py tests/opd/tasks/environments/test_gymnasium.py \
 		tests/examples/test_recipes.py -rsP
 
 .venv-envs/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/envs.sh

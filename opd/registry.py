@@ -1,7 +1,8 @@
 """Registries for everything that is chosen by name: methods, objectives, tasks, engines, ...
 
 A registry maps names to dotted paths and imports them on use, so that listing plug-ins does not load torch. Third
-parties add names through an entry-point group; a recipe may also give a dotted path ("package.module:Class").
+parties add names through an entry-point group, and a package of many plug-ins adds a catalogue of names; a recipe may
+also give a dotted path ("package.module:Class").
 """
 
 import ast
@@ -71,6 +72,9 @@ class Registry:
     def _scan(self) -> None:
         if self._scanned:
             return
+        for catalogue in entry_points(group="opd.catalogues"):
+            for name, path in catalogue.load().get(self.kind, {}).items():
+                self.add(name, path, origin=path.partition(".")[0])
         for point in entry_points(group=self.group):
             origin = point.dist.name if point.dist is not None else "an entry point"
             self.add(point.name, point.value, origin=origin)

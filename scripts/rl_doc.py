@@ -265,7 +265,7 @@ def sections() -> Iterator[tuple[str, Any, str]]:
     yield "Advantages (`advantage:`)", ADVANTAGES, "student.rl.advantages"
     yield "Rewards (`rewards:`)", REWARDS, "student.rl.rewards"
     yield "Critic, filter, measurement (`methods:`)", CONTROLLERS, r"student.rl.\w+:"
-    yield "Samplers and curricula (`methods:`)", CONTROLLERS, "student.rl.samplers"
+    yield "Samplers and curricula (`methods:`)", CONTROLLERS, "opd_zoo.samplers"
     yield "Rollout strategies (`rollout: {strategy: ...}`)", STRATEGIES, "student.rollout"
 
 

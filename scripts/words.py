@@ -20,7 +20,10 @@ BANNED = re.compile(
     r"|\b(?:is|are) none of\b|\bthat (?:is|are) none\b",
     re.IGNORECASE,
 )
-FOLDERS = ("opd", "student", "teacher_server", "scripts", "examples", "benchmarks", "deploy", "docs", "protos")
+FOLDERS = (
+    *("opd", "student", "teacher_server", "opd_zoo", "opd_lab"),
+    *("scripts", "examples", "benchmarks", "deploy", "docs", "protos"),
+)
 SUFFIXES = {".md", ".py", ".proto", ".yaml", ".yml", ".toml", ".jinja", ".sh"}
 PASSED_OVER = ("scripts/words.py", "opd/wire/v1/")
 MARKS = re.compile(r"""^[\s#/>]*(?:[rbf]{0,2}["'])?|["']?\s*$""")

@@ -17,10 +17,6 @@ TASKS = Registry(
         "reasoning_gym": "opd.tasks.gym:ReasoningGym",
         "lock": "opd.tasks.environments.lock:Lock",
         "rooms": "opd.tasks.environments.rooms:Rooms",
-        "textworld": "opd.tasks.environments.textworld:TextWorld",
-        "alfworld": "opd.tasks.environments.alfworld:ALFWorld",
-        "scienceworld": "opd.tasks.environments.scienceworld:ScienceWorld",
-        "simulated": "opd.tasks.environments.simulated:Simulated",
     },
 )
 

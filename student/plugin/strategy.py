@@ -38,17 +38,6 @@ STRATEGIES = Registry(
     names={
         "single": "student.plugin.strategy:Single",
         "dynamic_sampling": "student.rollout.strategies.dynamic_sampling:DynamicSampling",
-        "adaptive_oversampling": "student.rollout.strategies.adaptive_oversampling:AdaptiveOversampling",
-        "reinforce_ada": "student.rollout.strategies.reinforce_ada:ReinforceAda",
-        "self_interference": "student.rollout.strategies.self_interference:SelfInterference",
-        "lte": "student.rollout.strategies.lte:Lte",
-        "guide": "student.rollout.strategies.guide:Guide",
-        "icpo": "student.rollout.strategies.icpo:Icpo",
-        "critique": "student.rollout.strategies.critique:Critique",
-        "arpo": "student.rollout.strategies.arpo:Arpo",
-        "future_bridge": "student.rollout.strategies.future_bridge:FutureBridge",
-        "replay": "student.rollout.strategies.replay:Replay",
-        "rorecomp": "student.rollout.strategies.rorecomp:RoRecomp",
     },
 )
 

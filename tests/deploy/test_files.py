@@ -67,7 +67,7 @@ def test_the_images_copy_what_exists_and_run_as_a_user_without_rights() -> None:
 
 def test_a_change_of_the_sources_installs_no_other_package_again() -> None:
     """A builder repeats a step when what comes before it has changed, and pip's takes minutes and gigabytes."""
-    packages = {"opd", "teacher_server", "student"}
+    packages = {"opd", "teacher_server", "student", "opd_zoo", "opd_lab"}
     assert not packages & set(copied(stages()["dependencies"])) and packages < set(copied(stages()["sources"]))
     # An argument changes more often than what apt brings.
     system, _, python = stages()["dependencies"].partition("\nCOPY ")

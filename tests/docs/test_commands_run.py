@@ -68,7 +68,7 @@ ELSEWHERE = {
     r"opd plugins show huber": ("tests/docs/test_plugin_example.py", "huber"),
     r"opd train recipe.yaml 'objective=": ("tests/docs/test_plugin_example.py", "huber"),
     r"pytest tests/student/methods/test_conformance.py": ("tests/docs/test_plugin_example.py", "test_conformance"),
-    r"opd compose": ("tests/opd/tasks/test_compose.py", "CliRunner"),
+    r"opd compose": ("tests/opd_zoo/compose/test_compose.py", "CliRunner"),
     r"opd episodes": ("tests/student/rollout/test_transcript.py", "episodes_cli"),
     r"opd env serve": ("tests/opd/tasks/environments/test_openenv.py", "serve"),
     r"opd lab (run|report|premise)": ("tests/opd_lab/test_runner.py", "run"),

@@ -17,7 +17,7 @@ SUITES = {
     "soft_clip": "tests/student/methods/test_conformance.py",
     "ranking": "tests/student/rl/advantages/test_conformance.py",
     "brief": "tests/student/rl/rewards/test_conformance.py",
-    "forgotten": "tests/student/rl/samplers/test_conformance.py",
+    "forgotten": "tests/opd_zoo/samplers/test_conformance.py",
     "second_try": "tests/student/plugin/test_rounds.py",
 }
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.environments import Observation
-from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions, _rules
-from opd.tasks.environments.household_pddl import shown_names
-from opd.tasks.environments.household_rooms import APPLIANCES, KINDS, OPENABLE, ROOMS, SENTENCES, TREATED
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
 from opd.tasks.prompt import Prompt
+from opd_zoo.environments.alfworld import ALFWorld, ALFWorldOptions, _rules
+from opd_zoo.environments.household_pddl import shown_names
+from opd_zoo.environments.household_rooms import APPLIANCES, KINDS, OPENABLE, ROOMS, SENTENCES, TREATED
 from student.commands.cli import train as train_command
 from student.commands.episodes_cli import gold
 from student.settings.recipe import Recipe
@@ -119,7 +119,7 @@ def test_equal_seeds_show_the_same_whatever_strings_hash_to() -> None:
     program = (
         "from random import Random\n"
         "from opd.config import parse_settings\n"
-        "from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions\n"
+        "from opd_zoo.environments.alfworld import ALFWorld, ALFWorldOptions\n"
         "world = ALFWorld(parse_settings(ALFWorldOptions, {'commands': True, 'objects': 12}))\n"
         "for seed in range(2):\n"
         "    prompt = world.draw(Random(seed))\n"

@@ -1,7 +1,7 @@
 """What every registered method and objective owes in a whole run: tests that a new one inherits by being registered.
 
 A method shows that it fired, gives the same when a step is taken again, keeps its state over a resume, and does on two
-ranks what it does on one. Samplers have tests of their own in tests/student/rl/samplers. Of objectives, whose other
+ranks what it does on one. Samplers have tests of their own in tests/opd_zoo/samplers. Of objectives, whose other
 duties stand in tests/student/methods, all learn together here: what each loss is on two ranks shows by itself.
 """
 

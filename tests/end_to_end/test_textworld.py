@@ -16,8 +16,8 @@ from opd.config import parse_settings
 from opd.errors import DataError
 from opd.tasks.environments import Observation
 from opd.tasks.environments.pool import EnvironmentPool, PoolSettings
-from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
+from opd_zoo.environments.textworld import TextWorld, TextWorldOptions
 from student.commands.episodes_cli import gold
 from student.settings.recipe import Recipe
 

@@ -15,10 +15,10 @@ from transformers import Qwen3Config
 from typer.testing import CliRunner
 
 from opd.config import parse_settings
-from opd.tasks.environments.alfworld import command_of
+from opd_zoo.critics.hiper import tagged_of
+from opd_zoo.environments.alfworld import command_of
 from student.commands.cli import train
 from student.job.plugins import build_plugins
-from student.rl.hiper import tagged_of
 from student.settings.recipe import Recipe
 from student.sizing.hardware import TABLE
 from student.sizing.memory import check_fits, memory_of

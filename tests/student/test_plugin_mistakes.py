@@ -16,6 +16,7 @@ from opd.errors import ConfigError, PluginError
 from opd.registry import Registry
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
+from opd_zoo.samplers.base import Sampler, SamplerSettings
 from student.data.needs import Needs, SignalNeed, needs_of
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
@@ -31,7 +32,6 @@ from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
-from student.rl.samplers.base import Sampler, SamplerSettings
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine, RolloutEngineSettings
 from student.rollout.policy_sampler import PolicySampler
 from student.scoring.rewards.base import Reward

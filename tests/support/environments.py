@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from opd.config import Settings
 from opd.tasks.environments import Observation
-from opd.tasks.environments.alfworld import ALFWorld, ALFWorldOptions
 from opd.tasks.environments.base import NoPlaceError
 from opd.tasks.environments.lock import Lock, LockOptions
-from opd.tasks.environments.scienceworld import ScienceWorld, ScienceWorldOptions
-from opd.tasks.environments.simulated import Simulated, SimulatedOptions
-from opd.tasks.environments.textworld import TextWorld, TextWorldOptions
 from opd.tasks.prompt import Prompt
+from opd_zoo.environments.alfworld import ALFWorld, ALFWorldOptions
+from opd_zoo.environments.scienceworld import ScienceWorld, ScienceWorldOptions
+from opd_zoo.environments.simulated import Simulated, SimulatedOptions
+from opd_zoo.environments.textworld import TextWorld, TextWorldOptions
 
 
 class Naughty:

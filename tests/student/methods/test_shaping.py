@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from student.methods.distil.compressed import compress
-from student.methods.distil.gated_exopd import gate
-from student.methods.distil.iw_opd import prefix_weights
-from student.methods.distil.tail_null import tail_advantages
-from student.methods.distil.tide import excess, worst
+from opd_zoo.distil.compressed import compress
+from opd_zoo.distil.gated_exopd import gate
+from opd_zoo.distil.iw_opd import prefix_weights
+from opd_zoo.distil.tail_null import tail_advantages
+from opd_zoo.distil.tide import excess, worst
 
 D = tensor([-0.1, -2.5, 0.4, -0.1])
 """log T - log S of a response of four tokens, which several papers' formulas are worked out on."""

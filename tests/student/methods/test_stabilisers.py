@@ -13,15 +13,15 @@ from torch import Tensor
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
+from opd_zoo.distil.compressed import compress
+from opd_zoo.distil.gated_exopd import gate
+from opd_zoo.distil.iw_opd import prefix_weights
+from opd_zoo.distil.mask_tokens import MaskTokens, MaskTokensSettings
+from opd_zoo.distil.selection import spread, top_share
+from opd_zoo.distil.tide import worst
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import gather_outcomes
 from student.job.plugins import build_terms
-from student.methods.distil.compressed import compress
-from student.methods.distil.gated_exopd import gate
-from student.methods.distil.iw_opd import prefix_weights
-from student.methods.distil.mask_tokens import MaskTokens, MaskTokensSettings
-from student.methods.distil.selection import spread, top_share
-from student.methods.distil.tide import worst
 from student.methods.distil.token_set import TokenSetSettings, token_ids
 from student.plugin.terms import TermOutput
 

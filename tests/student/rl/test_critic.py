@@ -16,12 +16,12 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
+from opd_zoo.advantages.prompt_value import PromptValue, PromptValueSettings
 from student.data.row import Row, RowKey
 from student.job.loop import train
 from student.job.plugins import build_plugins, build_terms
 from student.model.ranks import Ranks
 from student.rl.advantages.gae import credit_of, returns_of
-from student.rl.advantages.prompt_value import PromptValue, PromptValueSettings
 from student.rl.critic import Critic, CriticSettings
 from student.settings.recipe import Recipe
 from student.state.state_io import load_state

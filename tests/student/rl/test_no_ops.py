@@ -31,7 +31,7 @@ from small_recipes import (
 from opd.errors import ConfigError
 from student.plugin.controllers import Controller
 
-BUDGET = "student.methods.distil.token_budget:TokenBudget"
+BUDGET = "opd_zoo.distil.token_budget:TokenBudget"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BNPO: a penalty that leaves the range": (
         of(credit("bnpo"), **reward("overlong", buffer=4, penalty=0.5)),

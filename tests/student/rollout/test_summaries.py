@@ -15,18 +15,18 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.turns import with_observation
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from opd_zoo.curricula.sage import with_answer
+from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
 from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, outcome_of
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.job.plugins import build_plugins
-from student.methods.curricula.sage import with_answer
 from student.methods.curricula.turns import note_turns, turn_metrics
 from student.methods.windows.probe import cut_row
 from student.model.ranks import Ranks
 from student.plugin.rounds import Rollouts
 from student.report.samples import sample_of
-from student.rl.rewards.profiling import Profiling, ProfilingSettings
 from student.settings.recipe import Recipe
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 from tests.support.scripted import Scripted, make_player, plan

@@ -14,12 +14,12 @@ from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
+from opd_zoo.curricula.episode_filter import EpisodeFilter, EpisodeFilterSettings
+from opd_zoo.curricula.prefix_replay import PrefixReplay, PrefixReplaySettings
+from opd_zoo.curricula.turnopd import TurnOpd, TurnOpdSettings, horizon
 from student.data.outcome import Outcome
 from student.data.plan import EpisodePlan, StepPlan, plan_step
 from student.data.report import StepReport
-from student.methods.curricula.episode_filter import EpisodeFilter, EpisodeFilterSettings
-from student.methods.curricula.prefix_replay import PrefixReplay, PrefixReplaySettings
-from student.methods.curricula.turnopd import TurnOpd, TurnOpdSettings, horizon
 
 PROMPT = Lock(LockOptions(digits=4, turns=6)).draw(Random(0))
 

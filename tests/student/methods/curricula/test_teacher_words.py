@@ -14,13 +14,13 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
+from opd_zoo.curricula.sage import Sage, SageSettings, with_answer
+from opd_zoo.curricula.sopd import Sopd, SopdSettings
+from opd_zoo.distil.sage_opd import token_weights
 from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
 from student.job.plugins import build_plugins, build_terms
-from student.methods.curricula.sage import Sage, SageSettings, with_answer
-from student.methods.curricula.sopd import Sopd, SopdSettings
-from student.methods.distil.sage_opd import token_weights
 from student.settings.recipe import Recipe
 from tests.support.answering import answering
 

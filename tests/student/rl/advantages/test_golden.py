@@ -9,16 +9,16 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
+from opd_zoo.advantages.bnpo import beta_of, inverse_density
+from opd_zoo.advantages.emphasis import EntropyShaping, EntropyShapingSettings
+from opd_zoo.advantages.lpo import softmax
+from opd_zoo.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
+from opd_zoo.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 from student.data.needs import REFERENCE, STUDENT
 from student.data.outcome import Outcome
 from student.data.report import StepReport
 from student.job.plugins import build_plugins
-from student.rl.advantages.bnpo import beta_of, inverse_density
 from student.rl.advantages.chain import AdvantageChain
-from student.rl.advantages.emphasis import EntropyShaping, EntropyShapingSettings
-from student.rl.advantages.lpo import softmax
-from student.rl.advantages.noisy_forward import NoisyForward, NoisyForwardSettings
-from student.rl.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
 from student.settings.recipe import Recipe
 
 

@@ -8,10 +8,10 @@ import pytest
 from rows import make_row
 
 from opd.wire.types import PayloadKind, Scores
+from opd_zoo.advantages.gc_opd import GcOpd, GcOpdSettings
+from opd_zoo.advantages.r2_opd import R2Opd, R2OpdSettings
 from student.data.needs import TEACHER
 from student.data.outcome import Outcome
-from student.rl.advantages.gc_opd import GcOpd, GcOpdSettings
-from student.rl.advantages.r2_opd import R2Opd, R2OpdSettings
 
 
 @pytest.mark.parametrize("made", [R2Opd(R2OpdSettings(name="r2_opd")), GcOpd(GcOpdSettings(name="gc_opd"))])

@@ -11,12 +11,12 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
+from opd_zoo.rewards.cosine_length import CosineLength, CosineLengthSettings
 from student.data.outcome import outcome_of, reward_of
 from student.data.report import StepReport
 from student.data.row import Row
 from student.job.plugins import build_terms
 from student.rl import REWARDS
-from student.rl.rewards.cosine_length import CosineLength, CosineLengthSettings
 
 Make = Callable[..., Row]
 

@@ -11,11 +11,11 @@ from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.tools import Call
+from opd_zoo.rewards.igpo import Igpo, IgpoSettings
+from opd_zoo.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
+from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
+from opd_zoo.rewards.toolrl import ToolRl, ToolRlSettings, match_share, same_value
 from student.job.plugins import build_plugins
-from student.rl.rewards.igpo import Igpo, IgpoSettings
-from student.rl.rewards.matchtir import MatchTir, MatchTirSettings, similarity, transport
-from student.rl.rewards.profiling import Profiling, ProfilingSettings
-from student.rl.rewards.toolrl import ToolRl, ToolRlSettings, match_share, same_value
 from student.settings.recipe import Recipe
 
 

@@ -1,0 +1,1 @@
+"""Mappings from rewards to credit."""

@@ -1,0 +1,1 @@
+"""Prompts composed of others (Composition-RL)."""

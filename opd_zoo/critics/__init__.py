@@ -1,0 +1,1 @@
+"""Critics with losses of their own."""

@@ -1,0 +1,1 @@
+"""Methods that choose which turns of an episode are sampled and learnt from."""

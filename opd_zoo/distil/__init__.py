@@ -1,0 +1,1 @@
+"""Objectives and methods of distillation papers."""

@@ -1,0 +1,1 @@
+"""Environments that need a package, a download or a chat model."""

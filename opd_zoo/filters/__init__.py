@@ -1,0 +1,1 @@
+"""Methods that leave out rows after sampling."""

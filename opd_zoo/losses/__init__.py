@@ -1,0 +1,1 @@
+"""Policy losses and losses on given answers."""

@@ -1,0 +1,1 @@
+"""Rewards of rows, turns and tokens."""

@@ -1,0 +1,1 @@
+"""Strategies that sample in rounds."""

@@ -1,0 +1,1 @@
+"""Methods that order, replay or measure updates."""

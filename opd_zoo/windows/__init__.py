@@ -1,0 +1,1 @@
+"""Methods that choose which tokens of a response are sampled and learnt from."""
