@@ -33,7 +33,8 @@ from student.job.loop import train
 from student.job.plugins import build_plugins
 from student.plugin.controllers import Controller, ControllerSettings
 from student.run.local_server import CPU, served
-from student.settings.recipe import ModelSettings, Recipe
+from student.settings.model import ModelSettings
+from student.settings.recipe import Recipe
 from student.sizing.hardware import Hardware, here
 from student.sizing.plan import shape_of
 from student.sizing.shape import ModelShape

@@ -26,7 +26,7 @@ from opd.config import Settings, load_settings
 from opd.errors import ConfigError
 from opd.tasks import TaskSettings
 from opd_lab.tiny.plans import MergePlan, ModelPlan, ReinforcePlan, SftPlan, Shape, TrainingStage, WorldPlan
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opd.tasks import TaskSettings
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 Progress = Callable[[str, int, int], None]
 """Called with (name of the model, steps done, total number of steps)."""

@@ -21,7 +21,7 @@ from student.rollout.engine import EngineSetup, RolloutEngineSettings, Transform
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
 from student.rollout.spec import RolloutSpec
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 from student.settings.recipe import Recipe
 
 _BATCH = 256

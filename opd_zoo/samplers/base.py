@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.plugin.controllers import Services
     from student.plugin.terms import Term
-    from student.settings.recipe import Recipe, RolloutSettings
+    from student.settings.recipe import Recipe
+    from student.settings.rollout import RolloutSettings
 
 
 class SignalSettings(ControllerSettings):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from student.plugin.controllers import Services
     from student.plugin.terms import Term
-    from student.settings.recipe import ModelSettings, Recipe
+    from student.settings.model import ModelSettings
+    from student.settings.recipe import Recipe
 
 
 class UpdateSparsitySettings(ControllerSettings):

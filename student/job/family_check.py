@@ -15,7 +15,8 @@ from student.model.sibling import sibling
 from student.rollout.engine import TransformersRollout
 from student.rollout.trial import stated
 from student.scoring.handshake import longest_prompt, too_long
-from student.settings.recipe import ModelSettings, Recipe
+from student.settings.model import ModelSettings
+from student.settings.recipe import Recipe
 
 _POSITIONS = r"position|seq_len|n_ctx"
 """Names in configs that may stand for a number of positions."""

@@ -47,8 +47,8 @@ from student.scoring.local import LocalModels
 from student.scoring.rewards.chain import RewardChain
 from student.scoring.score import Scorer
 from student.scoring.verify import Verification
-from student.settings.ema import EmaSettings
 from student.settings.recipe import Recipe
+from student.settings.teachers import EmaSettings
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from student.settings.recipe import Recipe
 if TYPE_CHECKING:
     from opd.wire.v1 import teacher_pb2 as pb
     from student.job.evaluate import EvalMeasure
-    from student.settings.recipe import TeacherSettings
+    from student.settings.teachers import TeacherSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from student.model.adamw_8bit import AdamW8bit, same_kind
 from student.model.model import ProjectionSpec, Student
 from student.model.ranks import Ranks
 from student.model.sharding import full, placed, recover, reshard, units, whole
-from student.settings.recipe import TrainSettings
+from student.settings.train import TrainSettings
 from student.state.random_state import random_state, set_random_state
 
 

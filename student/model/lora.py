@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from opd.adapters import ADAPTER_WEIGHTS, adapter_settings, import_peft, patterns_are_ours_to_check
 from opd.errors import CheckpointError, ConfigError, one_line
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 ADAPTER = "default"
 _PREFIX = "base_model.model."

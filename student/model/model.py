@@ -37,7 +37,7 @@ from student.data.token_batch import StudentTokens
 from student.model.lora import add_lora, load_factors
 from student.model.quantized import four_bits, keep_layout
 from student.model.recompute import recompute
-from student.settings.recipe import LoraSettings, ModelSettings
+from student.settings.model import LoraSettings, ModelSettings
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from opd.tasks.modes import ModeSettings
 from opd.tasks.settings import PromptSettings
 from student.orbit.merge import NEEDS_BASE, MergeModel, MergeSettings, Method
 from student.run.local_server import CPU
-from student.settings.recipe import ModelSettings, Recipe
+from student.settings.model import ModelSettings
+from student.settings.recipe import Recipe
 
 FUSION, MERGE = "fusion", "merge"
 LEAKAGE = 16

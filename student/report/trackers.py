@@ -7,26 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from opd.config import Settings
 from opd.errors import ConfigError, one_line
+from student.settings.trackers import TrackerSettings
 
 _logger = logging.getLogger(__name__)
 _COLUMNS = ("step", "label", "prompt", "answer", "verdict", "reward", "kl", "tokens")
-
-
-class TrackerSettings(Settings):
-    """A tracker; its package comes with the extra `trackers`."""
-
-    name: Literal["tensorboard", "trackio", "wandb", "mlflow"] = Field(description="Name of the tracker.")
-    project: str = Field("opd", description="Name of the project or experiment that the run belongs to.")
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further arguments with which the tracker is started, for example mode: offline (wandb).",
-    )
 
 
 def check_trackers(settings: Sequence[TrackerSettings]) -> None:

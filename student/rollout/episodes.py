@@ -36,7 +36,7 @@ from student.data.row import Row
 from student.data.streams import stream
 from student.rollout.episode import Episode
 from student.rollout.summaries import CONTEXT, Summaries, notes_of
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 if TYPE_CHECKING:
     from student.rollout.spec import RolloutSpec

@@ -20,10 +20,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from opd.config import Settings
 from opd.tasks.turns import Answered, encode_turns
+from student.settings.episodes import SummarySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,34 +32,6 @@ if TYPE_CHECKING:
 
 CONTEXT = "context"
 """The value of the tag `ended` for an episode that ran out of context."""
-_INSTRUCTION = (
-    "Your context is nearly full. Summarise the episode so far: what is to be done, what was found out, and what comes "
-    "next. You will go on from the first message and your summary alone."
-)
-
-
-class SummarySettings(Settings):
-    """Summaries of an episode by the student, with `history: summary`."""
-
-    context_tokens: int = Field(
-        8192,
-        ge=1,
-        description="Maximum length in tokens of what the model reads at once: the prompt, what it sees of the "
-        "episode, and the turn it writes.",
-    )
-    tokens: int = Field(
-        512,
-        ge=1,
-        description="Maximum length of a summary in tokens. A longer one is truncated and counted in the metrics.",
-    )
-    most: int = Field(
-        8,
-        ge=1,
-        description="Maximum number of summaries in an episode. An episode that needs more ends as `context`.",
-    )
-    instruction: str = Field(
-        _INSTRUCTION, min_length=1, description="Text that asks for a summary, in place of the next observation."
-    )
 
 
 class Summaries:

@@ -24,7 +24,7 @@ from opd.errors import ConfigError
 from student.model.lora import add_lora, has_lora
 from student.model.model import Weights
 from student.model.sharding import Chunk, full, in_chunks
-from student.settings.recipe import ModelSettings
+from student.settings.model import ModelSettings
 
 _WITHOUT_HEAD = frozenset({"gemma2", "gemma3n_text"})
 """Model families whose tied head has no name in vLLM."""

@@ -11,7 +11,7 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.data.needs import SignalNeed
 from student.data.row import Row, SignalKey
 from student.scoring.targets import Target
-from student.settings.recipe import TeacherSettings
+from student.settings.teachers import TeacherSettings
 
 _POLL_SECONDS = 0.5
 

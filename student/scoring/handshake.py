@@ -19,7 +19,8 @@ from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
 from student.scoring.stops import teacher_stops
 from student.scoring.targets import build_router, destination
-from student.settings.recipe import Recipe, TeacherSettings
+from student.settings.recipe import Recipe
+from student.settings.teachers import TeacherSettings
 
 _KINDS = {
     PayloadKind.SAMPLED: pb.PAYLOAD_KIND_SAMPLED,

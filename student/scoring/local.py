@@ -36,8 +36,8 @@ from student.model.model import Student
 from student.model.ranks import Ranks
 from student.model.sharding import full, placed, reshard, units
 from student.rollout.rows import evaluating
-from student.settings.ema import EmaSettings
-from student.settings.recipe import TrainSettings
+from student.settings.teachers import EmaSettings
+from student.settings.train import TrainSettings
 
 _FILLER = ScoreItem(np.zeros(2, np.uint32), 1)
 

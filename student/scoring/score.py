@@ -26,7 +26,7 @@ from student.scoring.routing import mix_scores
 from student.scoring.stops import StopMap
 from student.scoring.targets import Target, Targets
 from student.scoring.verify import Verification
-from student.settings.recipe import TeacherSettings
+from student.settings.teachers import TeacherSettings
 
 if TYPE_CHECKING:
     from student.scoring.rewards.rounds import StepRewards

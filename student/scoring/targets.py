@@ -9,7 +9,7 @@ from opd.tasks.source import Labels
 from student.data.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs, teacher_role
 from student.data.row import Row
 from student.scoring.routing import Destination, Router, RouteRule, RoutingSettings
-from student.settings.recipe import TeacherSettings
+from student.settings.teachers import TeacherSettings
 
 
 def build_router(settings: TeacherSettings, served: Sequence[str]) -> Router:

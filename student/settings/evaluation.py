@@ -31,3 +31,15 @@ class EvalSettings(Settings):
         description="Number of problems whose answers in every mode are scored by the teachers of all modes, which "
         "shows how far modes leak into each other; 0 turns this off.",
     )
+
+
+class SampleSettings(Settings):
+    """Which answers are written to samples.jsonl in the run folder."""
+
+    every: int = Field(
+        10,
+        ge=0,
+        description="Steps between those whose answers are kept; 0 keeps only the answers of evaluations, which are "
+        "always kept.",
+    )
+    count: int = Field(8, ge=0, description="Number of answers kept per such step or evaluation; 0 keeps none.")

@@ -23,7 +23,7 @@ from student.model.model import Student
 from student.model.quantized import four_bit_bytes
 from student.model.recompute import recompute
 from student.model.sharding import layer_of
-from student.settings.recipe import ModelSettings
+from student.settings.model import ModelSettings
 
 log = logging.getLogger(__name__)
 

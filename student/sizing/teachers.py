@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import LOCAL_MODELS, REFERENCE, TEACHER, Needs
-from student.settings.recipe import ModelSettings, Recipe, TeacherSettings
+from student.settings.model import ModelSettings
+from student.settings.recipe import Recipe
+from student.settings.teachers import TeacherSettings
 from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.shape import ModelShape
 

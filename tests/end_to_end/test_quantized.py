@@ -16,7 +16,8 @@ from opd.errors import CheckpointError
 from student.job.loop import train
 from student.model.model import load_student
 from student.model.quantized import four_bits, keep_layout
-from student.settings.recipe import LoraSettings, Recipe
+from student.settings.model import LoraSettings
+from student.settings.recipe import Recipe
 from student.state.state_io import load_state
 
 pytest.importorskip("bitsandbytes")

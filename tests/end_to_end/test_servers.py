@@ -18,7 +18,8 @@ from waiting import wait_until
 from student.job.loop import train
 from student.rollout.servers import transfer
 from student.run.checkpoint import latest_checkpoint
-from student.settings.recipe import LoraSettings, Recipe
+from student.settings.model import LoraSettings
+from student.settings.recipe import Recipe
 
 _VLLM = [
     pytest.mark.engine,

@@ -12,7 +12,8 @@ from opd_lab.plan import ExperimentPlan
 from opd_lab.tiny.presets import world_plan
 from opd_lab.tiny.summary import read_summary
 from opd_lab.world import WorldModels
-from student.scoring.contexts import Context, ContextSettings
+from student.scoring.contexts import Context
+from student.settings.contexts import ContextSettings
 
 
 def test_told_models_are_asked_the_told_problems(world: Path, tmp_path: Path) -> None:

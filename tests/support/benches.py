@@ -25,7 +25,7 @@ from student.learning.objective import Objective
 from student.model.model import load_student, load_tokenizer
 from student.plugin.terms import Term
 from student.rollout.transformers import RolloutSpec, rollout
-from student.settings.recipe import TrainSettings
+from student.settings.train import TrainSettings
 
 if TYPE_CHECKING:
     from teacher_server.engines.transformers import TransformersEngine

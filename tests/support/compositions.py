@@ -25,9 +25,11 @@ from student.plugin.strategy import STRATEGIES
 from student.plugin.terms import AGGREGATIONS, OBJECTIVES
 from student.rl import ADVANTAGES, REWARDS
 from student.rl.advantages.base import Modifier
-from student.settings.ema import EmaSettings
 from student.settings.evaluation import EvalSettings
-from student.settings.recipe import LoraSettings, RolloutSettings, TrainSettings
+from student.settings.model import LoraSettings
+from student.settings.rollout import RolloutSettings
+from student.settings.teachers import EmaSettings
+from student.settings.train import TrainSettings
 
 Drawn = dict[str, Any]
 ANSWERING = "http://answering"

@@ -14,7 +14,7 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 
 def make_player(tokenizer: Any, candidates: int = 4, **settings: Any) -> EpisodePlayer:

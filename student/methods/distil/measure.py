@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
     from student.learning.learner import Learner
-    from student.settings.recipe import TeacherSettings
+    from student.settings.teachers import TeacherSettings
 
 _MEASURED_IDS = 64
 

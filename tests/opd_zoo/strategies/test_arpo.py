@@ -19,7 +19,7 @@ from student.data.plan import Branch, EpisodePlan, PlannedRow, StepPlan, plan_st
 from student.data.row import Row
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 

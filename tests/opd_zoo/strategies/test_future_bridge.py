@@ -21,7 +21,7 @@ from student.data.row import Row
 from student.job.plugins import build_terms
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))
 TOKENIZER = make_tokenizer()

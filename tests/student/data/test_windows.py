@@ -17,7 +17,7 @@ from student.data.row_state import row_from_state, row_to_state
 from student.methods.windows.probe import cut_row
 from student.model.ranks import Ranks
 from student.scoring.local import LocalModels
-from student.settings.ema import EmaSettings
+from student.settings.teachers import EmaSettings
 
 WINDOWS = ((0, 0, 3), (2, 4, 6), (5, 7, 10))
 OWN = [0, 1, 2, 4, 5, 7, 8, 9]

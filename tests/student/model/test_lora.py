@@ -14,7 +14,7 @@ from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapt
 from opd.errors import CheckpointError, ConfigError
 from student.model.lora import adapters_off
 from student.model.model import Student, Weights, load_student
-from student.settings.recipe import LoraSettings, ModelSettings
+from student.settings.model import LoraSettings, ModelSettings
 
 IDS = torch.arange(12).reshape(2, 6)
 

@@ -14,7 +14,7 @@ from opd.errors import ConfigError, UnavailableError
 from student.model import model
 from student.model.ranks import ALONE
 from student.run.model_folder import model_parts
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 
 @pytest.fixture

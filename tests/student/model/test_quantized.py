@@ -19,7 +19,8 @@ from student.model.quantized import four_bit_bytes
 from student.rollout.ahead import copy_of
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
-from student.settings.recipe import LoraSettings, Recipe
+from student.settings.model import LoraSettings
+from student.settings.recipe import Recipe
 from student.sizing.shape import ModelShape
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -15,7 +15,8 @@ from waiting import wait_until
 
 from opd.errors import ConfigError
 from student.report import trackers
-from student.report.trackers import Trackers, TrackerSettings, check_trackers
+from student.report.trackers import Trackers, check_trackers
+from student.settings.trackers import TrackerSettings
 
 SAMPLE = {"step": 1, "label": "train", "prompt": "1+1=", "answer": "2", "verdict": "correct", "reward": 1.0, "kl": 0.5}
 RECIPE = {"run": "runs/x", "train": {"steps": 3}, "objective": [{"name": "opd"}]}
@@ -63,7 +64,8 @@ def test_trackio_holds_metrics(track: Make, tmp_path: Path, monkeypatch: pytest.
     code = f"""
 from pathlib import Path
 from accelerate import PartialState
-from student.report.trackers import Trackers, TrackerSettings
+from student.report.trackers import Trackers
+from student.settings.trackers import TrackerSettings
 PartialState(cpu=True)
 folder = Path({str(tmp_path)!r}) / "run"; folder.mkdir()
 made = Trackers([TrackerSettings(name="trackio")], folder, {RECIPE!r}, print)

@@ -33,7 +33,7 @@ from student.rollout.engine import (
 )
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
 

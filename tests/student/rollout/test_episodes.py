@@ -29,7 +29,7 @@ from student.data.row_state import row_from_state, row_to_state
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 from tests.support.scripted import Scripted, make_player, plan
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from student.model.lora import add_lora
 from student.rollout.held_update import HeldUpdate
 from student.rollout.weights import checkpoint_tensors
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from student.model.lora import adapters_off, add_lora
 from student.rollout.known_row import KnownRow, Reader, distance
 from student.rollout.spec import RolloutSpec
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 
 def test_it_is_read_with_the_adapters_while_another_thread_has_them_off_for_the_reference(world: Path) -> None:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, Q
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.rollout.weights import check_merges, checkpoint_tensors
-from student.settings.recipe import ModelSettings
+from student.settings.model import ModelSettings
 
 ATTENTION = ["q_proj", "v_proj"]
 

@@ -9,7 +9,7 @@ import pytest
 from opd.errors import OutageError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from student.scoring.arriving import Arriving, Call
-from student.settings.recipe import TeacherSettings
+from student.settings.teachers import TeacherSettings
 
 
 def asked(count: int) -> tuple[list[Any], list[Future[Any]], list[tuple[Any, list[Call]]]]:

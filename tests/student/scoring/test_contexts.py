@@ -11,7 +11,8 @@ from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from student.data.row import Row
-from student.scoring.contexts import Contexts, ContextSettings, facts_of
+from student.scoring.contexts import Contexts, facts_of
+from student.settings.contexts import ContextSettings
 
 
 class Letters:

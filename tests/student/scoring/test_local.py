@@ -17,7 +17,7 @@ from student.data.batch import collate
 from student.data.needs import Needs, SignalNeed, merge
 from student.model.ranks import Ranks
 from student.scoring.local import LocalModels
-from student.settings.ema import EmaSettings
+from student.settings.teachers import EmaSettings
 from student.state.state_io import load_state
 
 Make = Callable[..., tuple[Any, LocalModels]]
@@ -233,8 +233,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opd.wire.types import ScoreItem
 from student.model.model import Student
-from student.settings.recipe import TrainSettings
-from student.settings.ema import EmaSettings
+from student.settings.train import TrainSettings
+from student.settings.teachers import EmaSettings
 from student.scoring.local import LocalModels
 
 rendezvous, rank = sys.argv[1], int(sys.argv[2])

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from opd.errors import ConfigError
-from student.settings.recipe import ModelSettings
+from student.settings.model import ModelSettings
 from student.sizing.shape import ModelShape
 from tests.support.families import tiny
 

@@ -19,7 +19,8 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.job.plugins import build_plugins
-from student.settings.recipe import ModelSettings, Recipe
+from student.settings.model import ModelSettings
+from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, REACHED, TABLE, USABLE, Hardware
 from student.sizing.plan import describe, shape_of
 from student.sizing.shape import ModelShape

@@ -16,7 +16,7 @@ from student.model.lora import add_lora
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.spec import RolloutSpec
-from student.settings.recipe import LoraSettings
+from student.settings.model import LoraSettings
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from student.rollout.servers.pool import Pool
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.weights import chosen, shares
-from student.settings.episode_settings import EpisodeSettings
+from student.settings.episodes import EpisodeSettings
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(4)]
 
@@ -277,7 +277,7 @@ def test_of_a_lora_student_adapters_alone_travel_and_old_ones_go(start: Any, ope
     from transformers import AutoModelForCausalLM
 
     from student.model.lora import add_lora
-    from student.settings.recipe import LoraSettings
+    from student.settings.model import LoraSettings
 
     server = start()
     model = AutoModelForCausalLM.from_pretrained(world / "student")

@@ -161,7 +161,7 @@ def test_adapters_are_sampled_with_and_tensors_that_are_given_go_before_the_mode
     make_engine: Make, dora: bool
 ) -> None:
     from student.model.lora import add_lora
-    from student.settings.recipe import LoraSettings
+    from student.settings.model import LoraSettings
 
     engine, same = make_engine("vllm"), make_engine("transformers")
     plain = ids(engine.sample(plan(1)))
