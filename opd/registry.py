@@ -134,8 +134,11 @@ class Registry:
             where: the key in the recipe, for messages.
 
         Raises:
-            ConfigError: as for `load`; also for settings that are not valid, or that the plug-in does not keep.
+            ConfigError: as for `load`; also for a missing name, settings that are not valid, or that the plug-in does
+                not keep.
         """
+        if "name" not in entry:
+            raise ConfigError(f"{where} has no name; add one of `opd plugins list {self.kind}`.")
         name = str(entry["name"])
         cls = self.load(name, base)
         made = cls(parse_settings(cls.settings_type, entry, source=where))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opd.errors import ConfigError
-from opd.registry import Registry
 from student.data.needs import STUDENT, TEACHER, Needs, merge, needs_of
 from student.plugin.controllers import CONTROLLERS, Controller
 from student.plugin.step_plugin import StepPlugin
 from student.plugin.strategy import STRATEGIES, Strategy
-from student.plugin.terms import AGGREGATIONS, OBJECTIVES, Term
+from student.plugin.terms import Term, build_terms
 from student.rl import REWARDS
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
 from student.scoring.contexts import reads_outcomes
@@ -57,10 +56,10 @@ def build_plugins(recipe: Recipe) -> Plugins:
         ConfigError: for unknown names or settings, or a combination that cannot work.
     """
     terms = build_terms(recipe.objective)
-    controllers = [_build(CONTROLLERS, Controller, entry, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
+    controllers = [CONTROLLERS.make(entry, Controller, f"methods.{i}") for i, entry in enumerate(recipe.methods)]
     _check_once(controllers)
-    strategy: Strategy = _build(STRATEGIES, Strategy, recipe.rollout.strategy, "rollout.strategy")
-    rewards = RewardChain([_build(REWARDS, Reward, entry, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
+    strategy: Strategy = STRATEGIES.make(recipe.rollout.strategy, Strategy, "rollout.strategy")
+    rewards = RewardChain([REWARDS.make(entry, Reward, f"rewards.{i}") for i, entry in enumerate(recipe.rewards)])
     parts = (*terms, *controllers, strategy, *rewards.parts)
     needs = merge([needs_of(part) for part in parts], temperature=recipe.rollout.temperature)
     # Rewards are used by terms, or by contexts that quote the outcome of a row.
@@ -83,7 +82,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     for plugin in (*controllers, strategy):
         plugin.check(recipe, terms)
     rewards.check(recipe, terms)
-    engine: RolloutEngine = _build(ROLLOUT_ENGINES, RolloutEngine, recipe.rollout.engine, "rollout.engine")
+    engine: RolloutEngine = ROLLOUT_ENGINES.make(recipe.rollout.engine, RolloutEngine, "rollout.engine")
     _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
     _check_quantized(recipe, engine)
@@ -320,19 +319,6 @@ def _check_teachers(
             )
 
 
-def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
-    """Terms from the `objective` entries of a recipe."""
-    terms: list[Term] = []
-    for index, entry in enumerate(entries):
-        term: Term = _build(OBJECTIVES, Term, entry, f"objective.{index}")
-        if term.settings.aggregation not in AGGREGATIONS:
-            raise ConfigError(
-                f"objective.{index}.aggregation is {term.settings.aggregation!r}; use one of {', '.join(AGGREGATIONS)}."
-            )
-        terms.append(term)
-    return terms
-
-
 def build_measure(
     infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
 ) -> EvalMeasure | None:
@@ -346,9 +332,3 @@ def build_measure(
     from student.methods.distil.measure import reverse_kl_of
 
     return reverse_kl_of(infos, needs, settings)
-
-
-def _build(registry: Registry, base: type, entry: Mapping[str, Any], where: str) -> Any:
-    if "name" not in entry:
-        raise ConfigError(f"{where} has no name; add one of `opd plugins list {registry.kind}`.")
-    return registry.make(entry, base, where)

@@ -342,3 +342,16 @@ class Term:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+
+
+def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:
+    """Terms from the `objective` entries of a recipe."""
+    terms: list[Term] = []
+    for index, entry in enumerate(entries):
+        term: Term = OBJECTIVES.make(entry, Term, f"objective.{index}")
+        if term.settings.aggregation not in AGGREGATIONS:
+            raise ConfigError(
+                f"objective.{index}.aggregation is {term.settings.aggregation!r}; use one of {', '.join(AGGREGATIONS)}."
+            )
+        terms.append(term)
+    return terms

@@ -23,9 +23,9 @@ from student.data.row import Row
 from student.data.schedule import learning_rate
 from student.data.token_batch import TokenBatch
 from student.job.loop import train
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
 from student.model.model import ProjectionSpec, Student, load_tokenizer, project
+from student.plugin.terms import build_terms
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 from student.settings.recipe import Recipe

@@ -11,7 +11,8 @@ from opd.errors import ConfigError
 from opd.maths import score_tokens
 from student.data.needs import TEACHER
 from student.data.token_batch import TeacherShare
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 OTHER = 11  # seed of the second teacher

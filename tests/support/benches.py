@@ -19,11 +19,10 @@ from student.data.needs import EMA, REFERENCE, STUDENT, TEACHER, Needs, merge
 from student.data.plan import plan_step
 from student.data.row import Row, RowKey
 from student.data.token_batch import SignalTokens, StudentTokens, TokenBatch
-from student.job.plugins import build_terms
 from student.learning.learner import Learner
 from student.learning.objective import Objective
 from student.model.model import load_student, load_tokenizer
-from student.plugin.terms import Term
+from student.plugin.terms import Term, build_terms
 from student.rollout.transformers import RolloutSpec, rollout
 from student.settings.train import TrainSettings
 

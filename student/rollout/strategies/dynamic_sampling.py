@@ -108,7 +108,7 @@ def check_groups(strategy: Strategy, recipe: Recipe) -> None:
 
 def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
     """A warning if the strategy drops groups from which an advantage of the recipe would learn."""
-    from student.job.plugins import build_terms
+    from student.plugin.terms import build_terms
 
     chains = [term.chain for term in build_terms(recipe.objective) if hasattr(term, "chain")]
     return [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from student.data.needs import TEACHER
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 
 SCORES = {
     "entropy": lambda h, d: h,

@@ -11,7 +11,7 @@ from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd_zoo.distil.tt_opd import TtOpd
 from student.data.report import StepReport
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 CONTEXTS = {"ema": {"prompt": "{{ prompt }} {% if row.correct %}Right.{% else %}Wrong.{% endif %}"}}

@@ -12,10 +12,11 @@ import torch
 from opd.errors import ConfigError
 from student.data.batch import collate
 from student.data.hooks import decoder_layers
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
 from student.model.layer_noise import LayerNoise
 from student.model.model import Student
 from student.model.recompute import recompute
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 ALP = {"name": "alp", "advantage": {"name": "signed", "positive": 1.0}}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from student.data.report import StepReport
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 
 LENGTH, VOCABULARY, STEPS = 3, 3, 200
 ANSWERS = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))

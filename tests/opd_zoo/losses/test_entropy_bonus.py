@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opd.heads import OutputHead
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 
 
 @pytest.mark.parametrize(("temperature", "soft_cap"), [(1.0, 0.0), (0.7, 0.0), (1.0, 2.0)])

@@ -14,7 +14,7 @@ from opd_zoo.text_spans import ends_of, tokens_of
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import reward_of
 from student.data.row import Row
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl import REWARDS
 from student.rl.advantages.gae import credit_of
 

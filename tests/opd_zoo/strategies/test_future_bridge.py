@@ -18,7 +18,7 @@ from opd_zoo.strategies.future_bridge import BRIDGE, STUDENT_ARM, TEACHER_ARM, w
 from student.data.needs import TEACHER
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import Row
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.settings.episodes import EpisodeSettings

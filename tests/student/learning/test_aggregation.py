@@ -12,9 +12,8 @@ from opd.tasks.verdict import Verdict
 from student.data.outcome import gather_outcomes
 from student.data.row import RowKey
 from student.data.token_batch import TokenBatch
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings, build_terms
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,8 @@ import torch
 
 from student.data.report import StepReport
 from student.data.token_batch import TokenBatch
-from student.job.plugins import build_terms
 from student.learning.objective import Objective, add
-from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings, build_terms
 
 
 class Now(Term):

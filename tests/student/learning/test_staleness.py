@@ -8,8 +8,8 @@ from torch import Tensor
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.job.plugins import build_plugins, build_terms
-from student.plugin.terms import Term
+from student.job.plugins import build_plugins
+from student.plugin.terms import Term, build_terms
 from student.rollout.engine import RolloutEngine
 from student.settings.recipe import Recipe
 

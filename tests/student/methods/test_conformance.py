@@ -9,8 +9,7 @@ from saved_state import save_state
 
 from opd.config import parse_settings
 from opd.tasks.verdict import Verdict
-from student.job.plugins import build_terms
-from student.plugin.terms import OBJECTIVES
+from student.plugin.terms import OBJECTIVES, build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
 from student.state.state_io import load_state
 

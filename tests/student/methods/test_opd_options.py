@@ -13,8 +13,9 @@ from torch import Tensor
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.data.needs import SCORES, TEACHER
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
 from student.methods.distil.return_to_go import future_sum
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 

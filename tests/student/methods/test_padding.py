@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from opd.tasks.verdict import Verdict
-from student.job.plugins import build_terms
-from student.plugin.terms import OBJECTIVES
+from student.plugin.terms import OBJECTIVES, build_terms
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in OBJECTIVES])

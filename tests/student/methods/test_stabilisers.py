@@ -21,9 +21,8 @@ from opd_zoo.distil.selection import spread, top_share
 from opd_zoo.distil.tide import worst
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import gather_outcomes
-from student.job.plugins import build_terms
 from student.methods.distil.token_set import TokenSetSettings, token_ids
-from student.plugin.terms import TermOutput
+from student.plugin.terms import TermOutput, build_terms
 
 
 def gradient(made: Any, **settings: Any) -> Tensor:

@@ -11,9 +11,8 @@ from ports import held_port, listens
 from rich.console import Console
 
 from opd.errors import PortInUseError
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.plugin.terms import Term
+from student.plugin.terms import Term, build_terms
 from student.report.shown import held, read_shown
 from student.report.telemetry import Telemetry, check_port
 from student.run.folder import RunFolder

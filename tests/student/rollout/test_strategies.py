@@ -19,8 +19,9 @@ from student.data.report import StepReport
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
 from student.data.templates import in_template
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
 from student.plugin.strategy import STRATEGIES
+from student.plugin.terms import build_terms
 from student.rl.advantages.chain import AdvantageChain
 from student.settings.recipe import Recipe
 

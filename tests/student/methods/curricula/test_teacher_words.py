@@ -20,7 +20,8 @@ from opd_zoo.distil.sage_opd import token_weights
 from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
 from student.data.row import Row, RowKey
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 from tests.support.answering import answering
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
 from student.data.needs import REFERENCE, TEACHER
-from student.job.plugins import build_terms
 from student.methods.jumps.extrapolation import Extrapolation, Guards, flip_limit
+from student.plugin.terms import build_terms
 
 PAYLOADS = ["sampled", "gather", "hidden"]
 

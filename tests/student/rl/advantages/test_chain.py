@@ -11,7 +11,7 @@ from opd.errors import ConfigError, PluginError
 from opd.tasks.verdict import Verdict
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.row import Row
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl.advantages.base import Advantage, Credit, GroupEstimator, Modifier
 from student.rl.advantages.chain import AdvantageChain
 

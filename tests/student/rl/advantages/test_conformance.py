@@ -14,7 +14,7 @@ from opd.errors import DataError
 from opd.wire.types import Scores
 from student.data.needs import REFERENCE, STUDENT, TEACHER
 from student.data.outcome import Outcome
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage, Modifier
 from student.rl.advantages.chain import AdvantageChain

@@ -11,7 +11,7 @@ from opd_zoo.losses.safe import Safe, SafeSettings
 from student.data.needs import REFERENCE, STUDENT
 from student.data.outcome import Outcome
 from student.data.report import StepReport
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 
 FIXED = {"name": "signed", "positive": 1.0}
 

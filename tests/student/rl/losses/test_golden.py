@@ -11,9 +11,8 @@ import torch
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import gather_outcomes
 from student.data.token_batch import SignalTokens
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
-from student.plugin.terms import OBJECTIVES
+from student.plugin.terms import OBJECTIVES, build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
 
 NAMES = [

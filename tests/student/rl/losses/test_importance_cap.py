@@ -10,8 +10,9 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind
 from student.data.token_batch import SignalTokens
-from student.job.plugins import build_plugins, build_terms
+from student.job.plugins import build_plugins
 from student.learning.objective import Objective
+from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from off_policy import LIMIT, REWARDS, off_policy
 
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
+from student.plugin.terms import build_terms
 
 pytestmark = pytest.mark.oracle
 GROUP = {"name": "group_mean", "epsilon": 1e-4}

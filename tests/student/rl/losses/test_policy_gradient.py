@@ -16,7 +16,7 @@ from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import gather_outcomes
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.advantages.group_mean import GroupMean, GroupMeanSettings
 from student.rl.advantages.leave_one_out import LeaveOneOut

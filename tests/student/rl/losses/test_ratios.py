@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from student.data.needs import STUDENT
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl.losses.ratios import at_grain, least_before, prefix_sum, turn_index
 
 

@@ -8,7 +8,7 @@ import torch
 
 from opd.errors import ConfigError
 from student.data.report import StepReport
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 
 
 def report(**metrics: float) -> StepReport:

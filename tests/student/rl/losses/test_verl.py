@@ -13,8 +13,8 @@ import torch
 from off_policy import LENGTHS, LIMIT, REWARDS, off_policy
 from torch import Tensor
 
-from student.job.plugins import build_terms
 from student.learning.objective import Objective
+from student.plugin.terms import build_terms
 from student.rl.advantages.gae import credit_of
 
 GROUP = {"name": "group_mean"}

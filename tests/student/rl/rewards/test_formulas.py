@@ -15,7 +15,7 @@ from opd_zoo.rewards.cosine_length import CosineLength, CosineLengthSettings
 from student.data.outcome import outcome_of, reward_of
 from student.data.report import StepReport
 from student.data.row import Row
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl import REWARDS
 
 Make = Callable[..., Row]

@@ -11,7 +11,7 @@ from opd.errors import ConfigError
 from opd.tasks import FileSettings, build_prompts
 from opd.tasks.prompt import Prompt
 from student.data.outcome import reward_of
-from student.job.plugins import build_terms
+from student.plugin.terms import build_terms
 from student.rl.rewards.function import FunctionReward, FunctionSettings
 from student.settings.recipe import Recipe
 
