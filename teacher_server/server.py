@@ -30,7 +30,6 @@ from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 from teacher_server.observe.allocator import Allocator
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.supervisor import notify
-from teacher_server.observe.tracing import tracing_from_environment
 from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
 from teacher_server.residency.teachers import EngineFactory, Teachers
@@ -41,6 +40,7 @@ from teacher_server.rpc.receive import OVERSIZE_BYTES, RequestReceiver
 from teacher_server.rpc.score_call import Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
+from teacher_server.rpc.tracing import tracing_from_environment
 from teacher_server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from opd_zoo.deviation import deviation
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Traits
 
@@ -73,12 +74,3 @@ class ReinforcePp(LitePpo):
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
         """The whole batch as one group."""
         return [list(range(len(outcomes)))] if outcomes else []
-
-
-def deviation(values: Sequence[float], ddof: int) -> float:
-    """The standard deviation; 0 for too few values, and exactly 0 where all are equal."""
-    # Set explicitly: the rounded mean of three times 0.1 is not 0.1, and dividing by the rest would blow values up.
-    if len(values) <= ddof or len(set(values)) == 1:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from opd.errors import DataError
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Traits
 

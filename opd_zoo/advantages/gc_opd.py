@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.data.needs import TEACHER, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
 from student.rl.advantages.traits import Traits

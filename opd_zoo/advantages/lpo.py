@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from opd.wire.types import PayloadSpec
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Traits

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.data.needs import REFERENCE, Needs, SignalNeed
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, Modifier, known
 from student.rl.advantages.traits import Traits

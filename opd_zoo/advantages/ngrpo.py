@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
 from student.rl.advantages.traits import Traits
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.data.streams import stream
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Traits

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from opd.errors import ConfigError
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from student.data.needs import STUDENT, Needs
 from student.rl.rewards.reference import reference_item, reference_of
 from student.scoring.rewards.base import Reward, RewardSettings, in_groups

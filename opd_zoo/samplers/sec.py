@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from opd_zoo.advantages.batch_scale import deviation
+from opd_zoo.deviation import deviation
 from opd_zoo.samplers.base import Sampler, SamplerSettings
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ The head is applied in tiles, to response positions only, so logits of all posit
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -354,3 +354,14 @@ def _scores(
         vocab_size=spec.valid_vocab,
         scratch_bytes=spec.scratch_bytes or None,
     )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval mode, and restore its mode on exit."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

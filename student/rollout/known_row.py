@@ -21,9 +21,8 @@ from transformers import PreTrainedModel
 
 from student.data.streams import stream
 from student.model.lora import has_lora
-from student.model.model import ProjectionSpec, Student, logits_of
+from student.model.model import ProjectionSpec, Student, evaluating, logits_of
 from student.model.sharding import reshard
-from student.rollout.rows import evaluating
 from student.rollout.sampling import most_likely
 from student.rollout.spec import RolloutSpec
 

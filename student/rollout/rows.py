@@ -1,13 +1,13 @@
 """From planned rows to finished rows: the part of sampling that all rollout engines share, whatever decodes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from student.data.plan import PlannedRow
 from student.data.row import Row
+from student.model.model import evaluating
 from student.rollout.expert import expert_rows
 from student.rollout.lost import EngineLostError
 from student.rollout.requests import Request, encode_planned
@@ -17,17 +17,6 @@ Finish = Callable[[int], None]
 Decode = Callable[[Sequence[Request], Sequence[int], Finish], None]
 """Called with the requests, the indices of those to sample in the order to start them, and a callback to call with the
 index of each request that has ended."""
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into eval mode, and restore its mode on exit."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def sample_rows(

@@ -18,9 +18,10 @@ from opd.errors import ConfigError, DataError
 from opd.heads import longrope_turn
 from student.data.plan import PlannedRow
 from student.data.row import Row
+from student.model.model import evaluating
 from student.rollout.batches import BatchDecoder, check_batches
 from student.rollout.requests import Request
-from student.rollout.rows import Finish, evaluating, sample_rows
+from student.rollout.rows import Finish, sample_rows
 from student.rollout.slots import SlotDecoder, takes_slots
 from student.rollout.spec import RolloutSpec
 

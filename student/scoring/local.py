@@ -32,10 +32,9 @@ from student.data.hooks import Pass, Reading
 from student.data.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
 from student.data.row import Row
 from student.model.lora import adapters_off
-from student.model.model import Student
+from student.model.model import Student, evaluating
 from student.model.ranks import Ranks
 from student.model.sharding import full, placed, reshard, units
-from student.rollout.rows import evaluating
 from student.settings.teachers import EmaSettings
 from student.settings.train import TrainSettings
 

@@ -17,7 +17,7 @@ from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import Engine, EngineInfo, EngineItem
-from teacher_server.rpc.describe import request_bounds
+from teacher_server.residency.describe import request_bounds
 from teacher_server.settings import LimitSettings
 
 SELF_TEST_TOKENS = 8

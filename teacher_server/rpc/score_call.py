@@ -24,11 +24,11 @@ from teacher_server.batching.queue import JobTimes
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.observe.tracing import Tracing
 from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Teachers
 from teacher_server.rpc.send_window import PendingScores, SendWindow
 from teacher_server.rpc.sender import Sender
+from teacher_server.rpc.tracing import Tracing
 from teacher_server.settings import ServerSettings
 
 INLINE_BYTES = 32 * 1024

@@ -20,9 +20,9 @@ from opd.wire.head import encode_head
 from opd.wire.types import Head, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.residency.describe import teacher_info
 from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.caller import CALLER
-from teacher_server.rpc.describe import teacher_info
 from teacher_server.rpc.endings import has_left
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender

@@ -22,7 +22,7 @@ from opd.telemetry.tracing import trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
 from teacher_server.observe import logs
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.observe.tracing import Tracing
+from teacher_server.rpc.tracing import Tracing
 
 UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
 COUNTS = {"calls", "open_calls", "receiving_requests", "state", "draining", "tasks"}
@@ -318,7 +318,7 @@ def test_tracing_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPat
     import sys
 
     from opd.errors import ConfigError
-    from teacher_server.observe.tracing import tracing_from_environment
+    from teacher_server.rpc.tracing import tracing_from_environment
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"opd\[otel\]"):

@@ -20,8 +20,8 @@ from opd.fleet.membership.discovery import recorded_folder
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.batch import collate, split
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
+from student.model.model import evaluating
 from student.plugin.terms import losses_of
-from student.rollout.rows import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
