@@ -1,4 +1,4 @@
-"""The layers of ARCHITECTURE.md, checked on the source: teacher_server -> opd <- student."""
+"""The layers of ARCHITECTURE.md, checked on the source: teacher_server -> opd <- student <- opd_zoo, opd_lab."""
 
 import ast
 import subprocess
@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FORBIDDEN = {"opd": {"teacher_server", "student"}, "teacher_server": {"student"}, "student": {"teacher_server"}}
+FORBIDDEN = {
+    "opd": {"teacher_server", "student", "opd_zoo", "opd_lab"},
+    "teacher_server": {"student", "opd_zoo", "opd_lab"},
+    "student": {"teacher_server", "opd_zoo", "opd_lab"},
+    "opd_zoo": {"teacher_server", "opd_lab"},
+    "opd_lab": {"teacher_server"},
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -53,20 +59,37 @@ def targets(path: Path, modules: set[str], *, types: bool = False) -> set[str]:
 
 
 def test_the_loop_knows_no_plug_in() -> None:
-    """Methods and RL are found by name: only `student.job.plugins` and what stands above the loop import them."""
+    """Methods and RL are found by name: of the trunk, only `student.job.plugins` and what stands above it import them."""
     plugins = ("student/methods/", "student/rl/")
-    # These apply whatever rewards there are.
-    frame = {"student.scoring.rewards.chain", "student.scoring.rewards.rounds"}
-    above = (*plugins, "student/job/plugins.py", "opd_lab/", "student/orbit/")
+    above = (*plugins, "student/job/plugins.py", "student/job/job.py", "student/orbit/")
     files = {str(p.relative_to(ROOT)): p for p in (ROOT / "student").rglob("*.py")}
     names = {path.removesuffix(".py").replace("/", "."): path for path in files}
     broken = {
         path: found
         for path, file in files.items()
         if not path.startswith(above)
-        and (found := [name for name in targets(file, set(names)) - frame if names[name].startswith(plugins)])
+        and (found := [name for name in targets(file, set(names)) if names[name].startswith(plugins)])
     }
     assert broken == {}
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_the_rooms_of_a_package_import_each_other_one_way(package: str) -> None:
+    """A room is a folder, or a file beside the folders; its floor follows from what it imports when it runs."""
+    files = {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in (ROOT / package).rglob("*.py")
+    }
+    rooms: dict[str, set[str]] = {}
+    for name, path in files.items():
+        room = ".".join(name.split(".")[:2])
+        rooms.setdefault(room, set()).update(
+            ".".join(target.split(".")[:2]) for target in targets(path, set(files)) if target != package
+        )
+    while leaves := [room for room, wanted in rooms.items() if not (wanted - {room}) & rooms.keys()]:
+        for room in leaves:
+            del rooms[room]
+    assert not rooms, "rooms in circles, or above them"
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -82,17 +105,24 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     assert not waiting, "modules in circles, or above them"
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    folders = ("opd", "student", "teacher_server", "tests", "benchmarks", "scripts", "examples")
+LONGER = {
+    "docs/results.md": "the page that the lab writes",
+    "protos/opd/wire/v1/teacher.proto": "the contract, which golden files guard as one file",
+    "teacher_server/engines/vllm.py": "two ways to run one vLLM, which share how it is started, filled and emptied",
+}
+"""Files of more than 400 lines, each with its reason. The limit is a guide: a file is split by idea, never squeezed."""
+
+
+def test_a_file_of_more_than_400_lines_has_its_reason() -> None:
+    folders = (*FORBIDDEN, "tests", "benchmarks", "scripts", "examples")
     made = "opd/wire/v1"  # by protoc
     files = [p for folder in folders for p in (ROOT / folder).rglob("*.py") if made not in str(p)]
     assert len(files) > 500
     files += [*ROOT.glob("*.md"), *(p for folder in ("docs", "deploy", "protos") for p in (ROOT / folder).rglob("*.*"))]
-    # The page that the lab writes, and the contract, which golden files guard as one file.
-    longer = {"docs/results.md", "protos/opd/wire/v1/teacher.proto"}
     kinds = {".py", ".md", ".proto"}
-    files = [p for p in files if p.suffix in kinds and str(p.relative_to(ROOT)) not in longer]
-    assert not {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
+    files = [p for p in files if p.suffix in kinds]
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in files}
+    assert {name for name, lines in lengths.items() if lines > 400} <= LONGER.keys()
 
 
 def test_importing_opd_needs_neither_torch_nor_grpc() -> None:
