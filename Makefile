@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
+.PHONY: help setup demo test test-zoo test-lab test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -25,8 +25,15 @@ $(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end; about three minutes after the installation
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the CPU test suite, without tests marked slow
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+test: $(STAMP) ## the CPU tests of the trunk, without those marked slow
+	$(PYTEST) --ignore tests/opd_zoo --ignore tests/opd_lab
+
+test-zoo: $(STAMP) ## the tests of opd_zoo, without those marked slow
+	$(PYTEST) tests/opd_zoo
+
+test-lab: $(STAMP) ## the tests of opd_lab, without those marked slow
+	$(PYTEST) tests/opd_lab
 
 test-slow: $(STAMP) ## the tests marked slow, most of them runs of several processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
