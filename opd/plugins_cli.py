@@ -35,12 +35,12 @@ def list_plugins(
     if kind is not None and kind not in {registry.kind for registry in known}:
         raise ConfigError(f"kind {kind!r} is unknown; kinds are {', '.join(r.kind for r in known)}.")
     table = Table(box=None, pad_edge=False)
-    for column in ("kind", "name", "what it is", "from"):
+    for column in ("kind", "name", "what it is", "evidence", "from"):
         table.add_column(column)
     for registry in known:
         if kind in (None, registry.kind):
             for entry in registry:
-                table.add_row(registry.kind, entry.name, entry.summary, entry.origin)
+                table.add_row(registry.kind, entry.name, entry.summary, entry.evidence, entry.origin)
     Console().print(table)
 
 

@@ -35,6 +35,14 @@ class Entry:
         """The first sentence of its docstring; nothing is imported for it."""
         return first_sentence(self.path)
 
+    @property
+    def evidence(self) -> str:
+        """What is known of its formula, as its class says; "" if it says nothing. Nothing is imported for it."""
+        assigned = [node for node in definition(self.path) if isinstance(node, ast.Assign | ast.AnnAssign)]
+        named = (node for node in assigned if "evidence" in ast.unparse(node).partition("=")[0])
+        value = next((node.value for node in named), None)
+        return str(value.value) if isinstance(value, ast.Constant) else ""
+
 
 class Registry:
     """The names of one kind of plug-in, imported lazily.
@@ -197,12 +205,27 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def first_sentence(path: str) -> str:
-    """The first sentence of the docstring of "module:attribute", or else of its module; "" if it cannot be read.
+    """The first sentence of the docstring of "module:attribute", or else of its module; "" if it cannot be read."""
+    texts = [_docstring(body) for body in (definition(path), _source(path))]
+    text = next(filter(None, texts), "")
+    # A title such as "Dr. GRPO" ends no sentence.
+    return re.split(r"(?<!\bDr)\. ", " ".join(text.partition("\n\n")[0].split()))[0].removesuffix(".")
 
-    Nothing is imported, so that listing plug-ins stays fast.
-    """
-    name, _, attribute = path.partition(":")
-    top, *rest = name.split(".")
+
+def definition(path: str) -> list[ast.stmt]:
+    """The statements of the class or function "module:attribute", read from its source; [] if it cannot be read."""
+    attribute = path.partition(":")[2]
+    kinds = ast.ClassDef | ast.FunctionDef
+    return next((node.body for node in _source(path) if isinstance(node, kinds) and node.name == attribute), [])
+
+
+def _docstring(body: list[ast.stmt]) -> str:
+    return ast.get_docstring(ast.Module(body, [])) or ""
+
+
+def _source(path: str) -> list[ast.stmt]:
+    """The statements of the module of "module:attribute". Nothing is imported, so that listing plug-ins stays fast."""
+    top, *rest = path.partition(":")[0].split(".")
     try:
         spec = importlib.util.find_spec(top)
         folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
@@ -210,12 +233,6 @@ def first_sentence(path: str) -> str:
         files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
         if spec is not None and spec.origin is not None and not rest:
             files.append(Path(spec.origin))
-        source = ast.parse(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+        return ast.parse(next(file for file in files if file.is_file()).read_text(encoding="utf-8")).body
     except (StopIteration, ImportError, ValueError, SyntaxError, OSError):
-        return ""
-    found = [
-        node for node in source.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute
-    ]
-    text = next((text for node in (*found, source) if (text := ast.get_docstring(node))), "")
-    # A title such as "Dr. GRPO" ends no sentence.
-    return re.split(r"(?<!\bDr)\. ", " ".join(text.partition("\n\n")[0].split()))[0].removesuffix(".")
+        return []

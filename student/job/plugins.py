@@ -97,7 +97,12 @@ def build_plugins(recipe: Recipe) -> Plugins:
     speaking: list[Term | StepPlugin] = [*terms, *controllers, strategy]
     remarks = [remark for part in speaking for remark in part.remarks(recipe)]
     remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
-    remarks += [*_other_temperatures(terms, recipe.rollout.temperature), *_rounded(recipe), *_noisy(recipe)]
+    remarks += [
+        *_uncertain((*terms, *controllers, strategy, *rewards.parts)),
+        *_other_temperatures(terms, recipe.rollout.temperature),
+        *_rounded(recipe),
+        *_noisy(recipe),
+    ]
     return Plugins(terms, controllers, strategy, rewards, engine, needs, remarks)
 
 
@@ -187,6 +192,15 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
     if outcomes and not needs.reward:
         return replace(needs, reward="any")
     return needs
+
+
+def _uncertain(parts: Sequence[object]) -> Iterator[str]:
+    """A warning for every plug-in, and every advantage of a term, whose formula its paper's text does not give."""
+    inner = [one for part in parts for one in getattr(getattr(part, "chain", None), "parts", ())]
+    how = {"abstract": "built from the abstract of its paper", "inferred": "inferred from what others say of its paper"}
+    for part in (*parts, *inner):
+        if grade := how.get(getattr(part, "evidence", "")):
+            yield f"the formula of {part.settings.name} is {grade}, so results may differ from the paper's"
 
 
 def _other_temperatures(terms: Sequence[Term], sampled_at: float) -> Iterator[str]:

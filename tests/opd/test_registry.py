@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from opd.errors import ConfigError
+from opd.plugins_cli import registries
 from opd.registry import Registry
 
 
@@ -77,8 +78,16 @@ def test_what_is_no_plugin_of_the_kind_is_refused() -> None:
 
 def test_two_packages_with_one_name_are_named_however_often_one_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint(name, "math:inf", "opd.test_numbers") for name in ("pi", "zeta")]
-    monkeypatch.setattr("opd.registry.entry_points", lambda group: points)
+    monkeypatch.setattr("opd.registry.entry_points", lambda group: [point for point in points if point.group == group])
     registry = make()
     for _ in range(2):
         with pytest.raises(ConfigError, match="'pi' is registered twice"):
             registry.load("zeta")
+
+
+def test_what_is_known_of_a_formula_is_read_from_the_source_as_its_class_says_it() -> None:
+    entries = [(registry, entry) for registry in registries() for entry in registry if registry.kind != "engine"]
+    assert len(entries) > 150
+    for registry, entry in entries:
+        own = vars(registry.load(entry.name)).get("evidence", "")
+        assert entry.evidence == own and entry.summary, entry
