@@ -29,7 +29,7 @@ def notes() -> dict[str, dict[str, Any]]:
 
 
 def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
-    """(name, summary, class) of plug-ins of student.methods."""
+    """(name, summary, class) of plug-ins."""
     from student.plugin.controllers import CONTROLLERS
     from student.plugin.terms import OBJECTIVES
 

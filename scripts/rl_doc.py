@@ -47,16 +47,11 @@ How to read the tables:
 
 ELSEWHERE = (
     "student/rollout/test_strategies.py",
-    "student/rollout/strategies/test_critique.py",
-    "student/rollout/strategies/test_arpo.py",
-    "student/rollout/strategies/test_future_bridge.py",
-    "student/rollout/strategies/test_replay.py",
     "student/rollout/test_rounds.py",
-    "student/methods/curricula/test_trustee.py",
     "opd/tasks/test_chat.py",
     "opd/tasks/test_grpc_judge.py",
 )
-"""Golden numbers that are not under tests/student/rl."""
+"""Golden numbers that are neither under tests/student/rl nor under tests/opd_zoo."""
 
 EXAMPLES: dict[str, str] = {
     "overlong": "{name: overlong, buffer: 4096}",
@@ -237,7 +232,8 @@ def golden(name: str, cls: Any) -> str:
     """The test with the golden numbers of a plug-in: the likeliest that names it and is not a conformance test."""
     wanted = re.compile(rf"\b{cls.__name__}\(|[\"']{name}[\"']|{re.escape(cls.__module__)} import")
     folder = cls.__module__.split(".")[-2]
-    places = [*TESTS.glob("student/rl/**/test_*.py"), *(TESTS / path for path in ELSEWHERE)]
+    places = [path for folder in ("student/rl", "opd_zoo") for path in TESTS.glob(f"{folder}/**/test_*.py")]
+    places += [TESTS / path for path in ELSEWHERE]
     best = {"test_golden.py": 0, "test_formulas.py": 0, "test_strategies.py": 1}
     best[f"test_{name}.py"] = -1
     places.sort(key=lambda path: (path.parent.name != folder, best.get(path.name, 2), str(path)))
@@ -255,28 +251,32 @@ def example(name: str) -> str:
 
 
 def sections() -> Iterator[tuple[str, Any, str]]:
-    """(title, registry, package) of each table."""
+    """(title, registry, pattern of the paths) of each table."""
     from student.plugin.controllers import CONTROLLERS
     from student.plugin.strategy import STRATEGIES
     from student.plugin.terms import OBJECTIVES
     from student.rl import ADVANTAGES, REWARDS
 
-    yield "Policy losses (`objective:`)", OBJECTIVES, "student.rl.losses"
-    yield "Advantages (`advantage:`)", ADVANTAGES, "student.rl.advantages"
-    yield "Rewards (`rewards:`)", REWARDS, "student.rl.rewards"
-    yield "Critic, filter, measurement (`methods:`)", CONTROLLERS, r"student.rl.\w+:"
+    yield "Policy losses (`objective:`)", OBJECTIVES, r"(student\.rl|opd_zoo)\.losses"
+    yield "Advantages (`advantage:`)", ADVANTAGES, ""
+    yield "Rewards (`rewards:`)", REWARDS, ""
+    yield (
+        "Critic, filter, measurement (`methods:`)",
+        CONTROLLERS,
+        r"student\.rl\.\w+:|opd_zoo\.(critics|filters|updates)",
+    )
     yield "Samplers and curricula (`methods:`)", CONTROLLERS, "opd_zoo.samplers"
-    yield "Rollout strategies (`rollout: {strategy: ...}`)", STRATEGIES, "student.rollout"
+    yield "Rollout strategies (`rollout: {strategy: ...}`)", STRATEGIES, ""
 
 
-def table(registry: Any, package: str) -> str:
-    """A row per plug-in whose path begins with `package`."""
+def table(registry: Any, pattern: str) -> str:
+    """A row per plug-in whose path begins with `pattern`."""
     lines = [
         "| name | what it is | formula | papers | evidence | example | golden test |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for entry in registry:
-        if not re.match(package, entry.path):
+        if not re.match(pattern, entry.path):
             continue
         plugin = registry.load(entry.name)
         module = sys.modules[plugin.__module__]
@@ -302,7 +302,7 @@ def rows(text: str, *columns: str) -> str:
 
 def render() -> str:
     """The whole document."""
-    parts = [f"\n## {title}\n\n{table(registry, package)}\n" for title, registry, package in sections()]
+    parts = [f"\n## {title}\n\n{table(registry, pattern)}\n" for title, registry, pattern in sections()]
     systems = f"\n## Published systems\n\n{rows(SYSTEMS, 'system', 'how to choose it')}\n"
     missing = f"\n## Not built, and why\n\n{rows(NOT_BUILT, 'what', 'why')}\n"
     return INTRO + "".join(parts) + systems + missing

@@ -41,8 +41,9 @@ def run_eval(model: str | Path, recipe: RecipeLike, *overrides: str) -> dict[str
         overrides: settings that replace those of the file, each "dotted.key=value"; only for a recipe given as a path.
 
     Returns:
-        The report of `student.commands.evaluate_model.evaluate_model`: accuracy with the half-width of its 95 % interval,
-        reverse_kl (nats per token, with its estimator), mean length, truncation, repetition, and accuracy by domain.
+        The report of `student.commands.evaluate_model.evaluate_model`: accuracy with the half-width of its 95 %
+        interval, reverse_kl (nats per token, with its estimator), mean length, truncation, repetition, and accuracy by
+        domain.
 
     Raises:
         OpdError: as `train` does.

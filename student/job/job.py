@@ -1,7 +1,7 @@
 """Builds the parts of a run from a recipe, and checks them before the first step.
 
-`student.job.preparation` builds the parts that need no weights; `build_job` adds the student, the scorers, the learner and
-what samples (`student.job.sampling`). The loop (`student.job.loop`) drives what it returns.
+`student.job.preparation` builds the parts that need no weights; `build_job` adds the student, the scorers, the learner
+and what samples (`student.job.sampling`). The loop (`student.job.loop`) drives what it returns.
 """
 
 from collections.abc import Callable

@@ -7,9 +7,8 @@
                                             checkpoint
 
 A checkpoint that does not match its manifest is skipped in favour of the previous one; one of another format is
-refused. Ranks write and hash their parts
-(`student.state.parts`) of one folder, which all of them see, and agree after each part, so that a rank that cannot write
-leaves no other rank waiting. Rank 0 renames the folder when all are done.
+refused. Ranks write and hash their parts (`student.state.parts`) of one folder, which all of them see, and agree after
+each part, so that a rank that cannot write leaves no other rank waiting. Rank 0 renames the folder when all are done.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ class RewardServices(Protocol):
         model: str = "student",
         temperature: float | None = None,
     ) -> list[Scores]:
-        """Scores of responses under the student's present weights, or a copy; see `student.plugin.controllers.Services.read`.
+        """Scores of responses under the student's present weights, or a copy; see `Services.read`.
 
         With sharded weights every rank must call this equally often, even when it has nothing to read.
         """
