@@ -39,7 +39,9 @@ def test_every_method_has_its_page_with_metrics_that_the_code_has() -> None:
         if re.match(r"student\.methods\.|opd_zoo\.(distil|windows|curricula)\.", e.path)
     }
     assert sorted(described) == sorted(own)
-    code = "".join(path.read_text() for package in ("student", "opd/maths") for path in (ROOT / package).rglob("*.py"))
+    code = "".join(
+        path.read_text() for package in ("student", "opd_zoo", "opd/maths") for path in (ROOT / package).rglob("*.py")
+    )
     for note in methods.notes().values():
         for metric in note["watch"]:
             parts = [part for part in metric.split("/") if not part.isdigit()]

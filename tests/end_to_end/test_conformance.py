@@ -119,7 +119,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         },
     },
 }
-NAMES = [e.name for e in CONTROLLERS if ".rl.samplers." not in e.path]
+NAMES = [e.name for e in CONTROLLERS if not e.path.startswith("opd_zoo.samplers.")]
 
 
 @pytest.fixture(scope="module")

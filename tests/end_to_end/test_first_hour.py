@@ -172,7 +172,7 @@ def test_a_start_that_fails_before_the_first_step_leaves_no_folder(
     chat: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = chat()
-    monkeypatch.setattr(Telemetry, "start", lambda self, done: (_ for _ in ()).throw(ConfigError("no terminal.")))
+    monkeypatch.setattr(Telemetry, "start", lambda self, *_: (_ for _ in ()).throw(ConfigError("no terminal.")))
     with pytest.raises(OpdError, match=r"no terminal\. The run stopped after 0 of 1 steps; start it again"):
         train(recipe)
     assert not recipe.run.exists()

@@ -45,7 +45,7 @@ def test_a_setting_whose_default_alone_was_changed_keeps_its_meaning() -> None:
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("opd.tasks.arithmetic:Addition", "Sums: each column is digit"),
+        ("opd.tasks.arithmetic:Addition", "Sums with column sums as scratch work"),
         ("opd.registry:nothing", "Registries for everything that is chosen by name"),
         ("no_such_package.inside:Thing", ""),
         ("opd.no_such_module:Thing", ""),

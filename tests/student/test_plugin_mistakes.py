@@ -225,9 +225,9 @@ class Needy(Controller):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Plain", r"does not derive from student\.controllers\.Controller"),
-        ("SoftLoss", r"does not derive from student\.controllers\.Controller"),
-        ("OtherSettings", r"settings_type .* does not derive from student\.controllers\.ControllerSettings"),
+        ("Plain", r"does not derive from student\.plugin\.controllers\.Controller"),
+        ("SoftLoss", r"does not derive from student\.plugin\.controllers\.Controller"),
+        ("OtherSettings", r"settings_type .* does not derive from student\.plugin\.controllers\.ControllerSettings"),
         ("Unset", r"give it __init__\(self, settings\)"),
         ("Lost", r"super\(\)\.__init__\(settings\)"),
     ],

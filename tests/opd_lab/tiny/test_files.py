@@ -10,7 +10,7 @@ from opd_lab.tiny.files import read_world
 from opd_lab.tiny.plans import ReinforcePlan, SftPlan
 from opd_lab.tiny.presets import world_plan
 
-WORLDS = Path(__file__).parents[3] / "student" / "lab" / "worlds"
+WORLDS = Path(__file__).parents[3] / "opd_lab" / "worlds"
 
 SMALL = """
 max_new_tokens: 8

@@ -19,7 +19,7 @@ from student.state.state_io import load_state
 NAMES = [
     entry.name
     for entry in CONTROLLERS
-    if ".rl.samplers." in entry.path or issubclass(CONTROLLERS.load(entry.name), SignalMethod)
+    if entry.path.startswith("opd_zoo.samplers.") or issubclass(CONTROLLERS.load(entry.name), SignalMethod)
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
     "drive": {"phases": [{"step": 3, "keep": 0.4, "samples": 6}, {"step": 6, "keep": 0.5}]},

@@ -154,6 +154,12 @@ FINE: dict[str, dict[str, Any]] = {
 }
 
 
+def notes_of(shown: str) -> list[str]:
+    """What a dry run notes, but for what is known of formulas."""
+    notes = [line for line in shown.splitlines() if line.startswith("note: ")]
+    return [note for note in notes if not note.startswith("note: the formula of")]
+
+
 class Giving(Controller):
     """Of another package; it says so."""
 
@@ -163,10 +169,10 @@ class Giving(Controller):
 @pytest.mark.parametrize("case", SAID)
 def test_what_may_do_nothing_is_said(case: str, tmp_path: Path) -> None:
     changes, said = SAID[case]
-    notes = [line for line in dry_run(changes, tmp_path).splitlines() if line.startswith("note: ")]
+    notes = notes_of(dry_run(changes, tmp_path))
     assert any(re.search(said, note) for note in notes), notes
 
 
 @pytest.mark.parametrize("case", FINE)
 def test_what_acts_is_neither_refused_nor_remarked_on(case: str, tmp_path: Path) -> None:
-    assert "note: " not in dry_run(FINE[case], tmp_path)
+    assert notes_of(dry_run(FINE[case], tmp_path)) == []

@@ -18,7 +18,7 @@ from student.rl.losses.policy_gradient import PolicyGradient
 NAMES = [
     entry.name
     for entry in OBJECTIVES
-    if ".rl.losses." in entry.path
+    if ".losses." in entry.path
     and issubclass(OBJECTIVES.load(entry.name), PolicyGradient)
     and not ("teacher" in entry.path or "rlsd" in entry.path)  # whose credit is a teacher's
     and entry.name != "rover"  # a regression
