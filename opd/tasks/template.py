@@ -286,10 +286,13 @@ def _tried_out(prompt: Prompt, tokenizer: Any, form: _Form, *, opens: bool = Tru
 
 
 def _unread(marked: Prompt, tokenizer: Any, form: _Form, text: str) -> Iterator[str]:
-    """Keys of messages, such as name and tool_call_id, without which the template writes the same."""
+    """Keys of messages, such as a user's name, without which the template writes the same."""
     messages = marked.messages or ()
-    known = ("role", "content", "tool_calls", *_THOUGHTS)
-    for role, key in dict.fromkeys((m["role"], key) for m in messages for key in m if key not in known):
+    known = {"role", "content", "tool_calls", *_THOUGHTS}
+    for role, key in dict.fromkeys((m["role"], key) for m in messages for key in m):
+        # Most templates say by order alone which call a result answers.
+        if key in known or (role == "tool" and key in ("name", "tool_call_id")):
+            continue
         less = [{k: v for k, v in m.items() if k != key or m["role"] != role} for m in messages]
         if _tried_out(replace(marked, messages=tuple(less)), tokenizer, form) == text:
             yield f"leaves out {key} of role {role!r}"

@@ -84,13 +84,13 @@ CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }}>{% endfor %}"
         ("{{ m['content'] | lower }}" + CALLS, None, "changes content of role 'user'"),
         ("{{ m['content'] }}" + CALLS, None, "leaves out the arguments of tool_calls"),
         ("{{ m['content'] }}" + CALLS, None, "leaves out reasoning_content of role 'assistant'"),
-        ("{{ m['content'] }}" + CALLS, None, "leaves out tool_call_id of role 'tool'"),
+        ("{{ m['content'] }}" + CALLS, None, "leaves out name of role 'user'"),
         ("{{ m['content'] }}{{ m.name }}" + CALLS, "", "does not open the assistant's turn"),
         ("{{ m['content'] }}" + CALLS, "{{ strftime_now('%d %B %Y') }}[assistant]", "writes today's date"),
     ],
 )
 def test_what_a_template_changes_is_said_once(caplog, body, end, remark):
-    prompt = Prompt.make([{**USER, "content": "Say 3\n"}, *CHAT[1:]])
+    prompt = Prompt.make([{**USER, "content": "Say 3\n", "name": "Ann"}, *CHAT[1:]])
     tokenizer = tokenizer_of(body) if end is None else tokenizer_of(body, end)
     assert [one for one in said(caplog, prompt, tokenizer) if one.startswith(remark)] != []
     assert len(caplog.records) == len({record.getMessage() for record in caplog.records})
@@ -101,6 +101,12 @@ def test_the_families_templates_lose_nothing_of_a_chat(caplog, name):
     tokenizer = family_tokenizer(FAMILIES[name])
     chat = [USER, {"role": "assistant", "content": "3"}, {**USER, "content": "Say 4"}]
     assert said(caplog, Prompt.make(chat), tokenizer) == []
+
+
+def test_a_result_that_follows_its_call_needs_no_id_or_name(caplog):
+    bare = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}, CHAT[2]]
+    body = "{{ m['content'] }}{{ m.tool_calls }}{% if loop.first %}{{ tools }}{% endif %}"
+    assert said(caplog, Prompt.make(bare, tools=[TOOL]), tokenizer_of(body)) == []
 
 
 def test_an_opening_that_a_template_does_not_need_is_not_missed(caplog):
