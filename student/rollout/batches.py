@@ -18,9 +18,9 @@ from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.slots import head_of
 from student.rollout.spec import RolloutSpec
-from student.rollout.trial import STEPS, lengths, rows_across
+from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[int, str]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PreTrainedModel, dict[Crossing, str]] = WeakKeyDictionary()
 """What is wrong with each model across each length that was tried."""
 
 
@@ -102,23 +102,23 @@ def check_batches(model: PreTrainedModel, longest: int) -> None:
         ConfigError: if it does not, for example because the model needs another cache or ignores the mask.
     """
     known = _known.setdefault(model, {})
-    for length in lengths(model, longest):
-        if length not in known:
-            known[length] = _difference(model, length)
-        if known[length]:
-            beyond = "" if length == min(known) else f" in rows of more than {length} tokens"
+    for crossing in crossings(model, longest):
+        if crossing not in known:
+            known[crossing] = _difference(model, crossing)
+        if known[crossing]:
+            beyond = "" if crossing == min(known) else f" in rows of more than {crossing.length} tokens"
             raise ConfigError(
                 f"rollout engine transformers cannot decode a {type(model).__name__} token by token{beyond}: "
-                f"{known[length]}; set rollout.engine to {{name: vllm}}, or train another student"
+                f"{known[crossing]}; set rollout.engine to {{name: vllm}}, or train another student"
                 + (", or lower rollout.max_new_tokens or rollout.max_prompt_tokens." if beyond else ".")
             )
 
 
 @torch.no_grad()
-def _difference(model: PreTrainedModel, length: int) -> str:
-    """How tokens of two rows in a batch, across `length`, differ from forward passes of each row; "" if equal."""
+def _difference(model: PreTrainedModel, crossing: Crossing) -> str:
+    """How tokens of two rows in a batch, across a length, differ from forward passes of each row; "" if equal."""
     head = head_of(model, len(model.get_output_embeddings().weight))
-    whole, read = rows_across(model, length)
+    whole, read = rows_across(model, crossing)
     cache = DynamicCache(config=model.config)
     # In half precision wide enough for rounding and another choice of expert; a token without its context differs more.
     half = model.dtype != torch.float32 or torch.is_autocast_enabled(model.device.type)

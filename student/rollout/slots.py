@@ -27,13 +27,13 @@ from student.model.experts import Recorder
 from student.rollout.requests import Request
 from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
-from student.rollout.trial import STEPS, lengths, rows_across
+from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
 _STEP = 16
 """Widths are multiples of this, so that few shapes occur and a row's bits do not depend on the lengths of others."""
 _PREFILL_TOKENS = 16_384
 """Bound on the tokens of one prefill, whose activations take memory besides the cache."""
-_known: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PreTrainedModel, dict[Crossing, bool]] = WeakKeyDictionary()
 """Whether slots agree with each model across each length that was tried."""
 
 
@@ -291,19 +291,22 @@ def takes_slots(model: PreTrainedModel, longest: int) -> bool:
     """Whether slots reproduce this model in rows of up to `longest` tokens, as found by trial."""
     if model.config._attn_implementation not in ("sdpa", "eager") or model.base_model is model:
         return False  # only these take the mask of `Place`
+    # A trial of random tokens may miss a window: what it cuts off may weigh next to nothing.
+    if any(getattr(layer, "sliding_window", longest) < longest for layer in DynamicCache(config=model.config).layers):
+        return False
     known = _known.setdefault(model, {})
-    for length in lengths(model, longest):
-        if length not in known:
-            known[length] = _agrees(model, length)
-        if not known[length]:
+    for crossing in crossings(model, longest):
+        if crossing not in known:
+            known[crossing] = _agrees(model, crossing)
+        if not known[crossing]:
             return False
     return True
 
 
 @torch.no_grad()
-def _agrees(model: PreTrainedModel, length: int) -> bool:
-    """Compare tokens of two rows across `length` in slots with forward passes over the whole rows."""
-    whole, read = rows_across(model, length)
+def _agrees(model: PreTrainedModel, crossing: Crossing) -> bool:
+    """Compare tokens of two rows across a length in slots with forward passes over the whole rows."""
+    whole, read = rows_across(model, crossing)
     slots, place = torch.arange(2, device=model.device), Place(2, model.device)
     prompts = torch.nn.utils.rnn.pad_sequence([ids[:n] for ids, n in zip(whole, read, strict=True)], batch_first=True)
     mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
@@ -311,7 +314,7 @@ def _agrees(model: PreTrainedModel, length: int) -> bool:
         wanted = [model.base_model(ids[None], use_cache=False).last_hidden_state[0] for ids in whole]
         cache = DynamicCache(config=model.config)
         model.base_model(prompts, past_key_values=cache, use_cache=True)
-        layers = [SlotLayer(place, layer, settled(length + 2)) for layer in cache.layers]
+        layers = [SlotLayer(place, layer, settled(crossing.end)) for layer in cache.layers]
         for layer, prompt in zip(layers, cache.layers, strict=True):
             layer.put(slots, prompt, slots)
         joined = _joined(model, layers)

@@ -18,6 +18,13 @@ _LENGTHS = r"window|position|chunk|conv|block|length|seq_len|context|n_ctx"
 """Names in configs that may stand for a number of tokens; a length too many costs two forward passes."""
 
 
+class Crossing(NamedTuple):
+    """A length across which to try, and how long the longer of the two rows is."""
+
+    length: int
+    end: int
+
+
 class Rows(NamedTuple):
     """Two rows that cross a length.
 
@@ -30,9 +37,11 @@ class Rows(NamedTuple):
     read: tuple[int, int]
 
 
-def lengths(model: PreTrainedModel, longest: int) -> list[int]:
-    """The lengths across which to try: a short one, and those that the config states below `longest`."""
-    return sorted({_SHORT, *(n for n in stated(model.config.to_dict(), _LENGTHS) if _SHORT < n < longest)})
+def crossings(model: PreTrainedModel, longest: int) -> list[Crossing]:
+    """Where to try: across a short length, and across those that the config states below `longest`."""
+    found = {n for n in stated(model.config.to_dict(), _LENGTHS) if _SHORT < n < longest}
+    beyond = [Crossing(n, max(n + 2, min(n + 2 * STEPS, longest))) for n in sorted(found)]
+    return [Crossing(_SHORT, _SHORT + 2), *beyond]
 
 
 def stated(value: Any, pattern: str, name: str = "") -> set[int]:
@@ -42,9 +51,13 @@ def stated(value: Any, pattern: str, name: str = "") -> set[int]:
     return {value} if isinstance(value, int) and not isinstance(value, bool) and re.search(pattern, name) else set()
 
 
-def rows_across(model: PreTrainedModel, length: int) -> Rows:
-    """Random rows of which one ends two tokens after `length`, and the other one token after it."""
+def rows_across(model: PreTrainedModel, crossing: Crossing) -> Rows:
+    """Random rows of which one ends a token after the length, and the other one is already read beyond it.
+
+    A window cuts off more keys of the second row, and its cache no longer holds all that was read: the few keys that
+    the first row loses may weigh next to nothing.
+    """
     embeddings: Any = model.get_input_embeddings()
-    vocabulary = len(embeddings.weight)
-    ids = torch.randint(0, vocabulary, (2, length + 2), generator=torch.Generator().manual_seed(0)).to(model.device)
-    return Rows((ids[0], ids[1, :-1]), (length + 2 - STEPS, length + 1 - STEPS))
+    vocabulary, (length, end) = len(embeddings.weight), crossing
+    ids = torch.randint(0, vocabulary, (2, end), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return Rows((ids[0], ids[1, : length + 1]), (end - STEPS, length + 1 - STEPS))

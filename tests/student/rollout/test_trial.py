@@ -19,6 +19,15 @@ def test_slots_serve_a_sliding_window_up_to_its_size_and_batches_beyond(family: 
     check_batches(lm, 99)
 
 
+@pytest.mark.parametrize("spread", [0.2, 0.6, 1.2])
+@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2"])
+def test_a_window_is_found_although_what_it_cuts_off_weighs_next_to_nothing(family: str, spread: float) -> None:
+    changes: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    if family != "mistral":  # the wider the weights' spread, the more attention goes to a single token
+        changes |= {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True}
+    assert not takes_slots(tiny(family, spread=spread, sliding_window=32, **changes), 99)
+
+
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])
 def test_positions_that_do_not_change_with_the_length_are_decoded_beyond_it(kind: str) -> None:
     more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
