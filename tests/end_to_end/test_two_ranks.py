@@ -127,7 +127,8 @@ def test_ranks_drop_out_other_units_and_go_on_with_their_own_random_states(
     shutil.copytree(recipe_data["model"]["path"], model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.2}))
-    common: dict[str, Any] = {"model": {"path": str(model)}, "rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
+    student = {"path": str(model), "dropout": True}
+    common: dict[str, Any] = {"model": student, "rollout": {"prompts_per_step": 2}, "eval": {"prompts": 0}}
     calm, *cut = (
         make_recipe(run=str(tmp_path / name), **common, train={"steps": steps})
         for name, steps in (("calm", 2), ("cut", 1), ("cut", 2))
