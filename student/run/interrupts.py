@@ -91,7 +91,10 @@ class Interrupts:
         first, self._raised = not self._raised, True
         self.requested = True
         if self.starting and first:
-            raise CancelledError("stopped by a signal before there was anything to save; start it again.")
+            raise CancelledError(
+                "stopped by a signal before there was anything to save; start it again, with --resume if its "
+                "run folder exists."
+            )
 
     def _watch(self) -> None:
         assert self._sockets is not None
