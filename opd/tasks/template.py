@@ -225,7 +225,9 @@ def _marked(prompt: Prompt) -> tuple[Prompt, list[_Mark]]:
     for message in prompt.messages or ():
         role, found = message["role"], dict(message)
         if message["content"]:
-            found["content"] = put(message["content"], f"the content of role {role!r}", role)
+            # Llama 3.1's and Mistral's own templates write a turn's calls in place of its text.
+            beside = " beside its tool_calls" if message.get("tool_calls") else ""
+            found["content"] = put(message["content"], f"the content of role {role!r}{beside}", role, needed=not beside)
         for key in _THOUGHTS:
             if isinstance(message.get(key), str):
                 found[key] = put(message[key], f"{key} of role {role!r}", needed=False)

@@ -109,6 +109,14 @@ def test_a_result_that_follows_its_call_needs_no_id_or_name(caplog):
     assert said(caplog, Prompt.make(bare, tools=[TOOL]), tokenizer_of(body)) == []
 
 
+def test_a_text_that_a_template_drops_beside_calls_is_said(caplog):
+    """As the templates of Llama 3.1 and Mistral do."""
+    chat = [CHAT[0], {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}, CHAT[2]]
+    body = "{% if m.tool_calls %}{{ m.tool_calls }}{% else %}{{ m['content'] }}{% endif %}"
+    remarks = said(caplog, Prompt.make(chat), tokenizer_of(body))
+    assert any("the content of role 'assistant' beside its tool_calls" in remark for remark in remarks), remarks
+
+
 def test_an_opening_that_a_template_does_not_need_is_not_missed(caplog):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
