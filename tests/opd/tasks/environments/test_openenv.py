@@ -248,16 +248,21 @@ def test_a_frame_that_cannot_be_read_is_answered(lock_server: str, frame: str | 
 
 def test_a_frame_that_nothing_asked_for_ends_the_session_and_not_the_next_one() -> None:
     """Frames have no ids: it would be taken for the next answer, and every later answer for the one after."""
+    sent = threading.Event()
 
     def play(connection: Any) -> None:
         for _ in connection:
             connection.send(json.dumps(observed(text="asked")))
             connection.send(json.dumps(observed(text="unasked")))
+            sent.set()
 
     with answering(play) as url:
         env = client(url, **TEXT)
         for seed in range(2):
             assert env.reset(PROMPT, seed).text == "asked"
+            assert sent.wait(60)
+            env._session.ping().wait(60)  # its answer comes after the frame
+            sent.clear()
             with pytest.raises(DataError, match="nothing asked for"):
                 env.step("1")
         env.close()
