@@ -14,6 +14,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,13 @@ def _source(path: str) -> list[ast.stmt]:
         files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
         if spec is not None and spec.origin is not None and not rest:
             files.append(Path(spec.origin))
-        return ast.parse(next(file for file in files if file.is_file()).read_text(encoding="utf-8")).body
+        file = next(file for file in files if file.is_file())
+        return _parsed(file, file.stat().st_mtime_ns)
     except (StopIteration, ImportError, ValueError, SyntaxError, OSError):
         return []
+
+
+@cache
+def _parsed(file: Path, changed: int) -> list[ast.stmt]:
+    """Once per version of a file: a listing reads the summary and the evidence of each plug-in of a module."""
+    return ast.parse(file.read_text(encoding="utf-8")).body
