@@ -18,7 +18,8 @@ from opd_zoo.advantages.a2tgpo import A2tgpo
 from opd_zoo.advantages.turns import TurnSettings, spread
 from student.data.token_batch import TokenBatch
 from student.plugin.terms import TermOutput
-from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, _ByRow
+from student.rl.losses.credit import ByRow
+from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 from student.rl.losses.settings import advantage_field
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.rl.advantages.base import Credit
 
 
 class A2tgpoSettings(ClippedSettings):
@@ -51,21 +53,21 @@ class A2tgpoLoss(PolicyGradient):
         super().__init__(settings)
         if settings.clip_low is None or settings.clip_high is None or settings.dual_clip is not None:
             raise ConfigError("objective a2tgpo needs clip_low and clip_high, and does not support dual_clip.")
-        self._gains = _ByRow()
+        self._gains: ByRow[Credit] = ByRow()
         self._known = A2tgpo(TurnSettings(name="a2tgpo", group=self.chain.first.settings.group))
 
     def _estimate(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         super()._estimate(rows, outcomes, places)
         able = [outcome for outcome in outcomes if self._counts(outcome)]
         gains = {id(one): spread(one, z) for one, z in zip(able, self._known.gains(able), strict=True)}
-        self._gains = _ByRow({id(r): (r, gains.get(id(outcomes[p]), 0.0)) for r, p in zip(rows, places, strict=True)})
+        self._gains = ByRow({id(r): (r, gains.get(id(outcomes[p]), 0.0)) for r, p in zip(rows, places, strict=True)})
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
         """Loss per position; metrics clipped_share and clip_width (mean of 1 + beta tanh z)."""
         import torch
 
         s = self.settings
-        gains = [self._gains.get(id(row), (row, 0.0))[1] for row in batch.rows]
+        gains = [self._gains.of(row) for row in batch.rows]
         width = 1 + s.beta * batch.of_tokens([0.0 if z is None else z for z in gains]).to(live.dtype).tanh()
         ratio = log_ratio.exp()
         low, high = 1 - (s.clip_low or 0.0) * width, 1 + (s.clip_high or 0.0) * width

@@ -26,39 +26,26 @@ import numpy as np
 from opd.errors import ConfigError, PluginError
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import SCORES, STUDENT, Needs, SignalNeed, merge
-from student.data.outcome import gather_outcomes
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import Term, TermOutput
-from student.rl.advantages.chain import AdvantageChain
+from student.plugin.terms import TermOutput
+from student.rl.losses.credit import CreditTerm
 from student.rl.losses.ratios import at_grain
 from student.rl.losses.remarks import idle_bounds, of_responses, unweighted
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from student.data.outcome import Outcome
-    from student.data.report import StepReport
-    from student.data.row import Row
-    from student.rl.advantages.base import Credit
     from student.settings.recipe import Recipe
 
 
 __all__ = ["ClippedSettings", "PolicyGradient", "PolicyGradientSettings"]
-_SIGNS = {1: "good", 0: "even", -1: "bad"}
 
 
-class _ByRow(dict[int, "tuple[Row, Credit | None]"]):
-    """Credit by id of the row, kept with the row so that the id stays its own; a deep copy (a probe's) is empty."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ByRow:
-        return type(self)()
-
-
-class PolicyGradient(Term):
+class PolicyGradient(CreditTerm):
     """A policy gradient with any advantage, importance ratio and clip."""
 
     settings_type = PolicyGradientSettings
@@ -71,11 +58,123 @@ class PolicyGradient(Term):
     of_ratio: ClassVar[bool] = False
     """Whether all of the gradient flows through the ratio, so that with ratio none there is no gradient."""
 
-    def __init__(self, settings: PolicyGradientSettings) -> None:
-        super().__init__(settings)
-        self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
-        # Keyed by object and not by `Row.key`: rows live until the step ends, and replayed ones may share a key.
-        self._credit = _ByRow()
+    def surrogate(
+        self,
+        log_ratio: Float[Tensor, " n"],
+        advantage: Float[Tensor, " n"],
+        live: Float[Tensor, " n"],
+        batch: TokenBatch,
+    ) -> TermOutput:
+        """The loss per position; subclasses override this one method.
+
+        Args:
+            log_ratio: [N] log rho at the grain of the setting `ratio`, nats, with gradient; 0 outside of `compared`,
+                and with ratio none.
+            advantage: [N] credit, without gradient.
+            live: [N] log pi of the response tokens, nats, with gradient.
+            batch: the micro-batch: rows, mask, weights and signals.
+
+        Returns:
+            [N] loss per position, and metrics that show whether the mechanism acted: here clipped_share.
+        """
+        import torch
+
+        if self.settings.ratio == "none":
+            return TermOutput(-advantage * live)
+        ratio = log_ratio.exp()
+        clipped, dual = self.settings.bounded(ratio), self.settings.dual_clip
+        gain = torch.minimum(ratio * advantage, clipped * advantage)
+        # Counts tokens where the clip decides. A ratio out of range that has moved against its advantage does not
+        # count: the minimum leaves it unclipped.
+        bites = batch.mask & (clipped * advantage < ratio * advantage)
+        if dual is not None:
+            bounded = torch.maximum(gain, dual * advantage)
+            bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
+            # For A > 0 the clip already bounds the gain from above; for A < 0 nothing else bounds the loss.
+            gain = torch.where(advantage < 0, bounded, gain)
+        return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
+
+    def needs(self) -> Needs:
+        """Rewards, the student's log-probs of the response tokens, and the needs of the advantages."""
+        old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
+        return merge([Needs(signals=old, reward="any", student=frozenset({SCORES})), self.chain.needs()])
+
+    def token_losses(self, batch: TokenBatch) -> TermOutput:
+        """Loss per position.
+
+        Metrics advantage_magnitude, known_share (rows with credit), ratio, student_entropy (nats), and the surrogate's.
+        """
+        import torch
+
+        scores = have(batch.student.scores, "scores")
+        live = scores.sampled
+        found = [self.credit(row) for row in batch.rows]
+        # `selects` masks rows without credit; the 0 only keeps credit aligned with positions.
+        credit = [0.0 if value is None else value for value in found]
+        chosen = float(sum(value is not None for value in found))
+        advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
+        log_ratio = self._log_ratio(batch, live)
+        output = self.surrogate(log_ratio, advantage, live, batch)
+        if not isinstance(output, TermOutput):
+            raise PluginError(
+                f"{type(self).__name__} returned a {type(output).__name__}; surrogate must return a TermOutput."
+            )
+        zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
+        metrics: dict[str, Any] = {
+            "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),
+            "known_share": (chosen, float(len(batch.rows))),
+            "student_entropy": (torch.where(batch.mask, scores.entropy.detach(), zero).sum(), count),
+        }
+        if self.settings.ratio != "none":
+            compared = self.compared(batch)
+            metrics["ratio"] = (torch.where(compared, log_ratio.detach().exp(), zero).sum(), compared.sum())
+        output = self._corrected(output, batch)
+        return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
+
+    def _log_ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """[N] log rho at the grain `ratio`, nats, with gradient; 0 outside of `compared`."""
+        import torch
+
+        if self.settings.ratio == "none":
+            return torch.zeros_like(live)
+        # Masked before the grain is applied: tokens of the environment have no behaviour log-prob (NaN), and one NaN
+        # would spoil the product or mean over its whole row.
+        gap = live - self.denominator(batch).to(live.dtype)
+        tokens = torch.where(self.compared(batch), gap, torch.zeros_like(live))
+        return at_grain(tokens, batch, self.settings.ratio)
+
+    def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
+        """[N] trained positions to which the ratio of the settings applies; a subclass may exclude some rows."""
+        return batch.mask
+
+    def denominator(self, batch: TokenBatch) -> Float[Tensor, " n"]:
+        """[N] log mu of the response tokens, nats, by `ratio_to`; undefined where masked."""
+        if self.settings.ratio_to == "behaviour":
+            return batch.behaviour_logp
+        return have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs")
+
+    def _corrected(self, output: TermOutput, batch: TokenBatch) -> TermOutput:
+        """Weight each token by old / behaviour, which turns an expectation under mu into one under the old student.
+
+        Bias: with `importance_cap` tokens above the cap count less than they should; with `importance_band` tokens
+        outside the band do not count at all. The weight has no gradient.
+        """
+        cap, band = self.settings.importance_cap, self.settings.importance_band
+        if cap is None and band is None:
+            return output
+        from opd.maths.head_tail import importance_weight, truncation
+
+        compared = self.compared(batch)
+        weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, compared)
+        found = {} if cap is None else truncation(weight, cap)
+        if band is not None:
+            kept = (weight >= 1.0 / band) & (weight <= band)
+            weight = weight * kept
+            found["importance_dropped"] = (~kept).to(weight.dtype)
+        loss = have(output.loss, "loss per position") * weight
+        found = {"importance_weight": weight} | found
+        shown = {name: ((value * compared).sum(), compared.sum()) for name, value in found.items()}
+        return TermOutput(loss, None, output.metrics | shown)
 
     @property
     def shown(self) -> Mapping[str, str]:
@@ -100,11 +199,6 @@ class PolicyGradient(Term):
         s = self.settings
         weighted = s.importance_cap is not None or s.importance_band is not None
         return weighted or (s.ratio != "none" and s.ratio_to == "behaviour")
-
-    def needs(self) -> Needs:
-        """Rewards, the student's log-probs of the response tokens, and the needs of the advantages."""
-        old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
-        return merge([Needs(signals=old, reward="any", student=frozenset({SCORES})), self.chain.needs()])
 
     def check(self, recipe: Recipe) -> None:
         """Refuse groups in which every advantage would be 0, and settings that have no effect.
@@ -170,201 +264,3 @@ class PolicyGradient(Term):
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:
         return idle_bounds(self.settings, self.bounds, recipe)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the credit of rows depends on the present policy; see `Advantage`."""
-        return self.chain.recomputes
-
-    def bind(self, tokenizer: Any) -> None:
-        """Pass the tokenizer to the advantages."""
-        self.chain.bind(tokenizer)
-
-    def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        """Compute the credit of this rank's rows from the outcomes of all ranks."""
-        # Cleared every step: an entry keeps its row in memory, and thereby the row's id its own.
-        self._credit = _ByRow()
-        self._estimate(rows, outcomes, places)
-
-    def _estimate(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
-        able = [place for place, outcome in enumerate(outcomes) if self._counts(outcome)]
-        if self.settings.skip_degenerate:
-            able = self._without_degenerate(outcomes, able)
-        credit = dict(zip(able, self.chain.estimate([outcomes[place] for place in able]), strict=True))
-        # Rows without credit get an entry as well: to `prepare`, a row without one is from outside the batch.
-        self._credit |= {id(row): (row, None) for row in rows}
-        for row, place in zip(rows, places, strict=True):
-            if place in credit and row.trained and not self.lacks(row):
-                self._credit[id(row)] = (row, self.chain.refine(row, credit[place]))
-
-    def lacks(self, row: Row) -> bool:
-        """Whether a model that the credit or the loss reads had no context for the row and read the bare prompt."""
-        return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
-
-    def admits(self, row: Row | Outcome) -> bool:
-        """Whether the row may be learnt from; with `skip_truncated` a truncated one may not."""
-        return super().admits(row) and not (self.settings.skip_truncated and row.truncated)
-
-    def _counts(self, outcome: Outcome) -> bool:
-        return outcome.reward is not None and self.admits(outcome)
-
-    def _without_degenerate(self, outcomes: Sequence[Outcome], able: Sequence[int]) -> list[int]:
-        groups = self.chain.first.groups([outcomes[place] for place in able])
-        kept = [group for group in groups if len({outcomes[able[i]].reward for i in group}) > 1]
-        return sorted(able[i] for group in kept for i in group)
-
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Compute credit for rows from outside the batch (a probe's, for example), among themselves.
-
-        Where credit is recomputed, also recompute that of an update's rows, which then hold whole groups.
-        """
-        if any(id(row) not in self._credit for row in rows):
-            # `assess` is not used here, because all ranks would have to take part.
-            self._credit = _ByRow()
-            self._estimate(rows, *gather_outcomes(rows))
-        elif self.recomputes:
-            self._estimate(rows, *gather_outcomes(rows))
-
-    def credit(self, row: Row) -> Credit | None:
-        """The credit of a row; None if its reward is unknown or the row is left out."""
-        return self._credit.get(id(row), (row, None))[1]
-
-    def selects(self, row: Row) -> bool:
-        """Whether the row has credit."""
-        return self.credit(row) is not None
-
-    def stratum(self, row: Row) -> str:
-        """With strata `credit`, the sign of the row's mean credit: good, even or bad."""
-        if self.settings.strata != "credit":
-            return super().stratum(row)
-        credit = self.credit(row)
-        return _SIGNS[int(np.sign(0.0 if credit is None else np.mean(credit)))]
-
-    def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """See `Term.strata`."""
-        return sorted(_SIGNS.values()) if self.settings.strata == "credit" else super().strata(outcomes)
-
-    def token_losses(self, batch: TokenBatch) -> TermOutput:
-        """Loss per position.
-
-        Metrics advantage_magnitude, known_share (rows with credit), ratio, student_entropy (nats), and the surrogate's.
-        """
-        import torch
-
-        scores = have(batch.student.scores, "scores")
-        live = scores.sampled
-        found = [self.credit(row) for row in batch.rows]
-        # `selects` masks rows without credit; the 0 only keeps credit aligned with positions.
-        credit = [0.0 if value is None else value for value in found]
-        chosen = float(sum(value is not None for value in found))
-        advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
-        log_ratio = self._log_ratio(batch, live)
-        output = self.surrogate(log_ratio, advantage, live, batch)
-        if not isinstance(output, TermOutput):
-            raise PluginError(
-                f"{type(self).__name__} returned a {type(output).__name__}; surrogate must return a TermOutput."
-            )
-        zero, count = torch.zeros_like(live.detach()), batch.mask.sum()
-        metrics: dict[str, Any] = {
-            "advantage_magnitude": (sum(float(np.abs(value).mean()) for value in credit), chosen),
-            "known_share": (chosen, float(len(batch.rows))),
-            "student_entropy": (torch.where(batch.mask, scores.entropy.detach(), zero).sum(), count),
-        }
-        if self.settings.ratio != "none":
-            compared = self.compared(batch)
-            metrics["ratio"] = (torch.where(compared, log_ratio.detach().exp(), zero).sum(), compared.sum())
-        output = self._corrected(output, batch)
-        return TermOutput(output.loss, output.total, metrics | self.chain.metrics() | output.metrics)
-
-    def _corrected(self, output: TermOutput, batch: TokenBatch) -> TermOutput:
-        """Weight each token by old / behaviour, which turns an expectation under mu into one under the old student.
-
-        Bias: with `importance_cap` tokens above the cap count less than they should; with `importance_band` tokens
-        outside the band do not count at all. The weight has no gradient.
-        """
-        cap, band = self.settings.importance_cap, self.settings.importance_band
-        if cap is None and band is None:
-            return output
-        from opd.maths.head_tail import importance_weight, truncation
-
-        compared = self.compared(batch)
-        weight = importance_weight(self.denominator(batch), batch.behaviour_logp, cap, compared)
-        found = {} if cap is None else truncation(weight, cap)
-        if band is not None:
-            kept = (weight >= 1.0 / band) & (weight <= band)
-            weight = weight * kept
-            found["importance_dropped"] = (~kept).to(weight.dtype)
-        loss = have(output.loss, "loss per position") * weight
-        found = {"importance_weight": weight} | found
-        shown = {name: ((value * compared).sum(), compared.sum()) for name, value in found.items()}
-        return TermOutput(loss, None, output.metrics | shown)
-
-    def surrogate(
-        self,
-        log_ratio: Float[Tensor, " n"],
-        advantage: Float[Tensor, " n"],
-        live: Float[Tensor, " n"],
-        batch: TokenBatch,
-    ) -> TermOutput:
-        """The loss per position; subclasses override this one method.
-
-        Args:
-            log_ratio: [N] log rho at the grain of the setting `ratio`, nats, with gradient; 0 outside of `compared`,
-                and with ratio none.
-            advantage: [N] credit, without gradient.
-            live: [N] log pi of the response tokens, nats, with gradient.
-            batch: the micro-batch: rows, mask, weights and signals.
-
-        Returns:
-            [N] loss per position, and metrics that show whether the mechanism acted: here clipped_share.
-        """
-        import torch
-
-        if self.settings.ratio == "none":
-            return TermOutput(-advantage * live)
-        ratio = log_ratio.exp()
-        clipped, dual = self.settings.bounded(ratio), self.settings.dual_clip
-        gain = torch.minimum(ratio * advantage, clipped * advantage)
-        # Counts tokens where the clip decides. A ratio out of range that has moved against its advantage does not
-        # count: the minimum leaves it unclipped.
-        bites = batch.mask & (clipped * advantage < ratio * advantage)
-        if dual is not None:
-            bounded = torch.maximum(gain, dual * advantage)
-            bites = bites | (batch.mask & (advantage < 0) & (bounded > gain))
-            # For A > 0 the clip already bounds the gain from above; for A < 0 nothing else bounds the loss.
-            gain = torch.where(advantage < 0, bounded, gain)
-        return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
-
-    def _log_ratio(self, batch: TokenBatch, live: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """[N] log rho at the grain `ratio`, nats, with gradient; 0 outside of `compared`."""
-        import torch
-
-        if self.settings.ratio == "none":
-            return torch.zeros_like(live)
-        # Masked before the grain is applied: tokens of the environment have no behaviour log-prob (NaN), and one NaN
-        # would spoil the product or mean over its whole row.
-        gap = live - self.denominator(batch).to(live.dtype)
-        tokens = torch.where(self.compared(batch), gap, torch.zeros_like(live))
-        return at_grain(tokens, batch, self.settings.ratio)
-
-    def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
-        """[N] trained positions to which the ratio of the settings applies; a subclass may exclude some rows."""
-        return batch.mask
-
-    def denominator(self, batch: TokenBatch) -> Float[Tensor, " n"]:
-        """[N] log mu of the response tokens, nats, by `ratio_to`; undefined where masked."""
-        if self.settings.ratio_to == "behaviour":
-            return batch.behaviour_logp
-        return have(batch.signal(PayloadKind.SAMPLED, STUDENT).sampled, "old log-probs")
-
-    def observe(self, report: StepReport) -> None:
-        """Let the advantages learn."""
-        self.chain.observe(report)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the advantages."""
-        return {"advantage": self.chain.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        self.chain.load_state_dict(state["advantage"])

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradients import gradient, scores, verdicts
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from opd.errors import ConfigError
-from opd.tasks.verdict import Verdict
-from opd.wire.types import PayloadKind, Scores
-from student.data.outcome import gather_outcomes
 from student.plugin.terms import build_terms
 from student.rl.advantages.base import AdvantageSettings
 from student.rl.advantages.group_mean import GroupMean, GroupMeanSettings
@@ -30,22 +27,6 @@ def mean_advantage(*rewards: float, **settings: Any) -> list[float]:
 
 def leave_one_out(*rewards: float) -> list[float]:
     return LeaveOneOut(AdvantageSettings(name="leave_one_out")).of_group(rewards)
-
-
-def gradient(made: Any, **settings: Any) -> Tensor:
-    hidden, _ = made.gradient(build_terms([settings]))
-    return hidden
-
-
-def scores(made: Any) -> Tensor:
-    """grad log S(y) with respect to the hidden state of each position."""
-    p = made.logp(made.hidden.detach(), made.head.detach()).exp()
-    return made.head.detach()[made.token_ids] - p @ made.head.detach()
-
-
-def verdicts(made: Any, *values: float | None) -> None:
-    for row, value in zip(made.rows, values, strict=True):
-        row.verdict = Verdict.unknown("no answer") if value is None else Verdict.score(value)
 
 
 def test_group_means_of_worked_examples() -> None:
@@ -158,51 +139,6 @@ def test_a_sequence_ratio_is_the_geometric_mean_of_its_tokens(toy: Any) -> None:
     torch.testing.assert_close(actual[:3], -1.2 * scores(made)[:3] / (2 * 8), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
-def test_unknown_verdicts_change_no_mean_and_no_loss(toy: Any, name: str) -> None:
-    made = toy(lengths=(4, 1, 5, 3, 2, 2), group=3, masked=False)
-    verdicts(made, 1, None, 0, 0, 1, None)
-    actual = gradient(made, name=name)
-    unknown = torch.isin(made.row, torch.tensor([1, 5]))
-    assert (actual[unknown] == 0).all() and (actual[~unknown] != 0).any()
-    without = toy(lengths=(4, 1, 5, 3, 2, 2), group=3, masked=False)
-    verdicts(without, 1, 1, 0, 0, 1, 1)
-    keep = [0, 2, 3, 4]
-    without.rows = [without.rows[i] for i in keep]
-    chosen = torch.isin(made.row, torch.tensor(keep))
-    without.row = torch.searchsorted(torch.tensor(keep), made.row[chosen])
-    for field in ("hidden", "token_ids", "position", "behaviour", "candidates"):
-        setattr(without, field, getattr(without, field)[chosen].detach())
-    without.models = {role: (h[chosen], w) for role, (h, w) in without.models.items()}
-    torch.testing.assert_close(actual[chosen], gradient(without, name=name), rtol=1e-6, atol=1e-10)
-
-
-def test_degenerate_groups_count_in_the_mean_unless_they_are_skipped(toy: Any) -> None:
-    made = toy(masked=False)
-    verdicts(made, 1, 0, 1, 1)
-    kept, skipped = (gradient(made, name="grpo", skip_degenerate=skip) for skip in (False, True))
-    torch.testing.assert_close(2 * kept, skipped, rtol=1e-6, atol=1e-10)
-    assert (kept[made.row >= 2] == 0).all()
-
-
-def test_truncated_responses_can_be_left_out(toy: Any) -> None:
-    made = toy(lengths=(4, 1, 5, 3), group=4, masked=False)
-    verdicts(made, 1, 0, 1, 0)
-    made.rows[0].truncated = True
-    found = gradient(made, name="rloo", skip_truncated=True)
-    assert (found[made.row == 0] == 0).all()
-    expected = torch.tensor([0.0, -0.5, 1.0, -0.5])[made.row][:, None] * -scores(made) / (3 * 8)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
-
-
-def test_given_rows_are_no_samples(toy: Any) -> None:
-    made = toy(lengths=(4, 1, 5), group=3, origins=["policy", "policy", "expert"], masked=False)
-    verdicts(made, 1, 0, 1)
-    found = gradient(made, name="rloo")
-    assert (found[made.row == 2] == 0).all()
-    assert (found[made.row == 0] != 0).any()
-
-
 def test_metrics_tell_how_much_is_known_and_clipped(toy: Any) -> None:
     made = toy(lengths=(1, 1, 1, 1), group=4, masked=False)
     verdicts(made, 1, 0, 0, None)
@@ -224,28 +160,3 @@ def test_metrics_tell_how_much_is_known_and_clipped(toy: Any) -> None:
 def test_a_wrong_advantage_is_refused_with_a_reason(advantage: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         build_terms([{"name": "grpo", "advantage": advantage}])
-
-
-@pytest.mark.parametrize(
-    ("objective", "role", "learnt"),
-    [
-        ({"name": "safe"}, "reference", False),  # the loss reads it
-        (
-            {"name": "grpo", "advantage": [{"name": "group_mean"}, {"name": "ace"}]},
-            "reference",
-            False,
-        ),  # the credit does
-        ({"name": "grpo"}, "reference", True),
-        ({"name": "rlsd"}, "ema", True),  # its credit is plain then
-    ],
-)
-def test_rows_without_the_context_of_a_model_that_is_read_are_passed_over(
-    toy: Any, objective: dict[str, Any], role: str, learnt: bool
-) -> None:
-    made = toy(masked=False)
-    for row in made.rows:
-        row.signals["reference", PayloadKind.SAMPLED] = Scores(sampled=np.full(row.length, -1.0, np.float32))
-    made.rows[0].unread = frozenset({role})
-    (term,) = build_terms([objective])
-    term.assess(made.rows, *gather_outcomes(made.rows))
-    assert [term.selects(row) for row in made.rows] == [learnt, True, True, True]
