@@ -139,28 +139,29 @@ class RunFolder:
         """Open the folder of a run that is resumed.
 
         Raises:
-            CheckpointError: if there is no such run, or its checkpoints do not fit the recipe.
+            CheckpointError: if there is no such run.
         """
         if not (recipe.run / "recipe.yaml").is_file():
             raise CheckpointError(f"there is no run to resume in {recipe.run}; start it without --resume.")
-        folder = cls(recipe.run)
-        if any(folder.checkpoints.glob("step-*")):
-            problems: list[str] = []
-            saved = read_recipe(recipe.run, problems)
-            if problems:
-                raise CheckpointError(f"{recipe.run}: {problems[0].rstrip('.')}; restore it, or begin a new run.")
-            check_resumable(saved, recipe.model_dump(mode="json"))
-        return folder
+        return cls(recipe.run)
 
     def newest(self, recipe: Recipe) -> Path | None:
         """The newest intact checkpoint, from which a resumed run continues; None if there are no checkpoints.
 
+        A run first locks its folder (`alone`): the recipe and the checkpoints there may be another run's until then.
+
         Raises:
-            CheckpointError: if all checkpoints are damaged.
+            CheckpointError: if the checkpoints do not fit the recipe, or all are damaged.
             ConfigError: if the checkpoint is beyond the recipe's `train.steps`.
         """
         from student.run.checkpoint import latest_checkpoint  # imports torch, which readers of a folder do not need
 
+        if any(self.checkpoints.glob("step-*")):
+            problems: list[str] = []
+            saved = read_recipe(self.path, problems)
+            if problems:
+                raise CheckpointError(f"{self.path}: {problems[0].rstrip('.')}; restore it, or begin a new run.")
+            check_resumable(saved, recipe.model_dump(mode="json"))
         checkpoint = latest_checkpoint(self.checkpoints)
         check_steps(checkpoint, recipe.train.steps)
         return checkpoint

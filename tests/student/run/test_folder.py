@@ -5,9 +5,12 @@ import multiprocessing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import pytest
+
 from opd.config import parse_settings
 from opd.config.text import read_yaml
-from opd.errors import RunFolderError
+from opd.errors import CheckpointError, RunFolderError
+from student.job.loop import train
 from student.run.folder import RunFolder
 from student.settings.recipe import Recipe
 
@@ -49,3 +52,13 @@ def test_one_of_many_runs_that_start_at_once_has_the_folder_and_its_own_recipe_t
         written = read_yaml((tmp_path / str(number) / "recipe.yaml").read_text())
         assert held == [written["seed"]]
         assert {path.name for path in (tmp_path / str(number)).iterdir()} == {"recipe.yaml", ".lock"}
+
+
+def test_a_resumed_run_compares_recipes_only_once_it_holds_the_folder(tmp_path: Path) -> None:
+    other = RunFolder.create(recipe(tmp_path / "run", seed=0))
+    (other.checkpoints / "step-000001").mkdir(parents=True)
+    resumed = recipe(tmp_path / "run", seed=1)  # of another seed, which does not fit those checkpoints
+    with other.alone(), pytest.raises(RunFolderError, match="another process writes the run"):
+        train(resumed, resume=True)
+    with pytest.raises(CheckpointError, match="seed"):
+        train(resumed, resume=True)

@@ -1,6 +1,6 @@
 import contextlib
+import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from forked import Program, finish
 from safetensors.numpy import save
+from waiting import wait_until
 
 from opd.errors import ConfigError, DataError, RunFolderError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
@@ -275,42 +277,46 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_store import ScoreStore, row
+from test_store import ScoreStore, raw, row
 store, first = ScoreStore(Path(sys.argv[1])), int(sys.argv[3])
-print("open", flush=True)
-for number in range(first, first + int(sys.argv[4])):
-    store.put([row(number, 2000)])
-    print(number, flush=True)
+for number in range(0, 2 * int(sys.argv[4]), 2):
+    every = row(number, 2000)  # which all writers store
+    store.put([row(first + number, 2000), row(first + number + 1, 2000), every])
+    assert raw(store.get(every.key)) == raw(every.scores)
+    print(first + number, flush=True)
 """
 
 
-def writer(folder: Path, first: int, rows: int) -> "subprocess.Popen[str]":
-    arguments = [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent), str(first), str(rows)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "open\n"
-    return process
+def writer(folder: Path, first: int, batches: int) -> Program:
+    place = str(Path(__file__).parent)
+    return Program([sys.executable, "-c", WRITER, str(folder), place, str(first), str(batches)])
 
 
-def test_a_killed_writer_leaves_whole_rows_and_others_go_on(tmp_path: Path) -> None:
-    killed, other = writer(tmp_path, 0, 10**6), writer(tmp_path, 10**6, 20)
+def told(program: Program) -> list[int]:
+    return [int(line) for line in program.output()[0].split("\n")[:-1]]
+
+
+def test_rows_that_processes_store_at_once_are_whole_whichever_of_them_are_killed(tmp_path: Path) -> None:
+    calm = [writer(tmp_path, first, 15) for first in (10**6, 2 * 10**6)]
+    killed = [writer(tmp_path, first, 10**6) for first in (3 * 10**6, 4 * 10**6)]
     try:
-        assert killed.stdout is not None and other.stdout is not None
-        written = [int(killed.stdout.readline()) for _ in range(10)]
-        killed.kill()
-        written += [int(line) for line in killed.stdout.read().split()]
-        # Not by `communicate`, which passes over lines that came with the first one.
-        written += [int(line) for line in other.stdout.read().split()]
-        other.wait(300)
+        with contextlib.closing(ScoreStore(tmp_path)) as store:
+            for count, one in enumerate(killed, 1):
+                wait_until(lambda one=one, count=count: one.poll() is not None or len(told(one)) > 5 * count, 300)
+                one.kill()
+                assert one.wait(120) == -signal.SIGKILL, one.output()
+                assert len(list(store.entries())) >= 15  # every row passes its checksum
+            finish(calm, 300)
+            found = {int(entry.item.token_ids[0]) for entry in store.entries()}
     finally:
-        for process in (killed, other):
-            process.kill()
-            process.communicate()
-    assert other.returncode == 0
-    with contextlib.closing(ScoreStore(tmp_path)) as store:
-        found = {int(entry.item.token_ids[0]) for entry in store.entries()}  # every row passes its checksum
-        assert found >= set(written) and len(found - set(written)) <= 1  # one may have been kept and not told
-        store.put([row(7 * 10**6)])
-        assert row(7 * 10**6).key in store
+        for one in (*calm, *killed):
+            one.kill()
+    stored = [number for one in (*calm, *killed) for number in told(one)]
+    assert {number + more for number in stored for more in (0, 1)} | set(range(0, 30, 2)) <= found
+    own = {number for number in found if number >= 10**6}
+    assert {number ^ 1 for number in own} == own  # a batch is there as a whole or not at all
+    with contextlib.closing(sqlite3.connect(tmp_path / "scores.sqlite")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_a_damaged_head_of_a_record_is_named_whatever_is_damaged_in_it(tiny: SimpleNamespace, tmp_path: Path) -> None:
