@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from opd.errors import ConfigError
 from opd.tasks import Prompt, PromptSource, build_prompts
 from opd.tasks.environments.base import ENVIRONMENT
-from opd.wire.fingerprint import tokenizer_fingerprint
+from opd.wire.fingerprint import differing_token, token_bytes
 from opd_lab.fixed_point import Pair, judge, load, pair_of
 from student.data.intervals import LEVEL, Interval, t_interval
 from student.model.model import Weights, load_tokenizer
@@ -151,8 +151,13 @@ def _other_shape(student: PreTrainedModel, teacher: PreTrainedModel) -> bool:
 
 
 def _check_tokenizer(pair: Pair, teacher: Weights, other: Weights) -> None:
-    if tokenizer_fingerprint(load_tokenizer(other.base, other.revision)) != tokenizer_fingerprint(pair.tokenizer):
-        raise ConfigError(f"{teacher.base} and {other.base} have different tokenizers; give models that share one.")
+    found = differing_token(token_bytes(pair.tokenizer), token_bytes(load_tokenizer(other.base, other.revision)))
+    if found is not None:
+        token, one, another = found
+        raise ConfigError(
+            f"{teacher.base} and {other.base} have different tokenizers: id {token} is {one} in the first and "
+            f"{another} in the second; give models that share one."
+        )
 
 
 def _means(found: Mapping[float, Sequence[float]]) -> dict[float, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from opd.errors import IncompatibleTeacherError
 from opd.fleet.source import ScoreSource
-from opd.wire.fingerprint import token_bytes, tokenizer_fingerprint
+from opd.wire.fingerprint import differing_token, token_bytes, tokenizer_fingerprint
 from opd.wire.v1 import teacher_pb2 as pb
 
 
@@ -47,15 +47,12 @@ def check_same_tokens(fleet: ScoreSource, info: pb.TeacherInfo, tokenizer: Any) 
                 "tokens; use a live teacher of a current version, or one of the student's family."
             )
         # Ids beyond the teacher's last one come back empty, so one more token is compared in any case.
-        for token, (own, other) in enumerate(zip(mine[start:], theirs or (b"",), strict=False), start):
-            if own and own != other:
-                raise IncompatibleTeacherError(
-                    f"{both}: id {token} is {_shown(own)} to the student and {_shown(other)} to the teacher; "
-                    "token-level distillation needs ids that mean the same. Use a teacher of the student's family, or "
-                    "give both the same tokenizer files if they were trained with the same ids."
-                )
-        start += len(theirs or (b"",))
-
-
-def _shown(token: bytes) -> str:
-    return repr(token.decode(errors="backslashreplace")) if token else "nothing"
+        end = start + len(theirs or (b"",))
+        if found := differing_token(mine[start:end], theirs, start):
+            token, own, other = found
+            raise IncompatibleTeacherError(
+                f"{both}: id {token} is {own} to the student and {other} to the teacher; token-level distillation "
+                "needs ids that mean the same. Use a teacher of the student's family, or give both the same tokenizer "
+                "files if they were trained with the same ids."
+            )
+        start = end

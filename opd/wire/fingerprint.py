@@ -8,7 +8,8 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,26 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     """The bytes of each id's text, by id, spelled as for `tokenizer_fingerprint`; empty for ids without a token."""
     pieces = dict(_pieces(tokenizer))
     return [pieces.get(token_id, b"") for token_id in range(max(pieces, default=-1) + 1)]
+
+
+def differing_token(own: Sequence[bytes], others: Sequence[bytes], start: int = 0) -> tuple[int, str, str] | None:
+    """The first id of `own` to which `others` give another text, and both texts as shown to people; None if none.
+
+    Ids without a token in `own`, and ids beyond its last one, are not compared.
+
+    Args:
+        own: bytes by id, as from `token_bytes`.
+        others: bytes by id, likewise.
+        start: the id of the first bytes in both.
+    """
+    for token, (mine, theirs) in enumerate(zip(own, chain(others, repeat(b"")), strict=False), start):
+        if mine and mine != theirs:
+            return token, _shown(mine), _shown(theirs)
+    return None
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode(errors="backslashreplace")) if token else "nothing"
 
 
 def chat_template_hash(tokenizer: Any) -> str:

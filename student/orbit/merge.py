@@ -34,7 +34,7 @@ from opd.model_files import tensor_headers, weight_files
 from opd.model_path import refuse_missing
 from opd.pretrained import check_tensors, read_causal_lm, read_config, read_tokenizer
 from opd.tokenizer_files import has_tokenizer
-from opd.wire.fingerprint import tokenizer_fingerprint, weights_hash
+from opd.wire.fingerprint import differing_token, token_bytes, weights_hash
 from student.run.space import drafted
 
 Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "slerp"]
@@ -144,10 +144,10 @@ def check_fit(models: Sequence[str]) -> None:
     shapes, *shapes_of_others = map(_shapes, models)  # of all, before the slow import of tokenizers
     for folder, *_ in (MergeModel(path=model).folders for model in models):
         check_tensors(folder, read_config(folder))
-    print_ = _tokenizer(first)
-    for other, theirs in zip(others, shapes_of_others, strict=True):
-        for name in chain(shapes, theirs):
-            here, there = shapes.get(name), theirs.get(name)
+    tokens = _tokens(first)
+    for other, other_shapes in zip(others, shapes_of_others, strict=True):
+        for name in chain(shapes, other_shapes):
+            here, there = shapes.get(name), other_shapes.get(name)
             if here is None or there is None:
                 holder, lacks = (first, other) if there is None else (other, first)
                 raise ConfigError(f"tensor {name} is in {holder!r} but not in {lacks!r}; merge models of one family.")
@@ -156,10 +156,17 @@ def check_fit(models: Sequence[str]) -> None:
                     f"tensor {name} is {list(here)} in {first!r} but {list(there)} in {other!r}; "
                     "merge models of one size and vocabulary."
                 )
-        if _tokenizer(other) != print_:
+        theirs = _tokens(other)
+        if (tokens is None) is not (theirs is None):
             raise ConfigError(
-                f"models {first!r} and {other!r} have different tokenizers, so that equal rows mean different tokens; "
-                "merge models that share one."
+                f"models {first!r} and {other!r} have different tokenizers: {first if tokens is None else other!r} has "
+                "none; copy the files of the other one's there if it was trained with the same ids."
+            )
+        # The result has the first one's tokenizer, so further tokens of another model do no harm.
+        if found := differing_token(tokens or (), theirs or ()):
+            raise ConfigError(
+                f"models {first!r} and {other!r} have different tokenizers, so that equal rows mean different tokens: "
+                f"id {found[0]} is {found[1]} in the first and {found[2]} in the second; merge models that share one."
             )
 
 
@@ -180,10 +187,10 @@ def _shapes(model: str) -> Mapping[str, tuple[int, ...]]:
     return {name: shape for file in files for name, shape, _ in tensor_headers(file)}
 
 
-def _tokenizer(model: str) -> str | None:
-    """Fingerprint of a model's tokenizer; None where its folder has none."""
+def _tokens(model: str) -> list[bytes] | None:
+    """The tokens of a model's tokenizer by id; None where its folder has none."""
     folder = MergeModel(path=model).folders[0]
-    return tokenizer_fingerprint(read_tokenizer(folder)) if has_tokenizer(folder) else None
+    return token_bytes(read_tokenizer(folder)) if has_tokenizer(folder) else None
 
 
 def _hashes(model: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
 import opd.cli
 from opd.config import parse_settings
@@ -220,6 +221,20 @@ def test_mismatches_are_refused_by_name(models: list[Path], tmp_path: Path) -> N
     assert "exactly two models" in _refusal([first], out, method="slerp")
     assert "is named twice" in _refusal([first, first], out)
     assert not out.exists()
+
+
+def test_models_whose_tokenizers_agree_on_every_id_of_the_first_are_merged(models: list[Path], tmp_path: Path) -> None:
+    padded, shuffled = (shutil.copytree(models[2], tmp_path / name) for name in ("padded", "shuffled"))
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = "!"
+    tokenizer.add_tokens(["<extra>"], special_tokens=True)
+    tokenizer.save_pretrained(padded)
+    make_tokenizer(shuffled=True).save_pretrained(shuffled)
+    first, out = str(models[1]), tmp_path / "out"
+    assert r"id 4 is '!' in the first and '\\xad' in the second" in _refusal([first, str(shuffled)], out)
+    merge(MergeSettings.model_validate({"models": [{"path": first}, {"path": str(padded)}]}), out)
+    assert len(AutoTokenizer.from_pretrained(out)) == len(make_tokenizer())
+    assert "id 260 is '<extra>' in the first and nothing" in _refusal([str(padded), first], tmp_path / "other")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
