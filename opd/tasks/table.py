@@ -67,6 +67,13 @@ class PromptTable:
         if ignored := [*_ignored(columns, settings)]:
             log.warning("%s has columns that are not read: %s", rows.name, ", ".join(ignored))
         self.hashes = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
+        if repeated := len(self.hashes) - len(np.unique(self.hashes)):
+            log.warning(
+                "%s asks some prompts again: %d of its %d rows repeat the prompt of another row",
+                rows.name,
+                repeated,
+                len(self.hashes),
+            )
         self._label = np.frombuffer(labels, np.uint32) if labels else np.empty(0, np.uint32)
         self.contents = Contents(len(hashes), digest.hexdigest())
 

@@ -335,3 +335,11 @@ def test_columns_that_are_meant_for_a_trainer_but_not_read_are_named(tmp_path, c
     build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", [row]), heldout=0), seed=0)
     found = [record.args[1] for record in caplog.records if record.name == "opd.tasks.table"]
     assert found == ([] if said is None else [said])
+
+
+def test_prompts_that_a_table_asks_again_are_counted_once_in_the_log(tmp_path, caplog):
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"question {i % 5}", "answer": i} for i in range(8)])
+    source = build_prompts(FileSettings(file=path, heldout=0), seed=0)
+    source.prompts("train", 20)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "opd.tasks.table"]
+    assert said == f"{path} asks some prompts again: 3 of its 8 rows repeat the prompt of another row"
