@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opd.errors import CancelledError, OpdError, RunFolderError
+from opd.errors import CancelledError, OpdError, PluginError, RunFolderError
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, gather_outcomes
@@ -156,10 +156,12 @@ class _Run:
             steps = self.state.steps
             done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
             # Before the first update there is nothing to save: a resumed run would start from the beginning anyway.
-            path = self.saver.save(self.state) if steps else None
+            torn = steps > 0 and self.ranks.any(isinstance(error, PluginError) and self.state.acting)
+            path = self.saver.save(self.state) if steps and not torn else None
             said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
-            advice = "continue with --resume" if path or isinstance(error, RESUMABLE) else "start it again"
-            error.args = (f"{said}{f', saved in {path}' if path else ''}; {advice}.",)
+            left = f", saved in {path}" if path else ", unsaved because weights may be changed by half" if torn else ""
+            resumes = path or isinstance(error, RESUMABLE) or (torn and self.folder.used)
+            error.args = (f"{said}{left}; {'continue with --resume' if resumes else 'start it again'}.",)
             raise
         except Exception as error:
             self._rescue(error)

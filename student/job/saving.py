@@ -74,6 +74,11 @@ class LoopState:
     unfinished: Unfinished | None = None
     last: tuple[dict[str, float], dict[str, float]] | None = None
 
+    @property
+    def acting(self) -> bool:
+        """Whether plug-ins act on a step's weights, or change their states by it, and have not all done so."""
+        return self.unfinished is not None and not self.unfinished.observed
+
 
 class Saver:
     """Writes and reads the checkpoints of a run.

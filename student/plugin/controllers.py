@@ -228,7 +228,7 @@ class Controller(StepPlugin):
         """Act on the weights after the updates of `step`; returns metrics.
 
         If a service of the loop raises, weights and saved state must be left as they were before the call, which is
-        repeated after a resume.
+        repeated after a resume. If its own code fails, the run saves nothing: it resumes from its last checkpoint.
         """
         return {}
 

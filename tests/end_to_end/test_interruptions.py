@@ -183,6 +183,8 @@ class Faulty(Controller):
     def _call(self, hook: str) -> None:
         Faulty.calls += hook == Faulty.hook
         if hook == Faulty.hook and Faulty.calls == 4:
+            for _, tensor in self.services.parameters():
+                tensor.data.mul_(0.0 if hook == "after_update" else 1.0)
             raise KeyError("a fault of the plug-in")
 
     def compose(self, rows: list[Row]) -> list[Row]:
@@ -193,22 +195,33 @@ class Faulty(Controller):
         self._call("after_update")
         return {}
 
+    def observe(self, report: StepReport) -> None:
+        self._call("observe")
 
-@pytest.mark.parametrize(("hook", "steps"), [("compose", 3), ("after_update", 4)])
-def test_a_fault_of_a_plug_in_is_named_and_loses_no_step_that_was_done(
+
+@pytest.mark.parametrize(
+    ("hook", "done"),
+    [
+        ("compose", "3 of 4 steps, saved in .*step-000003; continue"),
+        # It has moved weights, or its state, by half.
+        ("after_update", "4 of 4 steps, unsaved because .*; continue"),
+        ("observe", "4 of 4 steps, unsaved because .*; continue"),
+    ],
+)
+def test_a_fault_of_a_plug_in_is_named_and_only_whole_steps_are_saved(
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,
     hashes: Callable[[Path], dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
     hook: str,
-    steps: int,
+    done: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "faulty", SimpleNamespace(Faulty=Faulty))
     monkeypatch.setattr(Faulty, "hook", hook)
     monkeypatch.setattr(Faulty, "calls", 0)
-    changes = {"methods": [{"name": "faulty:Faulty"}], "eval": {"prompts": 0}, "train": {"checkpoint_every": 0}}
+    changes = {"methods": [{"name": "faulty:Faulty"}], "eval": {"prompts": 0}, "train": {"checkpoint_every": 2}}
     recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
-    said = rf"'faulty:Faulty' failed in {hook}: KeyError: 'a fault of the plug-in'.* after {steps} of 4 steps, saved in"
+    said = rf"'faulty:Faulty' failed in {hook}: KeyError: 'a fault of the plug-in'.* after {done} with --resume"
     with pytest.raises(PluginError, match=said):
         train(recipe)
     resumed = train(recipe, resume=True)
