@@ -58,10 +58,13 @@ def train(
             "--offline."
         )
     job = load_settings(Recipe, recipe, overrides or ())
-    # Before the slow imports, so that a wrong plug-in setting or model name is reported at once.
-    build_plugins(job)
+    # Before the slow imports, so that a wrong plug-in setting or model name is reported at once. Of several ranks, one
+    # may fail alone, so they meet before they check this.
+    alone = dry_run or os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone:
+        build_plugins(job)
     resume = resume or _started_again(job.run)
-    if not offline and not resume:
+    if alone and not offline and not resume:
         check_model_path(job.model.path)
     if dry_run:
         from student.commands.dry_run import check

@@ -32,7 +32,7 @@ from student.job.stop_check import StopCheck
 from student.learning.learner import Learner
 from student.learning.objective import Objective
 from student.methods.served_average import ServedAverage
-from student.model.meeting import meet
+from student.model.meeting import join
 from student.model.model import Student, load_student
 from student.model.rank_watch import RankWatch
 from student.model.ranks import Ranks, make_accelerator
@@ -82,7 +82,14 @@ class Job:
     remarks: list[str]
 
 
-def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None, poll: Callable[[], None]) -> Job:
+def build_job(
+    recipe: Recipe,
+    stack: ExitStack,
+    *,
+    model_path: str | None = None,
+    poll: Callable[[], None],
+    watch: RankWatch | None = None,
+) -> Job:
     """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
 
     Args:
@@ -90,10 +97,9 @@ def build_job(recipe: Recipe, stack: ExitStack, *, model_path: str | None = None
         stack: takes callbacks that close what the job opens.
         model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
         poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
+        watch: of the ranks, if they have met; None to meet first.
     """
-    meeting = meet(recipe.train.rank_patience)  # kept until the ranks form a group, which uses its store
-    watch = RankWatch(meeting)
-    stack.push(watch.leave)  # exits run in reverse order: other ranks hear that this one ends once its parts are closed
+    watch = watch or join(recipe.train.rank_patience, stack)
     found = prepare(recipe, stack, model_path, poll)
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)

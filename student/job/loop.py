@@ -32,6 +32,7 @@ from student.job.stages import StepStages
 from student.job.steering import acted, composed, ordered, planned
 from student.learning.blame import blaming
 from student.learning.updates import Update, Updated, make_updates, plan_updates
+from student.model.meeting import join
 from student.plugin.controllers import Controller
 from student.plugin.rounds import Rollouts
 from student.report.ending import RunEnding
@@ -66,9 +67,10 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts(starting=True))
+        watch = join(recipe.train.rank_patience, stack)
         folder, checkpoint = _open(recipe, resume, stack)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
-        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll)
+        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch)
         main = job.accelerator.is_main_process
         if main and folder is None:
             folder = stack.enter_context(RunFolder.create(recipe).alone())

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from opd.errors import RankLostError, one_line
-from student.model.rank_watch import Exchange
+from student.model.rank_watch import Exchange, RankWatch
 from student.model.ranks import ALONE, Ranks, launched_ranks
 
 _PLACE = ("RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,6 +37,21 @@ class Meeting:
         key = f"opd/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_EXCHANGES)}"
         self._store.set(f"{key}/{self.index}", json.dumps(value))
         return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.count)]
+
+
+def join(seconds: float, stack: ExitStack) -> RankWatch:
+    """Meet the other ranks and watch them until `stack` closes; before all that may fail on one of them alone.
+
+    Args:
+        seconds: how long they may take.
+        stack: tells them when and why this rank ends.
+
+    Raises:
+        RankLostError: if one of them has not come by then.
+    """
+    watch = RankWatch(meet(seconds))
+    stack.push(watch.leave)  # exits run in reverse order: the others hear that this one ends once its parts are closed
+    return watch
 
 
 def meet(seconds: float) -> Exchange:

@@ -47,6 +47,7 @@ class RankWatch:
 
     def __init__(self, ranks: Exchange, grace: float = GRACE_SECONDS) -> None:
         self._index, self._grace = ranks.index, grace
+        self._ranks = ranks  # kept, because the process group uses the store of a meeting
         self._news = threading.Event()
         self._heard: tuple[int, str] | None = None  # the first rank that ended, and why
         self._own: str | None = None  # why this rank ends

@@ -10,6 +10,7 @@ import pytest
 from checkpoints import assert_same, state_of
 from waiting import wait_until
 
+from opd.errors import ConfigError
 from student.run.checkpoint import latest_checkpoint
 from student.settings.recipe import Recipe
 
@@ -109,3 +110,12 @@ def test_a_rank_that_is_killed_among_rollouts_ahead_ends_the_other_and_the_run_g
     mine, theirs = (state_of(one.run / "checkpoints" / f"step-{steps:06d}") for one in (calm, cut))
     assert_same(mine, theirs)
     assert any(name.startswith("ahead/") for name in state_of(last))  # weights of steps under way, sampled again
+
+
+def test_a_rank_that_fails_before_anything_is_loaded_ends_the_other_with_its_error(
+    make_recipe: Callable[..., Recipe], start_ranks: Callable[..., list[forked.Program]]
+) -> None:
+    recipe = make_recipe(methods=[{"name": "student_plugins:FailsToStart"}], train={"rank_patience": 240})
+    first, second = start_ranks(recipe)
+    assert (first.wait(200), second.wait(200)) == (ConfigError.exit_code, LOST)
+    assert "error: rank 0 ended: this rank lacks what the method needs" in second.output()[1]

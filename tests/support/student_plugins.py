@@ -3,24 +3,25 @@
 import copy
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
 import torch
 
-from opd.errors import DataError, RolloutEngineError
+from opd.errors import ConfigError, DataError, RolloutEngineError
 from opd.tasks.arithmetic import Addition
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
 from student.plugin.controllers import Controller
-from student.plugin.terms import TermOutput
+from student.plugin.terms import Term, TermOutput
 from student.rl.losses.grpo import Grpo
 from student.rollout.engine import EngineSetup, RolloutEngine, RolloutEngineSettings, TransformersRollout
 from student.rollout.transformers import rollout
+from student.settings.recipe import Recipe
 
 
 class Digits(Addition):
@@ -82,6 +83,14 @@ class DropFirstRank(Controller):
 
         alone = not torch.distributed.is_initialized()
         return rows if alone or torch.distributed.get_rank() else []
+
+
+class FailsToStart(Controller):
+    """Refuses every recipe on rank 0."""
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        if os.environ.get("RANK") == "0":
+            raise ConfigError("this rank lacks what the method needs; install it.")
 
 
 class FailsToCompose(Controller):
