@@ -169,8 +169,8 @@ def _check_base(what: str, found: Any, base: type) -> None:
     settings, wanted = getattr(found, "settings_type", None), getattr(base, "settings_type", object)
     if not (isinstance(settings, type) and issubclass(settings, wanted)):
         raise ConfigError(
-            f"the settings_type of {what} is {settings!r}, which does not derive from {wanted.__module__}."
-            f"{wanted.__name__}; make it a subclass."
+            f"the settings of {what} do not derive from {wanted.__module__}.{wanted.__name__}, but are {settings!r}; "
+            "make them a subclass."
         )
     try:
         inspect.signature(found).bind(None)

@@ -24,11 +24,8 @@ class NoiseSettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of rows and tokens and of the replacements.")
 
 
-class Noise(Controller):
+class Noise(Controller[NoiseSettings]):
     """Replaces random tokens of given answers by random digits, which are left out of the loss."""
-
-    settings_type = NoiseSettings
-    settings: NoiseSettings
 
     def __init__(self, settings: NoiseSettings) -> None:
         super().__init__(settings)
@@ -70,14 +67,11 @@ class UntilSettings(ControllerSettings):
     every: int = Field(20, ge=1, description="Steps between two measurements.")
 
 
-class Until(Controller):
+class Until(Controller[UntilSettings]):
     """Ends the run when greedy answers reach a wanted accuracy, so that a student has the same level with every seed.
 
     It is measured on training prompts, so that held-out ones have no effect on training.
     """
-
-    settings_type = UntilSettings
-    settings: UntilSettings
 
     def __init__(self, settings: UntilSettings) -> None:
         super().__init__(settings)

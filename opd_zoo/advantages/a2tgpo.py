@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
 
 
-class A2tgpo(Advantage):
+class A2tgpo(Advantage[TurnSettings]):
     """The information gain of each turn, normalised per turn and over depth (A2TGPO).
 
     Metric gain_turns, the share of turns with a gain.
     """
 
-    settings_type = TurnSettings
-    settings: TurnSettings
     evidence = "abstract"
 
     def traits(self) -> Traits:

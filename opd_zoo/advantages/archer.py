@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -38,7 +39,7 @@ class OfTurnCritic(GroupEstimator):
         """See `Advantage.traits`."""
         return Traits(learns_from_equal=True)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a recipe without the critic.
 
         Raises:

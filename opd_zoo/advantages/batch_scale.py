@@ -37,11 +37,9 @@ class BatchScaleSettings(AdvantageSettings):
     epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
-class LitePpo(Advantage):
+class LitePpo(Advantage[BatchScaleSettings]):
     """Reward minus the group's mean, divided by the deviation of the batch (Lite PPO)."""
 
-    settings_type = BatchScaleSettings
-    settings: BatchScaleSettings
     evidence = "text"
 
     def traits(self) -> Traits:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _LARGEST = 1e6
@@ -44,18 +45,16 @@ class BnpoSettings(AdvantageSettings):
         return self
 
 
-class Bnpo(Advantage):
+class Bnpo(Advantage[BnpoSettings]):
     """Centred reward divided by a beta density fitted to the batch (BNPO)."""
 
-    settings_type = BnpoSettings
-    settings: BnpoSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(least_group=2, within=(self.settings.lowest, self.settings.highest))
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if a step has one prompt, which leaves no density to fit."""
         if recipe.rollout.prompts_per_step > 1:
             return []

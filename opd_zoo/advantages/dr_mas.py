@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
 
 
-class DrMas(Advantage):
+class DrMas(Advantage[AdvantageSettings]):
     """Reward normalised over the rows of the same agent (Dr. MAS).
 
     Metric agents, the mean number of agents per prompt.
     """
 
-    settings_type = AdvantageSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -43,11 +44,9 @@ class DrpoSettings(AdvantageSettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class Drpo(Advantage):
+class Drpo(Advantage[DrpoSettings]):
     """Separates right from wrong answers and favours short right ones (DRPO)."""
 
-    settings_type = DrpoSettings
-    settings: DrpoSettings
     evidence = "text and code"
 
     def __init__(self, settings: DrpoSettings) -> None:
@@ -65,7 +64,7 @@ class Drpo(Advantage):
             of_response=True,
         )
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Take `longest` from the recipe if it is not set."""
         self._longest = self.settings.longest or recipe.rollout.max_new_tokens
 

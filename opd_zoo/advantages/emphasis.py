@@ -40,11 +40,9 @@ class WeightedGrpoSettings(AdvantageSettings):
     most: float = Field(10.0, gt=1, description="Maximum weight of a rare outcome.")
 
 
-class WeightedGrpo(Modifier):
+class WeightedGrpo(Modifier[WeightedGrpoSettings]):
     """Modifier: more weight for rare outcomes of a prompt (weighted GRPO)."""
 
-    settings_type = WeightedGrpoSettings
-    settings: WeightedGrpoSettings
     evidence = "inferred"
 
     def modify(self, outcomes: Sequence[Outcome], credit: Sequence[Credit]) -> list[Credit]:
@@ -80,11 +78,9 @@ class EntropyShapingSettings(AdvantageSettings):
     )
 
 
-class EntropyShaping(Modifier):
+class EntropyShaping(Modifier[EntropyShapingSettings]):
     """Modifier: more credit for tokens at which the student is uncertain (MSSR, FunRL)."""
 
-    settings_type = EntropyShapingSettings
-    settings: EntropyShapingSettings
     evidence = "inferred"
 
     def __init__(self, settings: EntropyShapingSettings) -> None:

@@ -49,11 +49,9 @@ class GcOpdSettings(AdvantageSettings):
     bound: float = Field(10.0, gt=0, description="Largest absolute credit of a token.")
 
 
-class GcOpd(Advantage):
+class GcOpd(Advantage[GcOpdSettings]):
     """A teacher's log-ratio per token, corrected where teacher and verifier rank answers differently (GC-OPD)."""
 
-    settings_type = GcOpdSettings
-    settings: GcOpdSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

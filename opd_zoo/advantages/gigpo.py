@@ -39,14 +39,12 @@ class GigpoSettings(TurnSettings):
     )
 
 
-class Gigpo(Advantage):
+class Gigpo(Advantage[GigpoSettings]):
     """Credit of the episode plus credit of each turn among turns at the same state (GiGPO).
 
     Metrics anchored_share (turns whose state another turn shares) and anchor_size (mean size of their groups).
     """
 
-    settings_type = GigpoSettings
-    settings: GigpoSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.wire.types import PayloadSpec
 from opd_zoo.deviation import deviation
@@ -48,13 +49,15 @@ class GroupLossSettings(AdvantageSettings):
     )
 
 
-class GroupLoss(Advantage):
+GroupLossSettings_co = TypeVar(
+    "GroupLossSettings_co", bound=GroupLossSettings, covariant=True, default=GroupLossSettings
+)
+
+
+class GroupLoss(Advantage[GroupLossSettings_co]):
     """Base of losses over a group: subclasses give `slopes`."""
 
-    settings_type = GroupLossSettings
-    settings: GroupLossSettings
-
-    def __init__(self, settings: GroupLossSettings) -> None:
+    def __init__(self, settings: GroupLossSettings_co) -> None:
         super().__init__(settings)
         # s_t by row, as it was when the row was first seen in the step.
         self._before: dict[tuple[Any, ...], float] = {}
@@ -111,11 +114,9 @@ class LpoSettings(GroupLossSettings):
     )
 
 
-class Lpo(GroupLoss):
+class Lpo(GroupLoss[LpoSettings]):
     """The weight of each response in a listwise target minus that in the policy (LPO)."""
 
-    settings_type = LpoSettings
-    settings: LpoSettings
     evidence = "text"
 
     def traits(self) -> Traits:
@@ -155,11 +156,9 @@ class PacsSettings(GroupLossSettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class Pacs(GroupLoss):
+class Pacs(GroupLoss[PacsSettings]):
     """The derivative of a cross-entropy on right and wrong answers of the group (PACS)."""
 
-    settings_type = PacsSettings
-    settings: PacsSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

@@ -28,11 +28,9 @@ class MatchTirSettings(TurnSettings):
     discount: float = Field(0.9, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
 
 
-class MatchTir(TurnAdvantage):
+class MatchTir(TurnAdvantage[MatchTirSettings]):
     """Half the credit from the episode, half from each turn (MatchTIR)."""
 
-    settings_type = MatchTirSettings
-    settings: MatchTirSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

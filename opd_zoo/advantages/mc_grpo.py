@@ -23,6 +23,7 @@ from student.rl.advantages.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -39,18 +40,16 @@ class McGrpoSettings(AdvantageSettings):
     graded: bool = Field(False, description="Declare that rewards take many values, so that no clamp is needed.")
 
 
-class McGrpo(GroupEstimator):
+class McGrpo(GroupEstimator[McGrpoSettings]):
     """Reward minus the group's median, divided by the median absolute deviation (MC-GRPO)."""
 
-    settings_type = McGrpoSettings
-    settings: McGrpoSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(least_group=2, shift_free="group", scale_free="group")
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse to run without a clamp where rewards may be binary.
 
         Raises:
@@ -62,7 +61,7 @@ class McGrpo(GroupEstimator):
                 "binary; set clamp, or graded: true if rewards take many values."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if groups are even, which have no row at the median."""
         samples = recipe.rollout.samples_per_prompt
         if samples % 2:

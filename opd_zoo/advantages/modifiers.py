@@ -22,17 +22,18 @@ from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from opd_zoo.deviation import deviation
 from student.data.needs import REFERENCE, Needs, SignalNeed
-from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, Modifier, known
+from student.rl.advantages.base import Advantage, AdvantageSettings, AdvantageSettings_co, Credit, Modifier, known
 from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.outcome import Outcome
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
-class OfErrors(Modifier):
+class OfErrors(Modifier[AdvantageSettings_co]):
     """Base of modifiers that change negative credit alone."""
 
     def check_chain(self, parts: Sequence[Advantage]) -> None:
@@ -56,18 +57,16 @@ class AceSettings(AdvantageSettings):
     per_token: bool = Field(False, description="Take the mean of the confidence over the tokens instead of the sum.")
 
 
-class Ace(OfErrors):
+class Ace(OfErrors[AceSettings]):
     """Modifier: more weight for confident errors (ACE)."""
 
-    settings_type = AceSettings
-    settings: AceSettings
     evidence = "text"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(reads=("behaviour",))
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a strength of 0.
 
         Raises:
@@ -105,14 +104,12 @@ class SngsSettings(AdvantageSettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as a success.")
 
 
-class Sngs(OfErrors):
+class Sngs(OfErrors[SngsSettings]):
     """Modifier: less weight for errors in groups that rarely succeed (SNGS)."""
 
-    settings_type = SngsSettings
-    settings: SngsSettings
     evidence = "text"
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse factors that are 1 for every group.
 
         Raises:
@@ -149,11 +146,9 @@ class OutliersSettings(AdvantageSettings):
     epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
-class Outliers(Modifier):
+class Outliers(Modifier[OutliersSettings]):
     """Modifier: standardises over the batch and drops credit beyond 3 sigma."""
 
-    settings_type = OutliersSettings
-    settings: OutliersSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

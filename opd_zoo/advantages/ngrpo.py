@@ -29,11 +29,9 @@ class NgrpoSettings(AdvantageSettings):
     epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
-class Ngrpo(GroupEstimator):
+class Ngrpo(GroupEstimator[NgrpoSettings]):
     """GRPO with virtual rows of the best reward: all-wrong groups are learnt from."""
 
-    settings_type = NgrpoSettings
-    settings: NgrpoSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.report import StepReport
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -42,14 +43,12 @@ class NoisyForwardSettings(AdvantageSettings):
     memory: float = Field(0.9, ge=0, lt=1, description="Share of fn that each step keeps, if it is estimated.")
 
 
-class NoisyForward(GroupEstimator):
+class NoisyForward(GroupEstimator[NoisyForwardSettings]):
     """Weights that depend on how often the verifier refuses right answers (forward correction).
 
     Its state is fn.
     """
 
-    settings_type = NoisyForwardSettings
-    settings: NoisyForwardSettings
     evidence = "text"
 
     def __init__(self, settings: NoisyForwardSettings) -> None:
@@ -73,7 +72,7 @@ class NoisyForward(GroupEstimator):
                     "minus a constant, of which nothing would be left; remove one of the two."
                 )
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse to learn fn from appeals that are never made.
 
         Raises:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -33,18 +34,16 @@ class PromptValueSettings(AdvantageSettings):
     )
 
 
-class PromptValue(GroupEstimator):
+class PromptValue(GroupEstimator[PromptValueSettings]):
     """Reward minus a critic's value of the prompt (A-LoL)."""
 
-    settings_type = PromptValueSettings
-    settings: PromptValueSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(learns_from_equal=True, reads=("values",))
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a recipe without a critic.
 
         Raises:

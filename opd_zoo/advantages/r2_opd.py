@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _LEAST = 1e-8
@@ -47,14 +48,12 @@ class R2OpdSettings(AdvantageSettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class R2Opd(Advantage):
+class R2Opd(Advantage[R2OpdSettings]):
     """A teacher's log-ratio per token, shifted to tokens where the verdict agrees (R2-OPD).
 
     Metric moved: half the sum of |A - d|, as a share of the sum of |d|.
     """
 
-    settings_type = R2OpdSettings
-    settings: R2OpdSettings
     evidence = "abstract"
 
     def traits(self) -> Traits:
@@ -67,7 +66,7 @@ class R2Opd(Advantage):
             reads=("behaviour",),
         )
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a gate that is the same everywhere.
 
         Raises:

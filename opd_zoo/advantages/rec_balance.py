@@ -37,14 +37,12 @@ class RecBalanceSettings(AdvantageSettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of wrong answers to drop.")
 
 
-class RecBalance(Advantage):
+class RecBalance(Advantage[RecBalanceSettings]):
     """Reward minus the mean, after surplus wrong answers are dropped (REC).
 
     Metric dropped, a share of the answers.
     """
 
-    settings_type = RecBalanceSettings
-    settings: RecBalanceSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

@@ -31,11 +31,9 @@ class OpmdSettings(AdvantageSettings):
     )
 
 
-class Opmd(GroupEstimator):
+class Opmd(GroupEstimator[OpmdSettings]):
     """Reward minus the group's mean or soft maximum, for mirror descent (OPMD)."""
 
-    settings_type = OpmdSettings
-    settings: OpmdSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
@@ -60,11 +58,9 @@ class AsymReSettings(AdvantageSettings):
     delta: float = Field(-0.1, description="Constant added to the group's mean; below 0 it favours right answers.")
 
 
-class AsymRe(GroupEstimator):
+class AsymRe(GroupEstimator[AsymReSettings]):
     """Reward minus a shifted group mean (AsymRE)."""
 
-    settings_type = AsymReSettings
-    settings: AsymReSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

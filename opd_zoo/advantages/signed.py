@@ -20,6 +20,7 @@ from student.rl.advantages.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -31,18 +32,16 @@ class SignedSettings(AdvantageSettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class Signed(GroupEstimator):
+class Signed(GroupEstimator[SignedSettings]):
     """Fixed credit for right and for wrong answers: PSR, NSR, W-REINFORCE."""
 
-    settings_type = SignedSettings
-    settings: SignedSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(learns_from_equal=True, shift_free="group", scale_free="group", sees_threshold=True)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse weights that are both 0.
 
         Raises:

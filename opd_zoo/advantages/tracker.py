@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.report import StepReport
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -37,14 +38,12 @@ class ValueTrackerSettings(AdvantageSettings):
     epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
-class Tracker(Advantage):
+class Tracker(Advantage[ValueTrackerSettings]):
     """Reward minus the prompt's average in earlier steps, for single answers (MSSR).
 
     Its state is the value of each prompt.
     """
 
-    settings_type = ValueTrackerSettings
-    settings: ValueTrackerSettings
     evidence = "inferred"
 
     def __init__(self, settings: ValueTrackerSettings) -> None:
@@ -55,7 +54,7 @@ class Tracker(Advantage):
         """See `Advantage.traits`."""
         return Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if prompts hardly ever recur, so that none has a value of its own."""
         if not never_again(recipe):
             return []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Scope, Traits
@@ -32,6 +33,9 @@ class TurnSettings(AdvantageSettings):
     """Settings of credit by turn."""
 
     discount: float = Field(1.0, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
+
+
+TurnSettings_co = TypeVar("TurnSettings_co", bound=TurnSettings, covariant=True, default=TurnSettings)
 
 
 class MapoSettings(TurnSettings):
@@ -79,11 +83,8 @@ def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
     return found
 
 
-class TurnAdvantage(Advantage):
+class TurnAdvantage(Advantage[TurnSettings_co]):
     """Base of credit by turn: subclasses turn the returns of all episodes into credit of the same shape."""
-
-    settings_type = TurnSettings
-    settings: TurnSettings
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
@@ -138,11 +139,9 @@ class Trloo(TurnAdvantage):
         return found
 
 
-class Mapo(TurnAdvantage):
+class Mapo(TurnAdvantage[MapoSettings]):
     """The return of each turn, normalised over its group and over the step (MAPO)."""
 
-    settings_type = MapoSettings
-    settings: MapoSettings
     evidence = "inferred"
 
     def traits(self) -> Traits:

@@ -52,14 +52,12 @@ class ArcherCriticSettings(FittedSettings):
     seed: int = Field(0, ge=0, description="Seed of the second heads' initial weights and of the draws.")
 
 
-class ArcherCritic(TurnCritic):
+class ArcherCritic(TurnCritic[ArcherCriticSettings]):
     """Twin Q and V heads of turns, fitted off policy, for advantage archer (ArCHer).
 
     Its state is heads, target copies, AdamW's moments, the buffer and the number of fits.
     """
 
-    settings_type = ArcherCriticSettings
-    settings: ArcherCriticSettings
     evidence: ClassVar[str] = "abstract"
 
     def __init__(self, settings: ArcherCriticSettings) -> None:

@@ -71,14 +71,12 @@ class Tagged:
     """V_low reads the state before this token."""
 
 
-class HiperCritic(TurnCritic):
+class HiperCritic(TurnCritic[HiperCriticSettings]):
     """Value heads for subgoals, actions and switches, for advantage hiper (HiPER).
 
     Its state is heads, AdamW's moments, the number of AdamW steps, the step and open metrics.
     """
 
-    settings_type = HiperCriticSettings
-    settings: HiperCriticSettings
     evidence: ClassVar[str] = "abstract"
 
     def __init__(self, settings: HiperCriticSettings) -> None:

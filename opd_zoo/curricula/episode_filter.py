@@ -39,11 +39,9 @@ class EpisodeFilterSettings(ControllerSettings):
         return self
 
 
-class EpisodeFilter(Controller):
+class EpisodeFilter(Controller[EpisodeFilterSettings]):
     """Excludes episodes from training by how they end (Mini-o3, SimpleTIR)."""
 
-    settings_type = EpisodeFilterSettings
-    settings: EpisodeFilterSettings
     why_not_stale = ""
 
     def compose(self, rows: list[Row]) -> list[Row]:

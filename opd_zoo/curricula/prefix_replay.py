@@ -49,11 +49,9 @@ class PrefixReplaySettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the draw.")
 
 
-class PrefixReplay(Controller):
+class PrefixReplay(Controller[PrefixReplaySettings]):
     """Samples one turn at a random point of a recorded path (ReOPD)."""
 
-    settings_type = PrefixReplaySettings
-    settings: PrefixReplaySettings
     why_not_stale = ""
 
     def against_summaries(self) -> str:

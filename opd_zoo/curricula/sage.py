@@ -60,11 +60,9 @@ class SageSettings(ControllerSettings):
     workers: int = Field(16, ge=1, le=256, description="Maximum number of turns judged at the same time.")
 
 
-class Sage(Controller):
+class Sage(Controller[SageSettings]):
     """Lets a judge decide which turns to learn from (SAGE-OPD)."""
 
-    settings_type = SageSettings
-    settings: SageSettings
     why_not_stale = ""
 
     def __init__(self, settings: SageSettings) -> None:

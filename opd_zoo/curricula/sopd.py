@@ -55,11 +55,9 @@ class SopdSettings(ControllerSettings):
     )
 
 
-class Sopd(Controller):
+class Sopd(Controller[SopdSettings]):
     """Teaches the teacher's whole turn at the start of each turn of the student (SOPD)."""
 
-    settings_type = SopdSettings
-    settings: SopdSettings
     why_not_stale = ""
     gives_answers = True
 

@@ -65,14 +65,12 @@ class TrusteeSettings(ControllerSettings):
         return self
 
 
-class Trustee(Controller):
+class Trustee(Controller[TrusteeSettings]):
     """Makes simulated tasks harder as the student succeeds (TRUSTEE).
 
     Its state is D and the mean rewards of the last steps.
     """
 
-    settings_type = TrusteeSettings
-    settings: TrusteeSettings
     why_not_stale = ""
 
     def __init__(self, settings: TrusteeSettings) -> None:

@@ -63,14 +63,12 @@ class TurnOpdSettings(ControllerSettings):
         return self
 
 
-class TurnOpd(Controller):
+class TurnOpd(Controller[TurnOpdSettings]):
     """Caps the turns of episodes by statistics of full episodes (TurnOPD).
 
     Its state is the smoothed depth.
     """
 
-    settings_type = TurnOpdSettings
-    settings: TurnOpdSettings
     why_not_stale = ""
 
     def __init__(self, settings: TurnOpdSettings) -> None:

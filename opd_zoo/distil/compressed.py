@@ -35,11 +35,8 @@ class CompressedSettings(TokenRewardSettings):
     limit: float = Field(10.0, gt=0, description="With form clip: largest |log-ratio| in nats.")
 
 
-class Compressed(TokenReward):
+class Compressed(TokenReward[CompressedSettings]):
     """Sampled distillation with the log-ratio clipped or compressed logarithmically."""
-
-    settings_type = CompressedSettings
-    settings: CompressedSettings
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module; metric clipped_share of form clip."""

@@ -40,11 +40,8 @@ class GatedExOpdSettings(TokenRewardSettings):
     )
 
 
-class GatedExOpd(TokenReward):
+class GatedExOpd(TokenReward[GatedExOpdSettings]):
     """ExOPD only at tokens where student and teacher agree."""
-
-    settings_type = GatedExOpdSettings
-    settings: GatedExOpdSettings
 
     def needs(self) -> Needs:
         """The log-probs of teacher and reference at the response tokens."""

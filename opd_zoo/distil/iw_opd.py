@@ -38,11 +38,9 @@ class IwOpdSettings(TokenRewardSettings):
     )
 
 
-class IwOpd(TokenReward):
+class IwOpd(TokenReward[IwOpdSettings]):
     """Sampled distillation with more weight on early tokens."""
 
-    settings_type = IwOpdSettings
-    settings: IwOpdSettings
     ranks_tokens = True
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:

@@ -27,11 +27,9 @@ class MaskTokensSettings(ControllerSettings):
     tokens: TokenSetSettings = Field(description="Tokens that are left out of every loss.")
 
 
-class MaskTokens(Controller):
+class MaskTokens(Controller[MaskTokensSettings]):
     """Leaves special tokens out of every loss."""
 
-    settings_type = MaskTokensSettings
-    settings: MaskTokensSettings
     why_not_stale = ""
 
     def __init__(self, settings: MaskTokensSettings) -> None:

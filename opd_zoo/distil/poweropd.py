@@ -31,11 +31,8 @@ class PowerOpdSettings(TokenRewardSettings):
     )
 
 
-class PowerOpd(TokenReward):
+class PowerOpd(TokenReward[PowerOpdSettings]):
     """Sampled distillation with a Box-Cox reward."""
-
-    settings_type = PowerOpdSettings
-    settings: PowerOpdSettings
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module."""

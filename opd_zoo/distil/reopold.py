@@ -48,11 +48,9 @@ class ReopoldSettings(TokenRewardSettings):
     )
 
 
-class Reopold(TokenReward):
+class Reopold(TokenReward[ReopoldSettings]):
     """Sampled distillation with a floor under the reward, in two phases."""
 
-    settings_type = ReopoldSettings
-    settings: ReopoldSettings
     ranks_tokens = True
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:

@@ -50,11 +50,9 @@ class RltfSettings(ControllerSettings):
     )
 
 
-class Rltf(Controller):
+class Rltf(Controller[RltfSettings]):
     """Learns second attempts without the feedback that led to them, or the feedback itself (RLTF)."""
 
-    settings_type = RltfSettings
-    settings: RltfSettings
     why_not_stale = "the student that learns rereads second attempts, instead of the student that sampled them"
     gives_answers = gives_log_probs = True
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -41,11 +42,9 @@ class SageOpdSettings(OpdSettings):
     )
 
 
-class SageOpd(OnPolicyDistillation):
+class SageOpd(OnPolicyDistillation[SageOpdSettings]):
     """Distillation with turns weighted by a judge and by the teacher's certainty (SAGE-OPD)."""
 
-    settings_type = SageOpdSettings
-    settings: SageOpdSettings
     reads_turn_weights: ClassVar[bool] = True
     sums_teachers = False
 
@@ -57,9 +56,9 @@ class SageOpd(OnPolicyDistillation):
             )
         self._mean = 1.0
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Also warn if the method that weights the turns is missing, so that all turns weigh the same."""
-        found = super().remarks(recipe)
+        found = super().remarks(recipe, terms)
         if not any(issubclass(CONTROLLERS.load(str(entry["name"])), Sage) for entry in recipe.methods):
             found.append(f"without method sage, all turns in term {self.settings.name!r} have weight 1")
         return found

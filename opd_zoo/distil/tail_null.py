@@ -55,11 +55,9 @@ class TailNullSettings(TermSettings):
     )
 
 
-class TailNull(Term):
+class TailNull(Term[TailNullSettings]):
     """A null arm: a negative advantage for unlikely tokens, without a teacher."""
 
-    settings_type = TailNullSettings
-    settings: TailNullSettings
     ranks_tokens = True
 
     def needs(self) -> Needs:

@@ -44,11 +44,9 @@ class TideSettings(TokenRewardSettings):
     )
 
 
-class Tide(TokenReward):
+class Tide(TokenReward[TideSettings]):
     """A bounded penalty where the student is overconfident, and the teacher's top k where it lacks mass (TIDE)."""
 
-    settings_type = TideSettings
-    settings: TideSettings
     ranks_tokens = True
 
     def needs(self) -> Needs:

@@ -20,6 +20,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeVar
 
 from opd import maths
 from opd.wire.types import PayloadKind
@@ -58,11 +59,12 @@ class TipSettings(OpdSettings):
         return self
 
 
-class TokenSelection(OnPolicyDistillation):
+TipSettings_co = TypeVar("TipSettings_co", bound=TipSettings, covariant=True, default=TipSettings)
+
+
+class TokenSelection(OnPolicyDistillation[TipSettings_co]):
     """Distillation on the tokens with the highest entropy or divergence (TIP)."""
 
-    settings_type = TipSettings
-    settings: TipSettings
     sums_teachers = False
     ranks_tokens = True
 

@@ -20,7 +20,10 @@ from opd.errors import DataError
 from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.plugin.controllers import Services
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -39,11 +42,9 @@ class TokenBudgetSettings(ControllerSettings):
         return self
 
 
-class TokenBudget(Controller):
+class TokenBudget(Controller[TokenBudgetSettings]):
     """Ends the run after a number of response tokens, for example that of another run."""
 
-    settings_type = TokenBudgetSettings
-    settings: TokenBudgetSettings
     why_not_stale = "it may end the run after steps that are already sampled"
 
     def __init__(self, settings: TokenBudgetSettings) -> None:
@@ -51,7 +52,7 @@ class TokenBudget(Controller):
         self._budget = settings.tokens
         self._spent = 0
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Warn that a learning rate schedule over all steps does not know of the earlier end."""
         if recipe.train.schedule == "constant":
             return []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import SCORES, TEACHER, Needs, SignalNeed
@@ -33,10 +34,13 @@ class TokenRewardSettings(TermSettings):
     )
 
 
-class TokenReward(Term):
-    """A policy gradient on a reward per token, which subclasses define."""
+TokenRewardSettings_co = TypeVar(
+    "TokenRewardSettings_co", bound=TokenRewardSettings, covariant=True, default=TokenRewardSettings
+)
 
-    settings_type = TokenRewardSettings
+
+class TokenReward(Term[TokenRewardSettings_co]):
+    """A policy gradient on a reward per token, which subclasses define."""
 
     @property
     def shown(self) -> Mapping[str, str]:

@@ -46,11 +46,8 @@ class TropdSettings(TokenRewardSettings):
     )
 
 
-class Tropd(TokenReward):
+class Tropd(TokenReward[TropdSettings]):
     """Sampled distillation inside a trust region, with the forward KL outside (TrOPD)."""
-
-    settings_type = TropdSettings
-    settings: TropdSettings
 
     def needs(self) -> Needs:
         """Sampled log-probs, or the teacher's top k for the forward KL."""

@@ -36,8 +36,11 @@ from student.data.token_batch import TokenBatch
 from student.plugin.terms import TermOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.data.report import StepReport
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _HOW = {
@@ -84,14 +87,12 @@ class TtOpdSettings(TipSettings):
         return self
 
 
-class TtOpd(TokenSelection):
+class TtOpd(TokenSelection[TtOpdSettings]):
     """First turns taught by an average of the student that is told the outcome (TT-OPD).
 
     Its state is which mechanisms have been seen to act.
     """
 
-    settings_type = TtOpdSettings
-    settings: TtOpdSettings
     evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: TtOpdSettings) -> None:
@@ -104,9 +105,9 @@ class TtOpd(TokenSelection):
         """Also rewards, if failed episodes are flipped."""
         return merge([super().needs(), Needs(reward="any" if self.settings.flip_failed else "")])
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Also record which mechanisms the recipe asks for."""
-        super().check(recipe)
+        super().check(recipe, terms)
         s = self.settings
         wanted = {"hint": s.role in recipe.contexts, "average": s.role == EMA, "cut": s.first_turns is not None}
         self._expected = {name for name, asked in wanted.items() if asked}

@@ -42,11 +42,9 @@ class VopdSettings(TermSettings):
     )
 
 
-class Vopd(Term):
+class Vopd(Term[VopdSettings]):
     """Sampled distillation with the KL as a control variate."""
 
-    settings_type = VopdSettings
-    settings: VopdSettings
     sums_teachers = True
 
     @property

@@ -22,8 +22,11 @@ from student.plugin.controllers import Controller, ControllerSettings
 from student.rl.origins import gives_rows, samples_as_it_scores
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.data.row import Row
     from student.plugin.controllers import Services
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _MEAN, _OUT, _VETO = "mrs/mean_ratio", "mrs/rejected", "mrs/vetoed"
@@ -37,18 +40,16 @@ class MrsSettings(ControllerSettings):
     veto: float = Field(1e-4, ge=0, lt=1, description="Ratio below which a single token excludes its answer.")
 
 
-class Mrs(Controller):
+class Mrs(Controller[MrsSettings]):
     """Leaves out answers on which sampler and trainer disagree (MRS)."""
 
-    settings_type = MrsSettings
-    settings: MrsSettings
     evidence: ClassVar[str] = "text and code"
 
     def needs(self) -> Needs:
         """The student's log-probs when the rows were scored."""
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Warn if sampler and trainer cannot disagree."""
         if not samples_as_it_scores(recipe) or gives_rows(recipe, with_log_probs=True):
             return []

@@ -45,11 +45,9 @@ class PrsSettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of turns.")
 
 
-class Prs(Controller):
+class Prs(Controller[PrsSettings]):
     """Drops most correct turns whose own code takes little of the run time (Dr.Kernel's PRS)."""
 
-    settings_type = PrsSettings
-    settings: PrsSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""
 

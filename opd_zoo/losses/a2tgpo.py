@@ -41,11 +41,9 @@ class A2tgpoSettings(ClippedSettings):
     )
 
 
-class A2tgpoLoss(PolicyGradient):
+class A2tgpoLoss(PolicyGradient[A2tgpoSettings]):
     """The clipped loss with a wider clip for turns that contribute more (A2TGPO)."""
 
-    settings_type = A2tgpoSettings
-    settings: A2tgpoSettings
     evidence: ClassVar[str] = "inferred"
     of_ratio: ClassVar[bool] = True
 

@@ -45,11 +45,9 @@ class ALolSettings(PolicyGradientSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="prompt_value", keep="positive")
 
 
-class ALol(WeightedGradient):
+class ALol(WeightedGradient[ALolSettings]):
     """Learns answers better than their prompt's value, weighted by a ratio to a reference (A-LoL)."""
 
-    settings_type = ALolSettings
-    settings: ALolSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
     # The importance weight is denominator / behaviour, and the denominator of this loss is the reference.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from student.data.hooks import ModelHook, Reading
     from student.model.model import Student
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -53,14 +54,12 @@ class AlpSettings(ClippedSettings):
     noise_rate: float = Field(5e-4, ge=0, description="Learning rate of log sigma; 0 keeps the noise sizes fixed.")
 
 
-class Alp(PolicyGradient):
+class Alp(PolicyGradient[AlpSettings]):
     """The clipped loss of a student with noise of learnt size in every layer (ALP).
 
     Its noise sizes are in the checkpoint with the optimizer's moments.
     """
 
-    settings_type = AlpSettings
-    settings: AlpSettings
     evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: AlpSettings) -> None:
@@ -68,13 +67,13 @@ class Alp(PolicyGradient):
         self._seed = 0
         self._noise: LayerNoise | None = None
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a ratio that is not to the policy that sampled, and a second ALP term.
 
         Raises:
             ConfigError: naming the settings to leave out.
         """
-        super().check(recipe)
+        super().check(recipe, terms)
         if self.settings.ratio == "none" or self.settings.ratio_to == "old":
             raise ConfigError(
                 f"term {self.settings.name!r} has noise in the ratio to the policy that sampled; remove ratio: none "
@@ -87,9 +86,9 @@ class Alp(PolicyGradient):
             )
         self._seed = recipe.seed
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Also a remark that other terms of the objective read the student under noise."""
-        found = super().remarks(recipe)
+        found = super().remarks(recipe, terms)
         if len(recipe.objective) > 1:
             found.append(f"all terms of the objective read the student under the noise of term {self.settings.name!r}")
         return found

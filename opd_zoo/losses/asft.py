@@ -55,11 +55,9 @@ class AsftSettings(TermSettings):
     )
 
 
-class Asft(Term):
+class Asft(Term[AsftSettings]):
     """Cross-entropy on given tokens, with more weight on actions (GUI-Libra's ASFT)."""
 
-    settings_type = AsftSettings
-    settings: AsftSettings
     evidence: ClassVar[str] = "text"
 
     def __init__(self, settings: AsftSettings) -> None:

@@ -25,6 +25,8 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rl.value_head import check_critic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from student.data.row import Row
@@ -47,11 +49,9 @@ class DirectAdvantageSettings(TermSettings):
     )
 
 
-class DirectAdvantage(Term):
+class DirectAdvantage(Term[DirectAdvantageSettings]):
     """Fits the log-ratio of each reasoning step to its advantage (Direct Advantage PO)."""
 
-    settings_type = DirectAdvantageSettings
-    settings: DirectAdvantageSettings
     evidence: ClassVar[str] = "text"
     reads_values: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class DirectAdvantage(Term):
         signals = (SignalNeed(REFERENCE, PayloadSpec.sampled()),)
         return Needs(signals=signals, student=frozenset({SCORES}), reward="any")
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a recipe without a critic.
 
         Raises:

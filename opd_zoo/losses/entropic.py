@@ -33,9 +33,12 @@ from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from student.data.report import StepReport
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -49,14 +52,12 @@ class EntropicSettings(ClippedSettings):
     unwind: bool = Field(False, description="Leave errors out of the sum while alpha is at a bound (ours).")
 
 
-class Entropic(PolicyGradient):
+class Entropic(PolicyGradient[EntropicSettings]):
     """The clipped loss with a controller that holds the entropy at a target (EntroPIC).
 
     Its state is the sum of errors and the last error.
     """
 
-    settings_type = EntropicSettings
-    settings: EntropicSettings
     evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: EntropicSettings) -> None:
@@ -64,13 +65,13 @@ class Entropic(PolicyGradient):
         self.error = 0.0
         self.total = 0.0
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a controller with both gains 0, which would do nothing.
 
         Raises:
             ConfigError: with the settings to raise.
         """
-        super().check(recipe)
+        super().check(recipe, terms)
         if not self.settings.k_p and not self.settings.k_i:
             raise ConfigError(
                 "objective 'entropic' with k_p 0 and k_i 0 does not control the entropy; raise one of them."

@@ -28,11 +28,9 @@ class EntropyBonusSettings(TermSettings):
     rows: Literal["all", "sampled", "expert"] = "sampled"
 
 
-class EntropyBonus(Term):
+class EntropyBonus(Term[EntropyBonusSettings]):
     """A bonus for the student's entropy, computed exactly."""
 
-    settings_type = EntropyBonusSettings
-    settings: EntropyBonusSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""  # exact, given the prefix
 

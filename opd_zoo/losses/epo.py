@@ -43,14 +43,12 @@ class EpoSettings(TermSettings):
     memory: float = Field(0.9, ge=0, lt=1, description="Share of a turn's mean entropy that each step keeps.")
 
 
-class Epo(Term):
+class Epo(Term[EpoSettings]):
     """An entropy bonus with a penalty outside a band around earlier entropies (EPO).
 
     Its state is the mean entropy of each turn.
     """
 
-    settings_type = EpoSettings
-    settings: EpoSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""  # exact, given the prefix
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
@@ -32,11 +33,14 @@ class GivenTokensSettings(TermSettings):
     rows: Literal["all", "sampled", "expert"] = "expert"
 
 
-class GivenTokens(Term):
+GivenTokensSettings_co = TypeVar(
+    "GivenTokensSettings_co", bound=GivenTokensSettings, covariant=True, default=GivenTokensSettings
+)
+
+
+class GivenTokens(Term[GivenTokensSettings_co]):
     """Base of weighted cross-entropy: subclasses give the weight of a token."""
 
-    settings_type = GivenTokensSettings
-    settings: GivenTokensSettings
     evidence: ClassVar[str] = "text and code"
 
     def needs(self) -> Needs:
@@ -69,11 +73,9 @@ class OtrSettings(GivenTokensSettings):
     beta: float = Field(-0.1, le=0, description="Reward of a drawn token that differs from the given one.")
 
 
-class Otr(GivenTokens):
+class Otr(GivenTokens[OtrSettings]):
     """Cross-entropy on given tokens, weighted by their probability (OTR)."""
 
-    settings_type = OtrSettings
-    settings: OtrSettings
     evidence: ClassVar[str] = "text"
 
     def weight(self, probability: Tensor) -> Tensor:

@@ -34,21 +34,23 @@ from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, P
 from student.rl.losses.ratios import at_grain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _LOW, _HIGH = "Limits the ratio to at least 1 - clip_low.", "Limits the ratio to at most 1 + clip_high."
 _FARTHEST = math.log(1000.0)
 
 
-class StableReinforce(PolicyGradient):
+class StableReinforce(PolicyGradient[ClippedSettings]):
     """The clipped loss with log-ratios clamped against overflow (StableReinforce).
 
     Its filter is advantage outliers.
     """
 
-    settings_type = ClippedSettings
     evidence: ClassVar[str] = "text and code"
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:
@@ -75,11 +77,9 @@ class DhpoSettings(PolicyGradientSettings):
     sequence_high: float = Field(0.2, gt=0, description="Limits the ratio of a sequence to at most 1 plus this.")
 
 
-class Dhpo(PolicyGradient):
+class Dhpo(PolicyGradient[DhpoSettings]):
     """A mixture of the clipped ratios by token and by response (DHPO)."""
 
-    settings_type = DhpoSettings
-    settings: DhpoSettings
     evidence: ClassVar[str] = "inferred"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "sequence_low", "sequence_high")
     of_ratio: ClassVar[bool] = True
@@ -146,11 +146,9 @@ class RecSettings(PolicyGradientSettings):
     strength: float = Field(0.0, ge=0, description="Weight of the regulariser.")
 
 
-class Rec(PolicyGradient):
+class Rec(PolicyGradient[RecSettings]):
     """REINFORCE that drops tokens whose ratio is too far from 1 (REC)."""
 
-    settings_type = RecSettings
-    settings: RecSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
@@ -174,13 +172,13 @@ class Rec(PolicyGradient):
             loss = loss + added
         return TermOutput(loss, metrics=metrics)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a regulariser without a strength or the reverse, and parts made of the ratio with ratio none.
 
         Raises:
             ConfigError: with the settings to change.
         """
-        super().check(recipe)
+        super().check(recipe, terms)
         if (self.settings.regulariser == "none") != (self.settings.strength == 0.0):
             raise ConfigError(
                 f"objective 'rec' has regulariser {self.settings.regulariser} with strength "
@@ -233,11 +231,9 @@ class MinirlSettings(PolicyGradientSettings):
     )
 
 
-class Minirl(PolicyGradient):
+class Minirl(PolicyGradient[MinirlSettings]):
     """REINFORCE corrected for staleness and for the engine's numerics (MiniRL)."""
 
-    settings_type = MinirlSettings
-    settings: MinirlSettings
     evidence: ClassVar[str] = "text"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
@@ -252,13 +248,13 @@ class Minirl(PolicyGradient):
         """True: its own weight divides by the policy that sampled."""
         return True
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a second weight for the same mismatch, and a cap that would drop every token.
 
         Raises:
             ConfigError: naming the setting to change.
         """
-        super().check(recipe)
+        super().check(recipe, terms)
         for name in ("importance_cap", "importance_band"):
             if getattr(self.settings, name) is not None:
                 raise ConfigError(

@@ -29,7 +29,7 @@ from student.data.needs import STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
-from student.rl.losses.settings import advantage_field
+from student.rl.losses.settings import PolicyGradientSettings_co, advantage_field
 from student.rl.origins import gives_rows
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 _LARGEST = 20.0
@@ -48,19 +49,19 @@ _LEAST = 1e-4
 """Least gamma that a quantile can give, as in Guide's code."""
 
 
-class OfTwoKinds(PolicyGradient):
+class OfTwoKinds(PolicyGradient[PolicyGradientSettings_co]):
     """Base of losses on two kinds of rows: ratio, clip and importance weights apply to sampled rows only."""
 
     def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
         """[N] trained positions of sampled rows: others come from another prompt, or from no policy."""
         return batch.mask & batch.of_rows([row.on_policy for row in batch.rows])
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Also a remark that no strategy and no method gives hinted or given rows."""
         if gives_rows(recipe):
-            return super().remarks(recipe)
+            return super().remarks(recipe, terms)
         return [
-            *super().remarks(recipe),
+            *super().remarks(recipe, terms),
             f"term {self.settings.name!r} finds no hinted or given rows to learn from, because neither "
             "rollout.strategy nor methods give any, so it is the loss on sampled rows alone",
         ]
@@ -85,11 +86,9 @@ class MixedContextSettings(ClippedSettings):
     )
 
 
-class MixedContext(OfTwoKinds):
+class MixedContext(OfTwoKinds[MixedContextSettings]):
     """The clipped loss on sampled rows, a shaped ratio on hinted ones (ICPO, Guide, LTE)."""
 
-    settings_type = MixedContextSettings
-    settings: MixedContextSettings
     evidence: ClassVar[str] = "text and code"
 
     @property
@@ -161,11 +160,9 @@ class RlPlusSettings(PolicyGradientSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 
-class RlPlus(OfTwoKinds):
+class RlPlus(OfTwoKinds[RlPlusSettings]):
     """Learns given answers with a ratio to a mixture, unlikely tokens first (RL-PLUS)."""
 
-    settings_type = RlPlusSettings
-    settings: RlPlusSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ()
     unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")

@@ -37,11 +37,9 @@ class RapoKlSettings(TermSettings):
     low: float = Field(0.5, gt=0, le=1, description="phi of an answer with reward 0; 1 is the plain forward KL.")
 
 
-class RapoKl(Term):
+class RapoKl(Term[RapoKlSettings]):
     """Forward KL to a reference that is flattened for bad answers (RAPO)."""
 
-    settings_type = RapoKlSettings
-    settings: RapoKlSettings
     evidence: ClassVar[str] = "inferred"
     why_not_stale = ""  # exact, given the prefix
 

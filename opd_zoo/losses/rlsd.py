@@ -47,11 +47,9 @@ class RlsdSettings(ClippedSettings):
     )
 
 
-class Rlsd(PolicyGradient):
+class Rlsd(PolicyGradient[RlsdSettings]):
     """The clipped loss with credit weighted per token by a teacher that has read the solution (RLSD)."""
 
-    settings_type = RlsdSettings
-    settings: RlsdSettings
     evidence: ClassVar[str] = "text"
 
     def needs(self) -> Needs:

@@ -38,11 +38,9 @@ class RoverSettings(PolicyGradientSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 
-class Rover(PolicyGradient):
+class Rover(PolicyGradient[RoverSettings]):
     """Fits log-ratios to the reward plus the next token's mean log-ratio (ROVER)."""
 
-    settings_type = RoverSettings
-    settings: RoverSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ()
     unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")

@@ -45,14 +45,12 @@ class SafeSettings(ClippedSettings):
     floor: float = Field(2.0, gt=0, description="Entropy in nats per token below which the penalty grows.")
 
 
-class Safe(PolicyGradient):
+class Safe(PolicyGradient[SafeSettings]):
     """The clipped loss with a penalty on the KL above a moving threshold (SAFE).
 
     Its state is the controller's.
     """
 
-    settings_type = SafeSettings
-    settings: SafeSettings
     evidence: ClassVar[str] = "text and code"
 
     def __init__(self, settings: SafeSettings) -> None:

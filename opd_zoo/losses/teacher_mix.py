@@ -26,6 +26,8 @@ from student.plugin.terms import Term, TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from student.data.row import Row
@@ -47,11 +49,9 @@ class MimoMixSettings(PolicyGradientSettings):
         return self
 
 
-class MimoMix(PolicyGradient):
+class MimoMix(PolicyGradient[MimoMixSettings]):
     """A teacher's log-ratio per token plus the credit of the outcome (MiMo)."""
 
-    settings_type = MimoMixSettings
-    settings: MimoMixSettings
     evidence: ClassVar[str] = "text"
     bounds: ClassVar[tuple[str, ...]] = ("low", "high")
     unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
@@ -100,11 +100,9 @@ class GlmMixSettings(ClippedSettings):
     )
 
 
-class GlmMix(PolicyGradient):
+class GlmMix(PolicyGradient[GlmMixSettings]):
     """A teacher's log-ratio per token in a clipped loss (GLM-5)."""
 
-    settings_type = GlmMixSettings
-    settings: GlmMixSettings
     evidence: ClassVar[str] = "text"
 
     def needs(self) -> Needs:
@@ -113,7 +111,7 @@ class GlmMix(PolicyGradient):
         signals = (*wanted.signals, SignalNeed(TEACHER, PayloadSpec.sampled()))
         return Needs(signals=signals, student=wanted.student)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse settings that have no effect; the checks of groups do not apply.
 
         Raises:

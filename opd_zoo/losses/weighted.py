@@ -23,6 +23,7 @@ from student.data.token_batch import TokenBatch
 from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import Ratio, least_before
+from student.rl.losses.settings import PolicyGradientSettings_co
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _CLIPS = ("clip_low", "clip_high", "dual_clip")
 
 
-class WeightedGradient(PolicyGradient):
+class WeightedGradient(PolicyGradient[PolicyGradientSettings_co]):
     """Base of losses with a detached weight: subclasses give `weight`."""
 
     unread: ClassVar[tuple[str, ...]] = _CLIPS
@@ -59,11 +60,9 @@ class CispoSettings(PolicyGradientSettings):
     cap: float = Field(5.0, gt=0, description="Maximum weight, as a value of the ratio.")
 
 
-class Cispo(WeightedGradient):
+class Cispo(WeightedGradient[CispoSettings]):
     """REINFORCE with a capped importance weight (CISPO)."""
 
-    settings_type = CispoSettings
-    settings: CispoSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("cap",)
 
@@ -81,11 +80,9 @@ class DispoSettings(PolicyGradientSettings):
     wrong_cap: float = Field(101.0, gt=0, description="Maximum weight of the other tokens.")
 
 
-class Dispo(WeightedGradient):
+class Dispo(WeightedGradient[DispoSettings]):
     """REINFORCE with importance weights bounded separately for right and wrong answers (DISPO)."""
 
-    settings_type = DispoSettings
-    settings: DispoSettings
     evidence: ClassVar[str] = "abstract"
     bounds: ClassVar[tuple[str, ...]] = ("right_floor", "right_cap")
 
@@ -102,10 +99,9 @@ class ToprSettings(PolicyGradientSettings):
     ratio: Ratio = Field("response", description="Unit over which the importance ratio is taken.")
 
 
-class Topr(WeightedGradient):
+class Topr(WeightedGradient[ToprSettings]):
     """REINFORCE in which wrong answers count less as they become unlikely (TOPR)."""
 
-    settings_type = ToprSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("ratio",)
 
@@ -115,13 +111,12 @@ class Topr(WeightedGradient):
         return taper.new_ones(()).expand_as(taper).where(advantage > 0, taper)
 
 
-class Minpro(WeightedGradient):
+class Minpro(WeightedGradient[ClippedSettings]):
     """REINFORCE weighted by the token's ratio times the smallest earlier one (MinPRO).
 
     The bounds apply to this product.
     """
 
-    settings_type = ClippedSettings
     evidence: ClassVar[str] = "text"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)

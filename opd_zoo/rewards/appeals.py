@@ -47,14 +47,12 @@ class AppealsSettings(AskedSettings, ChatSettings):
     )
 
 
-class Appeals(Asked):
+class Appeals(Asked[AppealsSettings]):
     """Lets a judge re-examine refused answers, to measure how often the verifier errs.
 
     Changes no reward.
     """
 
-    settings_type = AppealsSettings
-    settings: AppealsSettings
     evidence = "text"
 
     def __init__(self, settings: AppealsSettings) -> None:

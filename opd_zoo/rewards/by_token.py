@@ -19,7 +19,7 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.data.needs import REFERENCE, TEACHER, Needs, SignalNeed
-from student.scoring.rewards.base import Reward, RewardSettings
+from student.scoring.rewards.base import Reward, RewardSettings, RewardSettings_co
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 
-class TokenRewards(Reward):
+class TokenRewards(Reward[RewardSettings_co]):
     """Base of rewards by token: subclasses give `tokens` of a row."""
 
     by_group = False
@@ -91,11 +91,9 @@ class KlPenaltySettings(RewardSettings):
     beta: float = Field(0.05, gt=0, description="Penalty per nat of the log-ratio to the reference.")
 
 
-class KlPenalty(TokenRewards):
+class KlPenalty(TokenRewards[KlPenaltySettings]):
     """Per token: minus the log-ratio to the reference (PPO's KL in the reward)."""
 
-    settings_type = KlPenaltySettings
-    settings: KlPenaltySettings
     evidence = "text and code"
     roles = (REFERENCE,)
 
@@ -111,11 +109,9 @@ class RtoSettings(RewardSettings):
     bound: float = Field(0.05, gt=0, description="Largest absolute reward of a token.")
 
 
-class Rto(TokenRewards):
+class Rto(TokenRewards[RtoSettings]):
     """Per token: the log-ratio of a DPO model to the reference (RTO)."""
 
-    settings_type = RtoSettings
-    settings: RtoSettings
     evidence = "text and code"
     roles = (TEACHER, REFERENCE)
 

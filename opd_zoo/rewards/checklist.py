@@ -43,11 +43,9 @@ class ChecklistSettings(AskedSettings, ChatSettings):
     )
 
 
-class Checklist(Asked):
+class Checklist(Asked[ChecklistSettings]):
     """The share of a prompt's constraints that a judge finds satisfied (ACE-RL)."""
 
-    settings_type = ChecklistSettings
-    settings: ChecklistSettings
     evidence = "inferred"
 
     def __init__(self, settings: ChecklistSettings) -> None:

@@ -41,11 +41,9 @@ class CosineLengthSettings(RewardSettings):
     over: float = Field(-0.5, description="Reward of an answer longer than `longest`, or cut by the length limit.")
 
 
-class CosineLength(Reward):
+class CosineLength(Reward[CosineLengthSettings]):
     """A reward that depends on the answer's length along a cosine."""
 
-    settings_type = CosineLengthSettings
-    settings: CosineLengthSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     by_group = False
     evidence = "text and code"

@@ -43,11 +43,9 @@ class DlerSettings(RewardSettings):
         return self
 
 
-class Dler(Reward):
+class Dler(Reward[DlerSettings]):
     """The verdict, and 0 for an answer that the length limit cut (DLER)."""
 
-    settings_type = DlerSettings
-    settings: DlerSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
 

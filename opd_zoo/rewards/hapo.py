@@ -39,14 +39,12 @@ class HapoSettings(RewardSettings):
     floor: float = Field(-0.7, ge=-1, le=0, description="Minimum length reward of a correct answer.")
 
 
-class Hapo(Reward):
+class Hapo(Reward[HapoSettings]):
     """A bonus for correct answers shorter than the prompt's shortest so far (HAPO).
 
     Its state is these lengths.
     """
 
-    settings_type = HapoSettings
-    settings: HapoSettings
     evidence = "text and code"
     by_group = False
 

@@ -40,11 +40,9 @@ class IgpoSettings(RewardSettings):
     )
 
 
-class Igpo(Reward):
+class Igpo(Reward[IgpoSettings]):
     """Rewards each turn by what it adds to the probability of the right answer (IGPO)."""
 
-    settings_type = IgpoSettings
-    settings: IgpoSettings
     evidence = "text and code"
     by_group = False
     turns_for = "trloo or mapo"

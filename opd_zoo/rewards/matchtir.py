@@ -42,11 +42,9 @@ class MatchTirSettings(RewardSettings):
     entropy: float = Field(0.1, gt=0, description="With soft assignment: strength of the entropic regularisation.")
 
 
-class MatchTir(Reward):
+class MatchTir(Reward[MatchTirSettings]):
     """Rewards each turn by how well its tool calls match reference calls (MatchTIR)."""
 
-    settings_type = MatchTirSettings
-    settings: MatchTirSettings
     evidence = "text and code"
     by_group = False
     turns_for = "matchtir or trloo"

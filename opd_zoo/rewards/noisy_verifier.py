@@ -53,11 +53,9 @@ class NoisyVerifierSettings(RewardSettings, Rates):
         return domains
 
 
-class NoisyVerifier(Reward):
+class NoisyVerifier(Reward[NoisyVerifierSettings]):
     """The verdict corrected for a verifier's known error rates."""
 
-    settings_type = NoisyVerifierSettings
-    settings: NoisyVerifierSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text"
     by_group = False

@@ -46,11 +46,9 @@ class ProfilingSettings(RewardSettings):
     penalty: float = Field(0.0, le=0, description="Reward of a decoy, and of a turn without measures.")
 
 
-class Profiling(Reward):
+class Profiling(Reward[ProfilingSettings]):
     """Rewards each turn by correctness, speed-up and profiled coverage (Dr.Kernel's PR)."""
 
-    settings_type = ProfilingSettings
-    settings: ProfilingSettings
     evidence = "text and code"
     by_group = False
     turns_for = "trloo"

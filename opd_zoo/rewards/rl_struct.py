@@ -53,11 +53,9 @@ class RlStructSettings(RewardSettings):
         return self
 
 
-class RlStruct(Reward):
+class RlStruct(Reward[RlStructSettings]):
     """A tiered reward for structure, format, validity and correctness of a JSON answer (RL-Struct)."""
 
-    settings_type = RlStructSettings
-    settings: RlStructSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "abstract"
     by_group = False

@@ -58,14 +58,12 @@ class RlprSettings(RewardSettings):
     filter_decay: float = Field(0.99, ge=0, lt=1, description="Share of that moving average that each step keeps.")
 
 
-class Rlpr(Reward):
+class Rlpr(Reward[RlprSettings]):
     """The student's own probability of the reference answer after its reasoning (RLPR).
 
     Its state is the filter's average.
     """
 
-    settings_type = RlprSettings
-    settings: RlprSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
 

@@ -46,11 +46,9 @@ class Text2GradSettings(AskedSettings, ChatSettings):
     )
 
 
-class Text2Grad(Asked):
+class Text2Grad(Asked[Text2GradSettings]):
     """Per token: parts that a judge quotes as good or bad (Text2Grad)."""
 
-    settings_type = Text2GradSettings
-    settings: Text2GradSettings
     evidence = "text and code"
 
     def __init__(self, settings: Text2GradSettings) -> None:

@@ -35,11 +35,9 @@ class ToolRlSettings(RewardSettings):
     column: str = Field("calls", description="Kept column with the prompt's reference calls (prompts.keep_columns).")
 
 
-class ToolRl(Reward):
+class ToolRl(Reward[ToolRlSettings]):
     """How well tool calls match reference calls (ToolRL)."""
 
-    settings_type = ToolRlSettings
-    settings: ToolRlSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
     by_group = False

@@ -29,11 +29,9 @@ class TrusteeRewardSettings(RewardSettings):
     cut: float = Field(-1.0, ge=-1, le=1, description="Reward of an episode that ran out of turns or tokens.")
 
 
-class TrusteeReward(Reward):
+class TrusteeReward(Reward[TrusteeRewardSettings]):
     """The judge's reward in a simulated world (TRUSTEE)."""
 
-    settings_type = TrusteeRewardSettings
-    settings: TrusteeRewardSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text"
     by_group = False

@@ -36,11 +36,9 @@ class TtrvSettings(RewardSettings):
     diversity: float = Field(0.75, ge=0, description="Weight of the entropy of a group's answers, which is subtracted.")
 
 
-class Ttrv(Reward):
+class Ttrv(Reward[TtrvSettings]):
     """The share of samples that agree with an answer, without labels (TTRV)."""
 
-    settings_type = TtrvSettings
-    settings: TtrvSettings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
 

@@ -32,11 +32,9 @@ class Tulu3Settings(RewardSettings):
     penalty: float = Field(10.0, ge=0, description="Penalty of an answer that the length limit cut.")
 
 
-class Tulu3(Reward):
+class Tulu3(Reward[Tulu3Settings]):
     """10 for a right answer, minus 10 for an unfinished one (Tulu 3 RLVR)."""
 
-    settings_type = Tulu3Settings
-    settings: Tulu3Settings
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     by_group = False
     evidence = "text and code"

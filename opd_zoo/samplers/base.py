@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.errors import ConfigError, PluginError, short
 from opd.wire.types import PayloadSpec
@@ -60,6 +61,9 @@ class SignalSettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the random part of the choice.")
 
 
+SignalSettings_co = TypeVar("SignalSettings_co", bound=SignalSettings, covariant=True, default=SignalSettings)
+
+
 class SamplerSettings(SignalSettings):
     """Settings that every sampler has."""
 
@@ -68,21 +72,17 @@ class SamplerSettings(SignalSettings):
     )
 
 
-class SignalMethod(Controller):
-    """Base of methods that learn from the success of prompts or of kinds of prompts (arms).
+SamplerSettings_co = TypeVar("SamplerSettings_co", bound=SamplerSettings, covariant=True, default=SamplerSettings)
 
-    Attributes:
-        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
-    """
 
-    settings_type = SignalSettings
-    settings: SignalSettings
+class SignalMethod(Controller[SignalSettings_co]):
+    """Base of methods that learn from the success of prompts or of kinds of prompts (arms)."""
+
     why_not_stale = "it remembers what a step was planned from until the step has been trained on"
-    evidence: ClassVar[str] = ""
     remembers: ClassVar[bool] = True
     """Whether it uses earlier outcomes of the same prompt or kind of prompts."""
 
-    def __init__(self, settings: SignalSettings) -> None:
+    def __init__(self, settings: SignalSettings_co) -> None:
         super().__init__(settings)
         self._rollout: RolloutSettings | None = None
         self._notes: dict[str, dict[str, float]] = {}
@@ -109,7 +109,7 @@ class SignalMethod(Controller):
         if self.settings.by not in ("prompt", "domain"):
             check_kept(recipe, self.settings.by, f"method {self.settings.name!r} (by)")
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if prompts hardly ever recur, so that they have no history."""
         if not self.remembers or self.settings.by != "prompt" or not never_again(recipe):
             return []
@@ -205,11 +205,8 @@ class SignalMethod(Controller):
         return metrics
 
 
-class Sampler(SignalMethod):
+class Sampler(SignalMethod[SamplerSettings_co]):
     """Base of samplers: subclasses give `scores` or `choose`, and learn in `observe`."""
-
-    settings_type = SamplerSettings
-    settings: SamplerSettings
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a pool that leaves no choice.
@@ -316,10 +313,10 @@ class SuccessRates:
         self.known = {str(arm): float(rate) for arm, rate in state["rates"].items()}
 
 
-class RateSampler(Sampler):
+class RateSampler(Sampler[SamplerSettings_co]):
     """A sampler whose state is the success rate of each arm when it was last answered."""
 
-    def __init__(self, settings: SamplerSettings) -> None:
+    def __init__(self, settings: SamplerSettings_co) -> None:
         super().__init__(settings)
         self.rates = SuccessRates(0.0)
 

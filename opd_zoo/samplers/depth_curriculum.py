@@ -41,14 +41,12 @@ class DepthCurriculumSettings(SamplerSettings):
     memory: float = Field(0.8, ge=0, lt=1, description="Share of the smoothed success that each step keeps.")
 
 
-class DepthCurriculum(Sampler):
+class DepthCurriculum(Sampler[DepthCurriculumSettings]):
     """A curriculum of composed prompts of growing depth (Composition-RL).
 
     Its state is the depth and its smoothed success.
     """
 
-    settings_type = DepthCurriculumSettings
-    settings: DepthCurriculumSettings
     evidence = "text"
     remembers = False
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -58,14 +59,12 @@ class DriveSettings(SamplerSettings):
         return phases
 
 
-class Drive(RateSampler):
+class Drive(RateSampler[DriveSettings]):
     """Phases that keep the hardest prompts, with more answers to each (DRIVE's Pre-GRPO).
 
     Its state is the success rates and the set of the phase.
     """
 
-    settings_type = DriveSettings
-    settings: DriveSettings
     evidence = "text"
 
     def __init__(self, settings: DriveSettings) -> None:
@@ -73,11 +72,11 @@ class Drive(RateSampler):
         self.kept: list[str] | None = None
         self.entered = 0
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Also a remark if a phase begins after the end of the run."""
         late = [phase.step for phase in self.settings.phases if phase.step >= recipe.train.steps]
         found = [] if not late else [never_begins("phase", self.settings.name, late[0], recipe.train.steps)]
-        return super().remarks(recipe) + found
+        return super().remarks(recipe, terms) + found
 
     def phase(self, step: int) -> int:
         """How many phases have begun at a step."""

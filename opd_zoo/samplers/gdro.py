@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
+from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
 from opd_zoo.samplers.base import SignalMethod, SignalSettings, SuccessRates
@@ -59,14 +60,15 @@ class GdroSettings(SignalSettings):
         return edges
 
 
-class Gdro(SignalMethod):
+GdroSettings_co = TypeVar("GdroSettings_co", bound=GdroSettings, covariant=True, default=GdroSettings)
+
+
+class Gdro(SignalMethod[GdroSettings_co]):
     """Base: classes of prompts and an average for each; subclasses say what is averaged."""
 
-    settings_type = GdroSettings
-    settings: GdroSettings
     evidence = "text and code"
 
-    def __init__(self, settings: GdroSettings) -> None:
+    def __init__(self, settings: GdroSettings_co) -> None:
         super().__init__(settings)
         self.rates = SuccessRates(settings.memory)
         self.classes: dict[str, int] = {}
@@ -135,11 +137,8 @@ class PromptGdroSettings(GdroSettings):
     gamma: float = Field(0.01, ge=0, lt=1, description="Share of the weight that is spread evenly over the classes.")
 
 
-class PromptGdro(Gdro):
+class PromptGdro(Gdro[PromptGdroSettings]):
     """Weights prompts by how hard their class is (Prompt-GDRO)."""
-
-    settings_type = PromptGdroSettings
-    settings: PromptGdroSettings
 
     def __init__(self, settings: PromptGdroSettings) -> None:
         super().__init__(settings)
@@ -194,11 +193,8 @@ class RolloutGdroSettings(GdroSettings):
     )
 
 
-class RolloutGdro(Gdro):
+class RolloutGdro(Gdro[RolloutGdroSettings]):
     """Sets the number of answers to a prompt by the variance of its class (Rollout-GDRO)."""
-
-    settings_type = RolloutGdroSettings
-    settings: RolloutGdroSettings
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse bounds that leave every prompt the same number of answers.

@@ -46,14 +46,12 @@ class GpsSettings(SamplerSettings):
     fits: int = Field(4, ge=1, description="Number of steps of Adam after each step of the run; the paper has 1.")
 
 
-class Gps(Sampler):
+class Gps(Sampler[GpsSettings]):
     """Chooses prompts whose success rate, predicted by a small generative model, is nearest to a target (GPS).
 
     Its state is the model and the mean of recent prompts.
     """
 
-    settings_type = GpsSettings
-    settings: GpsSettings
     evidence = "text"
     remembers = False
 

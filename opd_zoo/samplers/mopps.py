@@ -45,14 +45,12 @@ class MoppsSettings(SamplerSettings):
     )
 
 
-class Mopps(Sampler):
+class Mopps(Sampler[MoppsSettings]):
     """Chooses prompts whose success rate, drawn from a posterior, is nearest to a target (MoPPS).
 
     Its state is a and b of each prompt.
     """
 
-    settings_type = MoppsSettings
-    settings: MoppsSettings
     evidence = "text and code"
 
     def __init__(self, settings: MoppsSettings) -> None:

@@ -32,14 +32,12 @@ class PairingSettings(SamplerSettings):
     explore: float = Field(0.25, ge=0, le=1, description="Share of a step for prompts that have no success rate yet.")
 
 
-class Pairing(RateSampler):
+class Pairing(RateSampler[PairingSettings]):
     """Half of a step from prompts that rarely succeed, half from prompts that rarely fail.
 
     Its state is the success rates.
     """
 
-    settings_type = PairingSettings
-    settings: PairingSettings
     evidence = "inferred"
 
     def choose(

@@ -40,14 +40,12 @@ class PclSettings(SamplerSettings):
     learning_rate: float = Field(3e-3, gt=0, description="Learning rate of the head.")
 
 
-class Pcl(Sampler):
+class Pcl(Sampler[PclSettings]):
     """Chooses prompts whose value, predicted from the student's states, is nearest to a target (PCL).
 
     Its state is the head with its moments, and the last step's features.
     """
 
-    settings_type = PclSettings
-    settings: PclSettings
     evidence = "text"
     remembers = False
 

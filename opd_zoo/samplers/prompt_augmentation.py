@@ -79,11 +79,9 @@ class PromptAugmentationSettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of templates.")
 
 
-class PromptAugmentation(Controller):
+class PromptAugmentation(Controller[PromptAugmentationSettings]):
     """Asks each prompt through one of several templates, chosen at random."""
 
-    settings_type = PromptAugmentationSettings
-    settings: PromptAugmentationSettings
     why_not_stale = ""
     evidence = "text and code"
 

@@ -36,14 +36,12 @@ class SecSettings(SamplerSettings):
     tau: float = Field(1.0, gt=0, description="Temperature at which kinds are drawn.")
 
 
-class Sec(Sampler):
+class Sec(Sampler[SecSettings]):
     """A bandit over kinds of prompts, rewarded by how much is learnt from each (SEC).
 
     Its state is Q.
     """
 
-    settings_type = SecSettings
-    settings: SecSettings
     evidence = "abstract"
 
     def __init__(self, settings: SecSettings) -> None:

@@ -57,11 +57,9 @@ class StagesSettings(SamplerSettings):
         return stages
 
 
-class Stages(Sampler):
+class Stages(Sampler[StagesSettings]):
     """Stages with their own domains and answer lengths (AceReason-Nemotron)."""
 
-    settings_type = StagesSettings
-    settings: StagesSettings
     evidence = "abstract"
     remembers = False
 
@@ -79,7 +77,7 @@ class Stages(Sampler):
                 f"{recipe.rollout.max_new_tokens}; raise the latter."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if a stage begins after the end of the run."""
         late = [stage.step for stage in self.settings.stages if stage.step >= recipe.train.steps]
         return [] if not late else [never_begins("stage", self.settings.name, late[0], recipe.train.steps)]

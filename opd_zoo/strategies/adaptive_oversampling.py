@@ -50,14 +50,12 @@ class AdaptiveOversamplingSettings(StrategySettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of groups, if there are more than needed.")
 
 
-class AdaptiveOversampling(Strategy):
+class AdaptiveOversampling(Strategy[AdaptiveOversamplingSettings]):
     """Dynamic sampling in one round, enlarged by the share of groups dropped before (CodeV-R1).
 
     Its state is the average share of dropped groups.
     """
 
-    settings_type = AdaptiveOversamplingSettings
-    settings: AdaptiveOversamplingSettings
     evidence: ClassVar[str] = "inferred"
     why_not_stale = ""
     judges = True
@@ -83,7 +81,7 @@ class AdaptiveOversampling(Strategy):
                 f"{recipe.rollout.prompts_per_step} prompts of a step; raise cap, for example to 4."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """See `drops_what_is_learnt`."""
         return drops_what_is_learnt(self, recipe)
 

@@ -68,11 +68,9 @@ class ArpoSettings(StrategySettings):
     seed: int = Field(0, ge=0, description="Seed of the random numbers u.")
 
 
-class Arpo(Strategy):
+class Arpo(Strategy[ArpoSettings]):
     """Branches episodes at turns whose entropy rose (ARPO)."""
 
-    settings_type = ArpoSettings
-    settings: ArpoSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = "it plays only part of the planned episodes from the start and branches the others from those"
 

@@ -97,11 +97,9 @@ class CritiqueSettings(StrategySettings):
         return self
 
 
-class Critique(Hinted):
+class Critique(Hinted[CritiqueSettings]):
     """Replaces one answer of each group by a refinement after a critique (Critique-GRPO)."""
 
-    settings_type = CritiqueSettings
-    settings: CritiqueSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = "it does not sample the last planned row of each group, whose place goes to a refinement"
     judges = True

@@ -60,11 +60,9 @@ class FutureBridgeSettings(StrategySettings):
     )
 
 
-class FutureBridge(Strategy):
+class FutureBridge(Strategy[FutureBridgeSettings]):
     """Adds a turn of the teacher if the student continues better after it (FTB-OPD)."""
 
-    settings_type = FutureBridgeSettings
-    settings: FutureBridgeSettings
     gives_rows = True
     evidence: ClassVar[str] = "text and code"
 

@@ -45,11 +45,9 @@ class GuideSettings(StrategySettings):
     band: bool = Field(True, description="Learn only from groups whose mean reward lies between low and high.")
 
 
-class Guide(Hinted):
+class Guide(Hinted[GuideSettings]):
     """Lets all-wrong groups try again under a stored hint (Guide)."""
 
-    settings_type = GuideSettings
-    settings: GuideSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""
     judges = True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from opd.errors import ConfigError
 from student.data.needs import Needs
 from student.data.templates import in_template
-from student.plugin.strategy import Strategy
+from student.plugin.strategy import Strategy, StrategySettings_co
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ Hint = tuple[str, Mapping[str, str]]
 """A template, in which {prompt} stands for the prompt, and what its other names stand for."""
 
 
-class Hinted(Strategy):
+class Hinted(Strategy[StrategySettings_co]):
     """Base class of strategies with hints."""
 
     gives_rows = True

@@ -47,11 +47,9 @@ class IcpoSettings(StrategySettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of examples.")
 
 
-class Icpo(Hinted):
+class Icpo(Hinted[IcpoSettings]):
     """Samples one answer of each group after a worked example (ICPO)."""
 
-    settings_type = IcpoSettings
-    settings: IcpoSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = (
         "it samples one answer of each group after a worked example, which it draws after the step is planned"

@@ -41,11 +41,9 @@ class LteSettings(StrategySettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of wrong answers that are replaced.")
 
 
-class Lte(Hinted):
+class Lte(Hinted[LteSettings]):
     """Lets all-wrong groups try again, told of their wrong answers (LTE)."""
 
-    settings_type = LteSettings
-    settings: LteSettings
     evidence: ClassVar[str] = "text"
     why_not_stale = ""
     judges = True

@@ -44,11 +44,9 @@ class ReinforceAdaSettings(StrategySettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class ReinforceAda(Strategy):
+class ReinforceAda(Strategy[ReinforceAdaSettings]):
     """Draws answers to a prompt until some are right and some wrong, and learns from a balanced choice."""
 
-    settings_type = ReinforceAdaSettings
-    settings: ReinforceAdaSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
 from student.data.needs import Needs
@@ -48,18 +49,19 @@ class ReplaySettings(StrategySettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of groups to replay.")
 
 
-class Replaying(Strategy):
+ReplaySettings_co = TypeVar("ReplaySettings_co", bound=ReplaySettings, covariant=True, default=ReplaySettings)
+
+
+class Replaying(Strategy[ReplaySettings_co]):
     """Base class of strategies that keep groups; subclasses implement `kept_of` and `drawn`.
 
     Attributes:
         groups: kept groups, the oldest first, each a list of rows.
     """
 
-    settings_type = ReplaySettings
-    settings: ReplaySettings
     gives_rows = True
 
-    def __init__(self, settings: ReplaySettings) -> None:
+    def __init__(self, settings: ReplaySettings_co) -> None:
         super().__init__(settings)
         self.groups: list[list[Row]] = []
         # The groups of the step in progress, which are added once it has updated. They are saved, so that a run resumed
@@ -160,11 +162,9 @@ class PrioritisedSettings(ReplaySettings):
     )
 
 
-class Replay(Replaying):
+class Replay(Replaying[PrioritisedSettings]):
     """Learns from groups of earlier steps along with the new ones."""
 
-    settings_type = PrioritisedSettings
-    settings: PrioritisedSettings
     evidence: ClassVar[str] = "inferred"
     why_not_stale = ""
 

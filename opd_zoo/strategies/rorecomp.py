@@ -50,14 +50,12 @@ class RoRecompSettings(ReplaySettings):
     threshold: float = Field(0.5, description="Minimum reward of an answer that counts as right.")
 
 
-class RoRecomp(Replaying):
+class RoRecomp(Replaying[RoRecompSettings]):
     """Learns short right and long wrong answers first, the others later (RoRecomp).
 
     Its state is the waiting groups.
     """
 
-    settings_type = RoRecompSettings
-    settings: RoRecompSettings
     evidence: ClassVar[str] = "text"
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
@@ -76,7 +74,7 @@ class RoRecomp(Replaying):
                 "so the waiting answers would never be learnt from; lower wait or raise capacity."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Warn if waiting rows are never learnt from."""
         said = "rollout.strategy rorecomp with compensate 0 never learns from the answers that wait"
         return [] if self.settings.compensate else [said]

@@ -32,11 +32,9 @@ class SelfInterferenceSettings(StrategySettings):
     threshold: float = Field(1.0, description="Minimum reward of a greedy answer that counts as right.")
 
 
-class SelfInterference(Strategy):
+class SelfInterference(Strategy[SelfInterferenceSettings]):
     """Samples only prompts that greedy decoding does not solve (SELF)."""
 
-    settings_type = SelfInterferenceSettings
-    settings: SelfInterferenceSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = "it samples only the prompts that greedy decoding with the weights of the step does not solve"
     judges = True

@@ -55,14 +55,12 @@ class RoutingReplaySettings(ControllerSettings):
     )
 
 
-class RoutingReplay(Controller):
+class RoutingReplay(Controller[RoutingReplaySettings]):
     """Replays the experts that the rollout or the old policy chose (R3, R2).
 
     The recorded experts are kept in the rows.
     """
 
-    settings_type = RoutingReplaySettings
-    settings: RoutingReplaySettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""
 

@@ -44,14 +44,12 @@ class SeeUpoSettings(ControllerSettings):
     )
 
 
-class SeeUpo(Controller):
+class SeeUpo(Controller[SeeUpoSettings]):
     """Makes a separate update for each turn of the episodes, the last one first (SeeUPO).
 
     Its state is the last step's counts, until they are reported.
     """
 
-    settings_type = SeeUpoSettings
-    settings: SeeUpoSettings
     why_not_stale = "it compares the weights before and after each turn's update with those that sampled"
     evidence: ClassVar[str] = "text and code"
 

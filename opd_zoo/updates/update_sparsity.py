@@ -39,11 +39,9 @@ class UpdateSparsitySettings(ControllerSettings):
     bound: float = Field(1e-5, ge=0, description="Largest change of a weight that counts as unmoved.")
 
 
-class UpdateSparsity(Controller):
+class UpdateSparsity(Controller[UpdateSparsitySettings]):
     """Measures the share of weights that training has not moved."""
 
-    settings_type = UpdateSparsitySettings
-    settings: UpdateSparsitySettings
     evidence: ClassVar[str] = "abstract"
 
     def __init__(self, settings: UpdateSparsitySettings) -> None:

@@ -58,14 +58,11 @@ class EffectiveLengthSettings(ControllerSettings):
     shortest: int = Field(8, ge=1, description="Minimum window in tokens.")
 
 
-class EffectiveLength(FollowingController):
+class EffectiveLength(FollowingController[EffectiveLengthSettings]):
     """Ends responses where they begin to repeat themselves.
 
     Its state is the window.
     """
-
-    settings_type = EffectiveLengthSettings
-    settings: EffectiveLengthSettings
 
     def __init__(self, settings: EffectiveLengthSettings) -> None:
         super().__init__(settings)

@@ -42,14 +42,11 @@ class PruneOpdSettings(ControllerSettings):
     shortest: int = Field(8, ge=1, description="Minimum window in tokens.")
 
 
-class PruneOpd(FollowingController):
+class PruneOpd(FollowingController[PruneOpdSettings]):
     """Ends responses where the student has drifted away from the teacher (Prune-OPD).
 
     Its state is the window.
     """
-
-    settings_type = PruneOpdSettings
-    settings: PruneOpdSettings
 
     def needs(self) -> Needs:
         """The teacher's top-k, and the student's."""

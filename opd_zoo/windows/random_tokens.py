@@ -30,11 +30,9 @@ class RandomTokensSettings(ControllerSettings):
     seed: int = Field(0, ge=0, description="Seed of the choice of tokens.")
 
 
-class RandomTokens(Controller):
+class RandomTokens(Controller[RandomTokensSettings]):
     """A null arm: trains on a random part of each response."""
 
-    settings_type = RandomTokensSettings
-    settings: RandomTokensSettings
     why_not_stale = ""
 
     @reads_no_scores

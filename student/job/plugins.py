@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from opd.errors import ConfigError
 from student.data.needs import STUDENT, TEACHER, Needs, merge, needs_of
+from student.plugin.base import Plugin
 from student.plugin.controllers import CONTROLLERS, Controller
-from student.plugin.step_plugin import StepPlugin
 from student.plugin.strategy import STRATEGIES, Strategy
 from student.plugin.terms import Term, build_terms
 from student.rl import REWARDS
@@ -78,10 +78,9 @@ def build_plugins(recipe: Recipe) -> Plugins:
     _check_given(terms, controllers, strategy)
     for term in terms:
         _check_own_weights(recipe, term)
-        term.check(recipe)
-    for plugin in (*controllers, strategy):
+    for plugin in parts:
         plugin.check(recipe, terms)
-    rewards.check(recipe, terms)
+    rewards.check_range(terms)
     engine: RolloutEngine = ROLLOUT_ENGINES.make(recipe.rollout.engine, RolloutEngine, "rollout.engine")
     _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
@@ -91,12 +90,10 @@ def build_plugins(recipe: Recipe) -> Plugins:
             f"rollout.engine {engine.settings.name} does not record which experts its tokens use; set rollout.engine "
             "to {name: transformers}, or source: old in method routing_replay."
         )
-    engine.check(recipe)
+    engine.check(recipe, terms)
     if engine.settings.mismatch_rows:
         needs = replace(needs, models=needs.models | {STUDENT})
-    speaking: list[Term | StepPlugin] = [*terms, *controllers, strategy]
-    remarks = [remark for part in speaking for remark in part.remarks(recipe)]
-    remarks += [remark for reward in rewards.parts for remark in reward.remarks(recipe, terms)]
+    remarks = [remark for part in parts for remark in part.remarks(recipe, terms)]
     remarks += [
         *_uncertain((*terms, *controllers, strategy, *rewards.parts)),
         *_other_temperatures(terms, recipe.rollout.temperature),
@@ -278,7 +275,7 @@ def _check_summaries(recipe: Recipe, controllers: Sequence[Controller], strategy
     Raises:
         ConfigError: naming it and why.
     """
-    parts: list[StepPlugin] = [*controllers, strategy] if recipe.rollout.episodes.summarised else []
+    parts: list[Plugin] = [*controllers, strategy] if recipe.rollout.episodes.summarised else []
     for part in parts:
         if why := part.against_summaries():
             raise ConfigError(

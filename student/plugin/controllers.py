@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from typing_extensions import TypeVar
 
 from opd.config import Settings
 from opd.registry import Registry
@@ -17,7 +19,7 @@ from student.data.outcome import Outcome
 from student.data.plan import StepPlan
 from student.data.report import EvalReport
 from student.data.row import Row
-from student.plugin.step_plugin import StepPlugin
+from student.plugin.base import Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +58,11 @@ class ControllerSettings(Settings):
 
     name: str
     """Registered name, or a dotted path "package.module:Class"."""
+
+
+ControllerSettings_co = TypeVar(
+    "ControllerSettings_co", bound=ControllerSettings, covariant=True, default=ControllerSettings
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +165,9 @@ class Services(Protocol):
         """Names of parameters and their optimizer state tensors (exp_avg, exp_avg_sq), writable."""
 
 
-class Controller(StepPlugin):
-    """Base class of controllers; every hook, here and in `StepPlugin`, has a default that does nothing."""
+class Controller(Plugin[ControllerSettings_co]):
+    """Base class of controllers; every hook has a default that does nothing."""
 
-    settings_type: ClassVar[type[ControllerSettings]] = ControllerSettings
     why_not_stale: ClassVar[str] = "it does not state that it can plan a step before the earlier steps are observed"
     """A clause saying why it cannot work with `train.max_staleness`; "" if it can. As further steps are planned between
     `plan` and the other hooks of a step, it must remember nothing in between except what `state_dict` saves."""
@@ -170,7 +176,7 @@ class Controller(StepPlugin):
     gives_log_probs: ClassVar[bool] = False
     """Whether the rows that it adds have log-probs under a policy, for the ratio to that policy."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: ControllerSettings_co) -> None:
         super().__init__(settings)
         self._services: Services | None = None
 

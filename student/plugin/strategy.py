@@ -20,11 +20,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import TypeVar
+
 from opd.config import Settings
 from opd.errors import PluginError
 from opd.registry import Registry
+from student.plugin.base import Plugin
 from student.plugin.early import reads_no_scores
-from student.plugin.step_plugin import StepPlugin
 
 if TYPE_CHECKING:
     from student.data.plan import StepPlan
@@ -49,10 +51,12 @@ class StrategySettings(Settings):
     """Registered name, or a dotted path "package.module:Class"."""
 
 
-class Strategy(StepPlugin):
-    """Base class of rollout strategies; subclasses implement `run` and may override the hooks of `StepPlugin`."""
+StrategySettings_co = TypeVar("StrategySettings_co", bound=StrategySettings, covariant=True, default=StrategySettings)
 
-    settings_type: ClassVar[type[StrategySettings]] = StrategySettings
+
+class Strategy(Plugin[StrategySettings_co]):
+    """Base class of rollout strategies; subclasses implement `run` and may override the hooks of `Plugin`."""
+
     why_not_stale: ClassVar[str] = "it does not state that its first round is exactly the plan"
     """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
     rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""

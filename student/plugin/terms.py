@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError, short
 from opd.registry import Registry
 from opd.wire.types import PayloadKind
-from student.data.needs import Needs
 from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch, UndeclaredError
+from student.plugin.base import Plugin
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -173,15 +174,17 @@ class TermSettings(Settings):
     """Learn from and average over only this many turns of an episode, from the first on; null for all."""
 
 
-class Term:
-    """Base class of the terms of an objective. Subclasses set `settings_type`, `needs` and `token_losses`.
+TermSettings_co = TypeVar("TermSettings_co", bound=TermSettings, covariant=True, default=TermSettings)
+
+
+class Term(Plugin[TermSettings_co]):
+    """Base class of the terms of an objective. Subclasses give `needs` and `token_losses`.
 
     Attributes:
         label: the term's name in metrics; the objective numbers terms of the same name.
         repeats: whether an earlier term of the objective has the same name; if so, all its metrics begin with `label`.
     """
 
-    settings_type: ClassVar[type[TermSettings]] = TermSettings
     sums_teachers: ClassVar[bool] = False
     """Whether losses against several teachers may be summed with weights, which is meaningful for divergences."""
 
@@ -189,8 +192,8 @@ class Term:
     """Whether a token's weight depends on the other tokens of its response, so that the loss of a truncated response
     is not the loss of the same tokens within the whole."""
 
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, settings: TermSettings_co) -> None:
+        super().__init__(settings)
         self.label = str(settings.name).rpartition(":")[2]
         self.repeats = False
 
@@ -223,18 +226,7 @@ class Term:
         """Whether it can learn from rows that the student did not sample, where `rows` admits such."""
         return True
 
-    def needs(self) -> Needs:
-        """What the term needs from teachers, rollout and student; a run whose fleet cannot serve it is refused."""
-        return Needs()
-
-    def check(self, recipe: Recipe) -> None:
-        """Check the whole recipe before anything is loaded, in dry runs too.
-
-        Raises:
-            ConfigError: if the term cannot work with it.
-        """
-
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each.
 
         The base class warns if a step has several updates and the term cannot learn from rows of older weights.
@@ -323,9 +315,6 @@ class Term:
         """The loss of each position of a micro-batch."""
         raise PluginError(f"{type(self).__name__} does not implement token_losses.")
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from the report of a finished step."""
-
     def metric_names(self, metric: str) -> tuple[str, ...]:
         """The names under which a step's metrics may hold this very term's `metric`; the first that they hold is it."""
         if metric == "loss":
@@ -335,13 +324,6 @@ class Term:
     def measured(self, report: StepReport, metric: str) -> float | None:
         """The value that this very term reported as `metric` in the step; None if it reported none."""
         return next((report.metrics[name] for name in self.metric_names(metric) if name in report.metrics), None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for the checkpoint: nested dicts of JSON values, numpy arrays and tensors."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:

@@ -66,14 +66,12 @@ class CriticSettings(FittedSettings):
     )
 
 
-class Critic(FittedCritic):
+class Critic(FittedCritic[CriticSettings]):
     """Value heads on the student's features, for advantage gae.
 
     Its state is heads, AdamW's moments, the number of AdamW steps, the step and unreported metrics.
     """
 
-    settings_type = CriticSettings
-    settings: CriticSettings
     why_not_stale = ""
     evidence: ClassVar[str] = "text"
 
@@ -110,7 +108,7 @@ class Critic(FittedCritic):
         # A reader without GAE's lambda wants the values of whole answers: no discount, no smoothing.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if `fits_until` lies at or behind the end of the run, so that the heads are never frozen."""
         until, steps = self.settings.fits_until, recipe.train.steps
         if until is None or until < steps:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
@@ -37,12 +38,13 @@ class FittedSettings(ControllerSettings):
     learning_rate: float = Field(3e-3, gt=0, description="Learning rate of the heads.")
 
 
-class FittedCritic(Controller):
+FittedSettings_co = TypeVar("FittedSettings_co", bound=FittedSettings, covariant=True, default=FittedSettings)
+
+
+class FittedCritic(Controller[FittedSettings_co]):
     """A critic whose subclasses fit heads in `fit`, which runs after the last update of a step."""
 
-    settings: FittedSettings
-
-    def __init__(self, settings: FittedSettings) -> None:
+    def __init__(self, settings: FittedSettings_co) -> None:
         super().__init__(settings)
         self._now = 0
         self._told: dict[str, float] = {}  # metrics of a fit that `after_update` has not told yet
@@ -82,7 +84,7 @@ class FittedCritic(Controller):
         return told
 
 
-class TurnCritic(FittedCritic):
+class TurnCritic(FittedCritic[FittedSettings_co]):
     """A critic of turns, which reads hidden states at turns and writes `Row.critic_credit` under its class's name."""
 
     why_not_stale = ""

@@ -17,13 +17,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeVar
 
 from opd.config import Settings
 from opd.errors import PluginError
 from opd.registry import Registry
+from student.plugin.base import Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from student.model.ranks import Ranks
     from student.rollout.spec import RolloutSpec
     from student.run.space import Space
-    from student.settings.recipe import Recipe
 
 ROLLOUT_ENGINES = Registry(
     "rollout_engine",
@@ -128,10 +129,14 @@ class PackedWeights(Protocol):
         """Release the weights, which will not be loaded again."""
 
 
-class RolloutEngine:
+RolloutEngineSettings_co = TypeVar(
+    "RolloutEngineSettings_co", bound=RolloutEngineSettings, covariant=True, default=RolloutEngineSettings
+)
+
+
+class RolloutEngine(Plugin[RolloutEngineSettings_co]):
     """Base class of rollout engines. Subclasses implement `sample` and, if they hold weights of their own, `sync`."""
 
-    settings_type: ClassVar[type[RolloutEngineSettings]] = RolloutEngineSettings
     holds_weights: ClassVar[bool] = False
     """Whether the engine samples from weights of its own, which `sync` replaces, instead of the trained model itself.
     If so, this engine also samples ahead (`train.max_staleness`); if not, one on a copy of the student does."""
@@ -147,18 +152,11 @@ class RolloutEngine:
     """Whether all ranks sample from one copy of the weights. When sampling ahead, no rank may then replace it before
     all ranks have their rows."""
 
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, settings: RolloutEngineSettings_co) -> None:
+        super().__init__(settings)
         self.version = 0
         self._counts: dict[str, float] = {}
         self._counting = threading.Lock()  # the loop takes the counts while another thread may be sampling
-
-    def check(self, recipe: Recipe) -> None:
-        """Check the whole recipe before anything is loaded, in dry runs too.
-
-        Raises:
-            ConfigError: if the engine cannot sample for it.
-        """
 
     def open(self, setup: EngineSetup) -> None:
         """Prepare for sampling; called once, after everything else of the run has been checked."""
@@ -229,7 +227,7 @@ class RolloutEngine:
         """Release everything that the engine holds."""
 
 
-class TransformersRollout(RolloutEngine):
+class TransformersRollout(RolloutEngine[RolloutEngineSettings_co]):
     """The trained model itself, with a KV cache.
 
     Samples from the trained model itself, in process; see `student.rollout.transformers`.

@@ -203,8 +203,8 @@ class Plain:
         self.settings = settings
 
 
-class OtherSettings(Controller):
-    settings_type = dict  # type: ignore[assignment]
+class OtherSettings(Controller[dict]):  # type: ignore[type-var]
+    pass
 
 
 class Unset(Controller):
@@ -227,7 +227,7 @@ class Needy(Controller):
     [
         ("Plain", r"does not derive from student\.plugin\.controllers\.Controller"),
         ("SoftLoss", r"does not derive from student\.plugin\.controllers\.Controller"),
-        ("OtherSettings", r"settings_type .* does not derive from student\.plugin\.controllers\.ControllerSettings"),
+        ("OtherSettings", r"settings of .* do not derive from student\.plugin\.controllers\.ControllerSettings"),
         ("Unset", r"give it __init__\(self, settings\)"),
         ("Lost", r"super\(\)\.__init__\(settings\)"),
     ],

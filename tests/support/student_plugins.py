@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -132,10 +132,8 @@ class FailingEngineSettings(RolloutEngineSettings):
     lost: bool = False
 
 
-class FailingEngine(TransformersRollout):
+class FailingEngine(TransformersRollout[FailingEngineSettings]):
     """Samples as ever, but on rank 1 it fails in a call for a certain purpose, or has the rank killed."""
-
-    settings_type: ClassVar = FailingEngineSettings
 
     def open(self, setup: EngineSetup) -> None:
         super().open(setup)

@@ -52,14 +52,12 @@ class ModesMethodSettings(ControllerSettings):
     )
 
 
-class Modes(Controller):
+class Modes(Controller[ModesMethodSettings]):
     """Gives more rows to the modes that lag behind their teachers (ORBIT).
 
     The smoothed value of each mode and its first one are its state.
     """
 
-    settings_type = ModesMethodSettings
-    settings: ModesMethodSettings
     why_not_stale = ""
 
     def __init__(self, settings: ModesMethodSettings) -> None:

@@ -84,14 +84,12 @@ class TcodSettings(ControllerSettings):
         return self
 
 
-class Tcod(Controller):
+class Tcod(Controller[TcodSettings]):
     """A curriculum over the turns of an episode (TCOD).
 
     Its state is the adaptive depth and the smoothed divergences.
     """
 
-    settings_type = TcodSettings
-    settings: TcodSettings
     why_not_stale = ""
 
     def __init__(self, settings: TcodSettings) -> None:

@@ -72,11 +72,9 @@ class ExpertRowsSettings(ControllerSettings):
         return self
 
 
-class ExpertRows(Controller):
+class ExpertRows(Controller[ExpertRowsSettings]):
     """Mixes given answers with sampled ones: GKD's mixture, cold start."""
 
-    settings_type = ExpertRowsSettings
-    settings: ExpertRowsSettings
     why_not_stale = ""
     gives_answers = True
 

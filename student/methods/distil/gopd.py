@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeVar
 
 from opd import maths
 from opd.wire.types import PayloadKind, PayloadSpec
@@ -99,20 +100,23 @@ class GeneralisedOpdSettings(TermSettings):
         return scales == {1.0} and self.final_reward_scale != 0
 
 
+GeneralisedOpdSettings_co = TypeVar(
+    "GeneralisedOpdSettings_co", bound=GeneralisedOpdSettings, covariant=True, default=GeneralisedOpdSettings
+)
+
+
 class ExOpdSettings(GeneralisedOpdSettings):
     """Settings of ExOPD: G-OPD with the paper's lambda."""
 
     reward_scale: float = Field(1.25, ge=0, le=10, description="lambda, the scale of the reward; the paper fixes 1.25.")
 
 
-class GeneralisedOpd(Term):
+class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
     """Distillation whose teacher reward, relative to a reference, is scaled by lambda."""
 
-    settings_type = GeneralisedOpdSettings
-    settings: GeneralisedOpdSettings
     sums_teachers = True
 
-    def __init__(self, settings: GeneralisedOpdSettings) -> None:
+    def __init__(self, settings: GeneralisedOpdSettings_co) -> None:
         super().__init__(settings)
         self._plain_ids: frozenset[int] = frozenset()
 
@@ -246,7 +250,5 @@ class GeneralisedOpd(Term):
         )
 
 
-class ExOpd(GeneralisedOpd):
+class ExOpd(GeneralisedOpd[ExOpdSettings]):
     """G-OPD with lambda 1.25, which extrapolates beyond the teacher."""
-
-    settings_type = ExOpdSettings

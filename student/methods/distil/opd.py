@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeVar
 
 from opd import maths
 from opd.errors import ConfigError
@@ -46,7 +47,7 @@ from student.methods.distil.return_to_go import future_surrogate
 from student.plugin.terms import Term, TermOutput, TermSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from opd.heads import OutputHead
     from opd.maths import Divergence
@@ -150,11 +151,12 @@ class OpdSettings(TermSettings):
         return self
 
 
-class OnPolicyDistillation(Term):
+OpdSettings_co = TypeVar("OpdSettings_co", bound=OpdSettings, covariant=True, default=OpdSettings)
+
+
+class OnPolicyDistillation(Term[OpdSettings_co]):
     """On-policy distillation: a divergence to the teacher on the student's own samples."""
 
-    settings_type = OpdSettings
-    settings: OpdSettings
     sums_teachers = True
 
     @property
@@ -190,7 +192,7 @@ class OnPolicyDistillation(Term):
         candidates = s.k if s.payload == "topk" else 0
         return Needs(signals=tuple(signals), candidates=candidates, student=frozenset(views))
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse role student without a context of its own: under the student's prompt, it would teach nothing.
 
         Raises:
@@ -202,9 +204,9 @@ class OnPolicyDistillation(Term):
                 "same prompt; give it another prompt in contexts.student, or set role to ema or initial."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Also warn if the only teacher is the student's own starting point, under the same prompt."""
-        s, found = self.settings, super().remarks(recipe)
+        s, found = self.settings, super().remarks(recipe, terms)
         level = s.student_temperature or recipe.rollout.temperature
         alike = s.teacher_temperature in (None, level)
         if s.role in (EMA, INITIAL) and s.role not in recipe.contexts and alike and len(recipe.objective) == 1:

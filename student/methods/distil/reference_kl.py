@@ -66,11 +66,8 @@ class ReferenceKlSettings(TermSettings):
         return self
 
 
-class ReferenceKl(Term):
+class ReferenceKl(Term[ReferenceKlSettings]):
     """A KL penalty for moving away from a reference model."""
-
-    settings_type = ReferenceKlSettings
-    settings: ReferenceKlSettings
 
     @property
     def shown(self) -> Mapping[str, str]:

@@ -19,11 +19,8 @@ class SftSettings(TermSettings):
     rows: Literal["all", "sampled", "expert"] = "expert"
 
 
-class SupervisedFineTuning(Term):
+class SupervisedFineTuning(Term[SftSettings]):
     """Cross-entropy on given answers."""
-
-    settings_type = SftSettings
-    settings: SftSettings
 
     def needs(self) -> Needs:
         """The student's log-probs of the response tokens."""

@@ -70,14 +70,12 @@ def moves(name: str, tensors: str) -> bool:
     return tensors == "all" or (_MOVED.search(f".{name}") is not None and _NORM.search(name) is None)
 
 
-class EffOpd(Controller):
+class EffOpd(Controller[EffOpdSettings]):
     """Jumps along the path of the weights, as long as a gate accepts (EffOPD).
 
     Its state is the anchor.
     """
 
-    settings_type = EffOpdSettings
-    settings: EffOpdSettings
     why_not_stale = ""
 
     def __init__(self, settings: EffOpdSettings) -> None:

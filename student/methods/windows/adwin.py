@@ -88,14 +88,12 @@ class AdwinSettings(ControllerSettings):
     )
 
 
-class Adwin(WindowController):
+class Adwin(WindowController[AdwinSettings]):
     """Finds the shortest rollout window whose gradient points the same way as the full one (ADWIN).
 
     Its state is the window of each domain and the probe under way.
     """
 
-    settings_type = AdwinSettings
-    settings: AdwinSettings
     why_not_stale = ""
 
     def __init__(self, settings: AdwinSettings) -> None:

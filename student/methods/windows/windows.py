@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.controllers import Controller, ControllerSettings, ControllerSettings_co
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
             )
 
 
-class WindowController(Controller):
+class WindowController(Controller[ControllerSettings_co]):
     """Base class of window methods; subclasses define how long a planned row may be."""
 
     def window(self, step: int, row: PlannedRow) -> int:
@@ -75,7 +75,7 @@ class WindowController(Controller):
         return replace(plan, rows=rows)
 
 
-class FollowingController(WindowController):
+class FollowingController(WindowController[ControllerSettings_co]):
     """A window that follows what the rows of the step before were worth; its state is the window."""
 
     limit: int = 0
@@ -106,7 +106,7 @@ class FollowingController(WindowController):
         self.chosen = state["window"]
 
 
-class ScheduleController(WindowController):
+class ScheduleController(WindowController[ControllerSettings_co]):
     """A window that is a function of the step alone."""
 
     limit: int = 0
@@ -143,11 +143,8 @@ class FixedWindowSettings(ControllerSettings):
         return self
 
 
-class FixedWindow(ScheduleController):
+class FixedWindow(ScheduleController[FixedWindowSettings]):
     """Trains on a fixed prefix of each response (TOPD)."""
-
-    settings_type = FixedWindowSettings
-    settings: FixedWindowSettings
 
     def length(self, step: int) -> int:
         """See `ScheduleController.length`."""
@@ -161,11 +158,8 @@ class FirstNSettings(ControllerSettings):
     tokens: int = Field(100, ge=1, description="Window N in tokens.")
 
 
-class FirstN(ScheduleController):
+class FirstN(ScheduleController[FirstNSettings]):
     """Trains on the first N tokens of each response (ESR)."""
-
-    settings_type = FirstNSettings
-    settings: FirstNSettings
 
     def length(self, step: int) -> int:
         """See `ScheduleController.length`."""
@@ -180,11 +174,8 @@ class StaircaseSettings(ControllerSettings):
     every: int = Field(ge=1, description="Number of steps dk in a stair.")
 
 
-class Staircase(ScheduleController):
+class Staircase(ScheduleController[StaircaseSettings]):
     """A rollout window that grows stepwise (POPD)."""
-
-    settings_type = StaircaseSettings
-    settings: StaircaseSettings
 
     def length(self, step: int) -> int:
         """See `ScheduleController.length`."""
@@ -200,11 +191,8 @@ class LinearWindowSettings(ControllerSettings):
     )
 
 
-class LinearWindow(ScheduleController):
+class LinearWindow(ScheduleController[LinearWindowSettings]):
     """A rollout window that grows linearly."""
-
-    settings_type = LinearWindowSettings
-    settings: LinearWindowSettings
 
     def length(self, step: int) -> int:
         """See `ScheduleController.length`."""

@@ -7,28 +7,28 @@ group or of the batch do not depend on how rows are spread over ranks. Nothing m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError, short
-from student.data.needs import TEACHER, Needs
+from student.data.needs import TEACHER
 from student.data.outcome import KEYS
+from student.plugin.base import Plugin
 from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from student.data.outcome import Outcome
-    from student.data.report import StepReport
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
-    from student.settings.recipe import Recipe
 
 Credit: TypeAlias = "float | NDArray[np.float32]"
 """The advantage of a row: one number for all its tokens, or [T], one number per token."""
@@ -49,6 +49,11 @@ class AdvantageSettings(Settings):
     )
 
 
+AdvantageSettings_co = TypeVar(
+    "AdvantageSettings_co", bound=AdvantageSettings, covariant=True, default=AdvantageSettings
+)
+
+
 def teacher_gaps(row: Row) -> NDArray[np.float64]:
     """[trained tokens] float64 log T(y_t) - log mu(y_t), nats, of a row that a teacher has scored.
 
@@ -58,28 +63,20 @@ def teacher_gaps(row: Row) -> NDArray[np.float64]:
     return np.asarray(row.log_probs(TEACHER), np.float64)[mask] - row.behaviour_logp[mask].astype(np.float64)
 
 
-class Advantage:
+class Advantage(Plugin[AdvantageSettings_co]):
     """An estimator or a modifier of credit.
 
     Attributes:
-        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
         fired: what the last `estimate` did, as metrics (sum, count).
     """
 
-    settings_type: ClassVar[type[AdvantageSettings]] = AdvantageSettings
-    evidence: ClassVar[str] = ""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, settings: AdvantageSettings_co) -> None:
+        super().__init__(settings)
         self.fired: dict[str, tuple[Any, Any]] = {}
 
     def traits(self) -> Traits:
         """What it says of its formula under its settings; the conformance tests check it."""
         return Traits()
-
-    def needs(self) -> Needs:
-        """What it needs besides rewards, for example log-probs under the reference."""
-        return Needs()
 
     def check_chain(self, parts: Sequence[Advantage]) -> None:
         """Look at all parts of its chain, this one among them, the estimator first.
@@ -87,17 +84,6 @@ class Advantage:
         Raises:
             ConfigError: if it could have no effect among them.
         """
-
-    def check(self, recipe: Recipe) -> None:
-        """Look at the whole recipe before anything is loaded.
-
-        Raises:
-            ConfigError: if it could have no effect in this recipe.
-        """
-
-    def remarks(self, recipe: Recipe) -> list[str]:
-        """What the user should know about it in this recipe although it works, one clause each."""
-        return []
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """The credit of each row, in the order of `outcomes`.
@@ -123,16 +109,6 @@ class Advantage:
         """Change the credit [N] of the positions of a micro-batch by the student's present outputs there."""
         return advantage
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from the finished step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
         """Indices of the outcomes of each group, by the setting `group`."""
         found: dict[tuple[Any, ...], list[int]] = {}
@@ -141,7 +117,7 @@ class Advantage:
         return list(found.values())
 
 
-class GroupEstimator(Advantage):
+class GroupEstimator(Advantage[AdvantageSettings_co]):
     """Base of estimators that look at one group at a time: subclasses give `of_group`."""
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
@@ -166,7 +142,7 @@ class GroupEstimator(Advantage):
         raise PluginError(f"{type(self).__name__} does not implement of_group.")
 
 
-class Modifier(Advantage):
+class Modifier(Advantage[AdvantageSettings_co]):
     """Base of modifiers, which change the credit of the part before them: subclasses give `modify`."""
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
+    from student.plugin.terms import Term
     from student.rl.advantages.base import Credit
     from student.rl.advantages.traits import Scope, Source, Traits
     from student.settings.recipe import Recipe
@@ -114,14 +115,14 @@ class AdvantageChain:
         """What all parts need together."""
         return merge(needs_of(part) for part in self.parts)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Let each part look at the recipe.
 
         Raises:
             ConfigError: when one could do nothing in it.
         """
         for part in self.parts:
-            part.check(recipe)
+            part.check(recipe, terms)
             for key in part.settings.group:
                 # Names of tags are free, but a near miss of a known key is taken for a typing error.
                 near = get_close_matches(key, KEYS, n=1, cutoff=0.75)
@@ -131,9 +132,9 @@ class AdvantageChain:
                         f"{near[0]!r}?"
                     )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """The remarks of all parts."""
-        return [remark for part in self.parts for remark in part.remarks(recipe)]
+        return [remark for part in self.parts for remark in part.remarks(recipe, terms)]
 
     def estimate(self, outcomes: Sequence[Outcome]) -> list[Credit]:
         """The credit of each outcome, all of which have a known reward.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
@@ -36,18 +37,16 @@ class GaeSettings(AdvantageSettings):
     )
 
 
-class Gae(GroupEstimator):
+class Gae(GroupEstimator[GaeSettings]):
     """Credit per token from a critic's values (GAE)."""
 
-    settings_type = GaeSettings
-    settings: GaeSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:
         """See `Advantage.traits`."""
         return Traits(learns_from_equal=True, reads=("values", "token_rewards"))
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a recipe without a critic.
 
         Raises:

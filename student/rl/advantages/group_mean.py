@@ -34,11 +34,9 @@ class GroupMeanSettings(AdvantageSettings):
     epsilon: float = Field(1e-6, ge=0, description="Constant added to the deviation.")
 
 
-class GroupMean(GroupEstimator):
+class GroupMean(GroupEstimator[GroupMeanSettings]):
     """Reward minus the group's mean, by default divided by its deviation (GRPO)."""
 
-    settings_type = GroupMeanSettings
-    settings: GroupMeanSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

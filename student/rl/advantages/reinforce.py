@@ -25,11 +25,9 @@ class ReinforceSettings(AdvantageSettings):
     baseline: float = Field(0.0, description="Constant subtracted from every reward.")
 
 
-class Reinforce(GroupEstimator):
+class Reinforce(GroupEstimator[ReinforceSettings]):
     """Reward minus a constant."""
 
-    settings_type = ReinforceSettings
-    settings: ReinforceSettings
     evidence = "text and code"
 
     def traits(self) -> Traits:

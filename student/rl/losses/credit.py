@@ -14,6 +14,7 @@ import numpy as np
 from student.data.outcome import gather_outcomes
 from student.plugin.terms import Term
 from student.rl.advantages.chain import AdvantageChain
+from student.rl.losses.settings import PolicyGradientSettings_co
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.rl.advantages.base import Credit
-    from student.rl.losses.settings import PolicyGradientSettings
 
 T = TypeVar("T")
 _SIGNS = {1: "good", 0: "even", -1: "bad"}
@@ -43,12 +43,10 @@ class ByRow(dict[int, "tuple[Row, T]"], Generic[T]):
         return None if held is None else held[1]
 
 
-class CreditTerm(Term):
+class CreditTerm(Term[PolicyGradientSettings_co]):
     """A term that learns from a row by its credit; see `student.rl.advantages`."""
 
-    settings: PolicyGradientSettings
-
-    def __init__(self, settings: PolicyGradientSettings) -> None:
+    def __init__(self, settings: PolicyGradientSettings_co) -> None:
         super().__init__(settings)
         self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
         self._credit: ByRow[Credit | None] = ByRow()

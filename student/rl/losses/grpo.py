@@ -18,7 +18,5 @@ class GrpoSettings(ClippedSettings):
     aggregation: str = "sequence_mean"
 
 
-class Grpo(PolicyGradient):
+class Grpo(PolicyGradient[GrpoSettings]):
     """Group-relative policy optimisation on a verifier's reward."""
-
-    settings_type = GrpoSettings

@@ -31,25 +31,24 @@ from student.plugin.terms import TermOutput
 from student.rl.losses.credit import CreditTerm
 from student.rl.losses.ratios import at_grain
 from student.rl.losses.remarks import idle_bounds, of_responses, unweighted
-from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings
+from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings, PolicyGradientSettings_co
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 
 __all__ = ["ClippedSettings", "PolicyGradient", "PolicyGradientSettings"]
 
 
-class PolicyGradient(CreditTerm):
+class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
     """A policy gradient with any advantage, importance ratio and clip."""
 
-    settings_type = PolicyGradientSettings
-    settings: PolicyGradientSettings
     evidence: ClassVar[str] = "text and code"
     bounds: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
     """Settings that bound the ratio, and so have no effect while it is 1."""
@@ -200,7 +199,7 @@ class PolicyGradient(CreditTerm):
         weighted = s.importance_cap is not None or s.importance_band is not None
         return weighted or (s.ratio != "none" and s.ratio_to == "behaviour")
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse groups in which every advantage would be 0, and settings that have no effect.
 
         Raises:
@@ -219,7 +218,7 @@ class PolicyGradient(CreditTerm):
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
                 f"{self.chain.first.settings.name!r} is meant to learn from; remove one of the two."
             )
-        self.chain.check(recipe)
+        self.chain.check(recipe, terms)
 
     def _check_settings(self) -> None:
         """Refuse settings that have no effect, and settings that cancel each other.
@@ -253,13 +252,13 @@ class PolicyGradient(CreditTerm):
                 "in two ways; set one of them to null."
             )
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Remarks on bounds that never act, an unfit aggregation, stale updates, and those of the advantages."""
         return [
             *self._idle_bounds(recipe),
             *of_responses(self.settings, self.chain),
             *unweighted(self.settings, self.chain, recipe),
-            *self.chain.remarks(recipe),
+            *self.chain.remarks(recipe, terms),
         ]
 
     def _idle_bounds(self, recipe: Recipe) -> list[str]:

@@ -26,7 +26,5 @@ class RlooSettings(PolicyGradientSettings):
     )
 
 
-class Rloo(PolicyGradient):
+class Rloo(PolicyGradient[RlooSettings]):
     """REINFORCE with a leave-one-out baseline on a verifier's reward."""
-
-    settings_type = RlooSettings

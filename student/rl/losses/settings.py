@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from student.plugin.terms import TermSettings
 from student.rl.losses.ratios import Ratio
@@ -66,6 +67,11 @@ class PolicyGradientSettings(TermSettings):
         """`ratio` clipped to [1 - clip_low, 1 + clip_high]; a bound of None does not clip."""
         clipped = ratio if self.clip_low is None else ratio.clamp(min=1.0 - self.clip_low)
         return clipped if self.clip_high is None else clipped.clamp(max=1.0 + self.clip_high)
+
+
+PolicyGradientSettings_co = TypeVar(
+    "PolicyGradientSettings_co", bound=PolicyGradientSettings, covariant=True, default=PolicyGradientSettings
+)
 
 
 class ClippedSettings(PolicyGradientSettings):

@@ -29,10 +29,8 @@ class GspoSettings(ClippedSettings):
     clip_high: float | None = Field(4e-4, gt=0, description="Clips the ratio at 1 + clip_high; null does not clip.")
 
 
-class Gspo(PolicyGradient):
+class Gspo(PolicyGradient[GspoSettings]):
     """GRPO with one importance ratio per response and a narrow clip (GSPO)."""
-
-    settings_type = GspoSettings
 
 
 class DapoSettings(ClippedSettings):
@@ -45,10 +43,8 @@ class DapoSettings(ClippedSettings):
     skip_truncated: bool = Field(True, description="Leave out responses that hit the length limit.")
 
 
-class Dapo(PolicyGradient):
+class Dapo(PolicyGradient[DapoSettings]):
     """GRPO with a higher upper clip, averaged over tokens, without equal groups and cut answers (DAPO)."""
-
-    settings_type = DapoSettings
 
 
 class PpoSettings(ClippedSettings):
@@ -57,10 +53,8 @@ class PpoSettings(ClippedSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="gae")
 
 
-class Ppo(PolicyGradient):
+class Ppo(PolicyGradient[PpoSettings]):
     """PPO, with the values of method critic."""
-
-    settings_type = PpoSettings
 
 
 class DrGrpoSettings(ClippedSettings):
@@ -70,7 +64,5 @@ class DrGrpoSettings(ClippedSettings):
     advantage: dict[str, Any] | list[dict[str, Any]] = advantage_field(name="group_mean", scale="none")
 
 
-class DrGrpo(PolicyGradient):
+class DrGrpo(PolicyGradient[DrGrpoSettings]):
     """GRPO without the biases from dividing by deviation and length (Dr. GRPO)."""
-
-    settings_type = DrGrpoSettings

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatFailed
@@ -37,15 +38,16 @@ class AskedSettings(RewardSettings):
     workers: int = Field(8, ge=1, le=256, description="Maximum number of answers judged at the same time.")
 
 
-class Asked(Reward):
+AskedSettings_co = TypeVar("AskedSettings_co", bound=AskedSettings, covariant=True, default=AskedSettings)
+
+
+class Asked(Reward[AskedSettings_co]):
     """Base of rewards that ask about each answer: subclasses give `value` of one."""
 
-    settings_type: ClassVar[type[RewardSettings]] = AskedSettings
-    settings: AskedSettings
     evidence = "own"
     by_group = False
 
-    def __init__(self, settings: AskedSettings) -> None:
+    def __init__(self, settings: AskedSettings_co) -> None:
         super().__init__(settings)
         self.kind: Literal["whole", "part"] = "part" if settings.adds else "whole"  # type: ignore[misc]
         self._told: set[str] = set()

@@ -38,11 +38,8 @@ class FunctionSettings(AskedSettings):
     )
 
 
-class FunctionReward(Asked):
+class FunctionReward(Asked[FunctionSettings]):
     """A Python function of prompt and answer, named by dotted path."""
-
-    settings_type = FunctionSettings
-    settings: FunctionSettings
 
     def __init__(self, settings: FunctionSettings) -> None:
         super().__init__(settings)

@@ -26,11 +26,8 @@ class JudgeSettings(AskedSettings, GraderSettings):
     """Settings of a chat model that grades."""
 
 
-class Judge(Asked):
+class Judge(Asked[JudgeSettings]):
     """A grade from a chat model at an OpenAI-compatible endpoint."""
-
-    settings_type = JudgeSettings
-    settings: JudgeSettings
 
     def __init__(self, settings: JudgeSettings) -> None:
         super().__init__(settings)
@@ -45,11 +42,8 @@ class HttpJudgeSettings(AskedSettings, ScorerSettings):
     """Settings of a service that scores."""
 
 
-class HttpJudge(Asked):
+class HttpJudge(Asked[HttpJudgeSettings]):
     """A score from any HTTP service that speaks JSON."""
-
-    settings_type = HttpJudgeSettings
-    settings: HttpJudgeSettings
 
     def __init__(self, settings: HttpJudgeSettings) -> None:
         super().__init__(settings)
@@ -64,11 +58,8 @@ class GrpcJudgeSettings(AskedSettings, GrpcSettings):
     """Settings of a judge that speaks gRPC."""
 
 
-class GrpcJudge(Asked):
+class GrpcJudge(Asked[GrpcJudgeSettings]):
     """A score from any gRPC service (judge.proto)."""
-
-    settings_type = GrpcJudgeSettings
-    settings: GrpcJudgeSettings
 
     def __init__(self, settings: GrpcJudgeSettings) -> None:
         super().__init__(settings)

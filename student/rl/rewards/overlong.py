@@ -34,11 +34,9 @@ class OverlongSettings(RewardSettings):
     penalty: float = Field(1.0, gt=0, description="Penalty at the limit.")
 
 
-class Overlong(Reward):
+class Overlong(Reward[OverlongSettings]):
     """A penalty that grows over the last tokens before the length limit (DAPO)."""
 
-    settings_type = OverlongSettings
-    settings: OverlongSettings
     evidence = "text"
     by_group = False
 

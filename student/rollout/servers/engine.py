@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
     from student.run.space import Space
@@ -51,11 +52,9 @@ _FRUITLESS = 5
 """How many times in succession all servers may be lost without finishing a single row."""
 
 
-class ServersEngine(RolloutEngine):
+class ServersEngine(RolloutEngine[ServersSettings]):
     """Samples with servers; see the module docstring. Subclasses set the dialect."""
 
-    settings_type = ServersSettings
-    settings: ServersSettings
     holds_weights = True
     on_device = False
     takes_shards = True
@@ -67,7 +66,7 @@ class ServersEngine(RolloutEngine):
         super().__init__(settings)
         self._label = ""
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """See `RolloutEngine.check`."""
         self.settings.api_key()
         lora = recipe.model.lora

@@ -46,11 +46,9 @@ class DynamicSamplingSettings(StrategySettings):
     )
 
 
-class DynamicSampling(Strategy):
+class DynamicSampling(Strategy[DynamicSamplingSettings]):
     """Draws further prompts until enough groups have rewards that differ (DAPO)."""
 
-    settings_type = DynamicSamplingSettings
-    settings: DynamicSamplingSettings
     evidence: ClassVar[str] = "text and code"
     why_not_stale = ""
     judges = True
@@ -63,7 +61,7 @@ class DynamicSampling(Strategy):
         """Refuse groups of one answer."""
         check_groups(self, recipe)
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """See `drops_what_is_learnt`."""
         return drops_what_is_learnt(self, recipe)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
+    from student.plugin.terms import Term
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
     from student.rollout.vllm.draws import Draw
@@ -42,11 +43,9 @@ _SPARE = 256
 """Cache tokens on top of the recipe's: vLLM rounds the longest row up to whole blocks and keeps one block back."""
 
 
-class VllmRollout(RolloutEngine):
+class VllmRollout(RolloutEngine[VllmSettings]):
     """VLLM in process, with a random stream per row."""
 
-    settings_type = VllmSettings
-    settings: VllmSettings
     holds_weights = True
     takes_shards = True
 
@@ -57,7 +56,7 @@ class VllmRollout(RolloutEngine):
         self._sleep = Sleep(enabled=settings.sleep)
         self._given: dict[str, Tensor] = {}
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """See `RolloutEngine.check`."""
         check_vllm(self.settings, recipe)
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from typing_extensions import TypeVar
+
 from opd.config import Settings
 from opd.errors import ConfigError, PluginError
 from student.data.needs import Needs
+from student.plugin.base import Plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
-    from student.data.report import StepReport
     from student.data.row import Row
     from student.plugin.terms import Term
     from student.settings.recipe import Recipe
@@ -58,7 +59,10 @@ class RewardServices(Protocol):
         """The final answer of each row, in a form that equal answers share; None where it has none."""
 
 
-class Reward:
+RewardSettings_co = TypeVar("RewardSettings_co", bound=RewardSettings, covariant=True, default=RewardSettings)
+
+
+class Reward(Plugin[RewardSettings_co]):
     """A reward.
 
     Attributes:
@@ -66,18 +70,15 @@ class Reward:
         by_group: whether the reward of a row depends on the other rows of its group. All of them are then rewarded
             again when a later round of a rollout strategy adds to the group.
         turns_for: if it gives rewards by turn, the advantages that read these, for the error message; else "".
-        evidence: how its formula is known: "text and code", "text", "abstract", "inferred" or "own".
         fired: what it did since this was last cleared, as metrics (sum, count).
     """
 
-    settings_type: ClassVar[type[RewardSettings]] = RewardSettings
     kind: ClassVar[Literal["whole", "part"]] = "part"
     by_group: ClassVar[bool] = True
     turns_for: ClassVar[str] = ""
-    evidence: ClassVar[str] = ""
 
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, settings: RewardSettings_co) -> None:
+        super().__init__(settings)
         self.fired: dict[str, tuple[float, float]] = {}
 
     @property
@@ -103,20 +104,9 @@ class Reward:
                 f"{self.turns_for}."
             )
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first training prompts before the student is loaded, also in a dry run.
-
-        Raises:
-            DataError, ConfigError: if they lack what it reads, or it cannot work with them.
-        """
-
     def bounds(self) -> tuple[float, float] | None:
         """The least and the largest value that it gives with these settings; None if they are not known."""
         return None
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """What the user should know about it in this recipe although it works, one clause each."""
-        return []
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Reward `rows`, which hold whole groups: this rank's, or those of a round and, if groups grew, all before.
@@ -125,18 +115,8 @@ class Reward:
         """
         raise PluginError(f"{type(self).__name__} does not implement reward.")
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from the finished step; every rank gets the same outcomes."""
-
     def close(self) -> None:
         """Release worker processes."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State to checkpoint: JSON values, numpy arrays and tensors in nested dicts."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
 
     def fire(self, metric: str, total: float, count: float = 1.0) -> None:
         """Add `total` and `count` to one of its metrics."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.plugin.terms import Term
     from student.scoring.rewards.base import Reward, RewardServices
-    from student.settings.recipe import Recipe
 
 _FIRED = "fired/"
 
@@ -60,16 +59,6 @@ class RewardChain:
         """Whether any reward reads the scores of models."""
         return any(reward.needs().signals for reward in self.parts)
 
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Let each reward look at the recipe.
-
-        Raises:
-            ConfigError: if one could have no effect in it, or if rewards leave the range that an advantage accepts.
-        """
-        for reward in self.parts:
-            reward.check(recipe, terms)
-        self._check_range(terms)
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Let each reward look at the first training prompts.
 
@@ -79,7 +68,7 @@ class RewardChain:
         for reward in self.parts:
             reward.check_prompts(prompts)
 
-    def _check_range(self, terms: Sequence[Term]) -> None:
+    def check_range(self, terms: Sequence[Term]) -> None:
         """Refuse rewards outside the range that an advantage accepts, if the bounds of all of them are known.
 
         Raises:

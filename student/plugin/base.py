@@ -1,9 +1,12 @@
-"""What controllers and rollout strategies have in common: what they ask of a run, and the state that they save."""
+"""What all kinds of plug-ins have in common: their settings, what they ask of a run, and the state that they save."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
 
+from typing_extensions import TypeVar
+
+from opd.config import Settings
 from student.data.needs import Needs
 
 if TYPE_CHECKING:
@@ -14,22 +17,42 @@ if TYPE_CHECKING:
     from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
+Settings_co = TypeVar("Settings_co", bound=Settings, covariant=True, default=Any)
 
-class StepPlugin:
-    """A plug-in that takes part in the steps of a run; every hook has a default that does nothing."""
 
-    def __init__(self, settings: Any) -> None:
+class Plugin(Generic[Settings_co]):
+    """Base class of all kinds of plug-ins. A subclass names its settings once: `class Brief(Reward[BriefSettings])`.
+
+    Every hook has a default that does nothing.
+    """
+
+    settings_type: ClassVar[type[Settings]] = Settings
+    evidence: ClassVar[str] = ""
+    """How its formula is known: "text and code", "text", "abstract", "inferred" or "own"."""
+
+    def __init__(self, settings: Settings_co) -> None:
         self.settings = settings
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take `settings_type` from the type argument; a base of others takes the bound of its variable."""
+        super().__init_subclass__(**kwargs)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for argument in get_args(base):
+                cls.settings_type = getattr(argument, "__bound__", argument)
+
     def needs(self) -> Needs:
-        """What the plug-in needs besides the needs of the objective."""
+        """What it needs from teachers, rollout and student; a run whose fleet cannot serve it is refused."""
         return Needs()
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Check the whole recipe before anything is loaded, in dry runs too.
 
+        Args:
+            recipe: the recipe.
+            terms: those of the objective.
+
         Raises:
-            ConfigError: if the plug-in cannot work with it.
+            ConfigError: if the plug-in cannot work in it, or could have no effect.
         """
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -47,7 +70,7 @@ class StepPlugin:
         """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
         return ""
 
-    def remarks(self, recipe: Recipe) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
         return []
 
