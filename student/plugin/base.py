@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.report import StepReport
-    from student.plugin.terms import Term
     from student.settings.recipe import Recipe
 
 Settings_co = TypeVar("Settings_co", bound=Settings, covariant=True, default=Any)
@@ -44,12 +43,12 @@ class Plugin(Generic[Settings_co]):
         """What it needs from teachers, rollout and student; a run whose fleet cannot serve it is refused."""
         return Needs()
 
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Any]) -> None:
         """Check the whole recipe before anything is loaded, in dry runs too.
 
         Args:
             recipe: the recipe.
-            terms: those of the objective.
+            terms: the terms of the objective (`Term`, which derives from this class).
 
         Raises:
             ConfigError: if the plug-in cannot work in it, or could have no effect.
@@ -70,7 +69,7 @@ class Plugin(Generic[Settings_co]):
         """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
         return ""
 
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+    def remarks(self, recipe: Recipe, terms: Sequence[Any]) -> list[str]:
         """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""
         return []
 
