@@ -25,15 +25,15 @@ $(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end; about three minutes after the installation
 	@$(BIN)/python examples/demo.py
 
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 test: $(STAMP) ## the CPU tests of the trunk, without those marked slow
-	$(PYTEST) --ignore tests/opd_zoo --ignore tests/opd_lab
+	$(PYTEST) -m "not slow and not zoo" --ignore tests/opd_zoo --ignore tests/opd_lab
 
-test-zoo: $(STAMP) ## the tests of opd_zoo, without those marked slow
-	$(PYTEST) tests/opd_zoo
+test-zoo: $(STAMP) ## the tests of opd_zoo, and what the trunk asks of every plug-in there, without those marked slow
+	$(PYTEST) -m "zoo and not slow" tests/opd_zoo tests/student tests/end_to_end/test_conformance.py
 
 test-lab: $(STAMP) ## the tests of opd_lab, without those marked slow
-	$(PYTEST) tests/opd_lab
+	$(PYTEST) -m "not slow" tests/opd_lab
 
 test-slow: $(STAMP) ## the tests marked slow, most of them runs of several processes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow

@@ -42,7 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes minutes has a verb of its own, which names its mark."""
+    """What takes minutes has a verb of its own, which names its mark, and so has the zoo."""
+    for item in items:
+        if "opd_zoo" in item.path.parts:
+            item.add_marker("zoo")
     for mark in ("chaos", "pages"):
         if mark not in (config.getoption("-m") or ""):
             for item in items:

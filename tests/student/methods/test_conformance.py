@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from registered import registered
 from saved_state import save_state
 
 from opd.config import parse_settings
@@ -38,11 +39,7 @@ VARIANTS: list[dict[str, Any]] = [
 ENTRIES = [{"name": entry.name} for entry in OBJECTIVES] + VARIANTS
 
 
-def name_of(entry: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in entry.values())
-
-
-@pytest.fixture(params=ENTRIES, ids=name_of)
+@pytest.fixture(params=registered(OBJECTIVES, ENTRIES))
 def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from registered import registered
 
 from opd.tasks.verdict import Verdict
 from student.plugin.terms import OBJECTIVES, build_terms
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in OBJECTIVES])
+@pytest.mark.parametrize("name", registered(OBJECTIVES))
 def test_a_gradient_does_not_depend_on_padding(bench: Callable[..., Any], name: str) -> None:
     entry = {"name": name}
     made = bench(entry, micro_batch_tokens=100_000)

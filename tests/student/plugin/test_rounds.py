@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from registered import registered
 from thread_ranks import SOURCE, keys, plan, sampled, together
 
 from opd.config import parse_settings
@@ -129,7 +130,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in STRATEGIES])
+@pytest.mark.parametrize("name", registered(STRATEGIES))
 def test_every_strategy_takes_a_step_again_and_spreads_it_over_ranks_alike(name: str) -> None:
     def make() -> Strategy:
         cls = STRATEGIES.load(name)

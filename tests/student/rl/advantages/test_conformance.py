@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from registered import registered
 from saved_state import save_state
 
 from opd.config import parse_settings
@@ -20,7 +21,6 @@ from student.rl.advantages.base import Advantage, Modifier
 from student.rl.advantages.chain import AdvantageChain
 from student.state.state_io import load_state
 
-NAMES = [entry.name for entry in ADVANTAGES]
 EVIDENCE = {"text and code", "text", "abstract", "inferred"}
 CENTRED = {"group_mean", "leave_one_out", "bnpo", "rec_balance", "lite_ppo", "gc_opd", "lpo", "pacs"}
 """Estimators that give a group's rows credit adding up to 0."""
@@ -50,7 +50,7 @@ def chain(name: str) -> AdvantageChain:
     return AdvantageChain(parts_of(name), "a test")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=registered(ADVANTAGES))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

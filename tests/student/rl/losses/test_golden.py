@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from registered import registered
 
 from opd.wire.types import PayloadKind, Scores
 from student.data.outcome import gather_outcomes
@@ -15,14 +16,15 @@ from student.learning.objective import Objective
 from student.plugin.terms import OBJECTIVES, build_terms
 from student.rl.losses.policy_gradient import PolicyGradient
 
-NAMES = [
+LOSSES = {
     entry.name
     for entry in OBJECTIVES
     if ".losses." in entry.path
     and issubclass(OBJECTIVES.load(entry.name), PolicyGradient)
     and not ("teacher" in entry.path or "rlsd" in entry.path)  # whose credit is a teacher's
     and entry.name != "rover"  # a regression
-]
+}
+NAMES = [one for one in registered(OBJECTIVES) if one.id in LOSSES]
 FIXED = {"name": "signed", "positive": 1.0}
 ON_POLICY: dict[str, dict[str, Any]] = {
     "minirl": {"ratio_to": "behaviour"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registered import registered
 from saved_state import save_state
 
 from opd.config import parse_settings
@@ -42,7 +43,7 @@ TEXTS = ("<answer>42</answer>", '{"a": 1}', "why <answer>7</answer>", "", "42", 
 VALUES = (1.0, 0.0, 1.0, None, 0.5, 1.0)
 
 
-@pytest.fixture(params=[entry.name for entry in REWARDS])
+@pytest.fixture(params=registered(REWARDS))
 def build(request: pytest.FixtureRequest) -> Any:
     made: list[Reward] = []
 
