@@ -1,5 +1,6 @@
 """Fixtures that several packages share: the test world, built once per run, and real server processes."""
 
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker(mark):
                     item.add_marker(pytest.mark.skip(reason=f"minutes long; run by `make {mark}`"))
+
+
+def pytest_collection_finish() -> None:
+    """What was loaded to collect the tests stays: no garbage collection of a test looks through it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

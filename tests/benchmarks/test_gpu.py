@@ -3,13 +3,14 @@
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pytest
 
 from support.gpu_page import BEGIN, END, PAGE, TABLES, render, write_page
@@ -23,30 +24,39 @@ FAILS = f"{WRITES}; print('a cable was cut'); raise SystemExit(3)"
 
 
 @pytest.fixture(scope="module")
-def gpu() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
+def here() -> dict[str, Any]:
+    return gpu.machine(os.environ)
+
+
+@pytest.fixture
+def collect(here: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    """What the script does; it asks once for all tests what machine this is."""
+    monkeypatch.setattr(gpu, "machine", lambda environment: here)
+    return gpu.collect
 
 
 def test_a_part_that_fails_is_told_beside_its_figures_and_those_of_the_others(
-    gpu: dict[str, Any], tmp_path: Path
+    collect: Callable[..., bool], tmp_path: Path
 ) -> None:
     path = tmp_path / "runs" / "gpu.json"
     parts = {"broken": ("-c", FAILS), "race": ("-c", WRITES)}
-    assert not gpu["collect"](parts, path, os.environ)
+    assert not collect(parts, path, os.environ)
     broken, race = (json.loads(path.read_text())[name] for name in parts)
     assert broken["error"] == "exit code 3: a cable was cut" and broken["figures"] == race["figures"]
     assert "error" not in race and race["seconds"] > 0 and race["command"].startswith("python -c ")
     assert race["machine"]["cores"] == os.cpu_count() and race["versions"]["torch"]
     # Run again, a part replaces its own section alone.
-    assert gpu["collect"]({"broken": ("-c", WRITES)}, path, os.environ)
+    assert collect({"broken": ("-c", WRITES)}, path, os.environ)
     again = json.loads(path.read_text())
     assert "error" not in again["broken"] and again["race"] == race
 
 
-def test_a_part_that_leaves_no_whole_file_is_told_and_the_others_go_on(gpu: dict[str, Any], tmp_path: Path) -> None:
+def test_a_part_that_leaves_no_whole_file_is_told_and_the_others_go_on(
+    collect: Callable[..., bool], tmp_path: Path
+) -> None:
     half = 'import os, sys; open(sys.argv[1], "w").write(\'{"figures": [\'); '
     parts = {"killed": ("-c", half + "os._exit(9)"), "silent": ("-c", "print('done')"), "race": ("-c", WRITES)}
-    assert not gpu["collect"](parts, tmp_path / "gpu.json", os.environ)
+    assert not collect(parts, tmp_path / "gpu.json", os.environ)
     killed, silent, race = (json.loads((tmp_path / "gpu.json").read_text())[name] for name in parts)
     assert killed["error"].startswith("exit code 9") and "figures" not in killed
     assert silent["error"] == "no figures were written: done" and race["figures"]

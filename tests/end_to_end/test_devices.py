@@ -1,12 +1,14 @@
 """A whole run on an accelerator that is not a GPU: a tensor left on the CPU ends it, and the numbers are the CPU's."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import forked
 import pytest
 from run_records import records
+from slow_cases import slow
 from torch.utils import backend_registration
 
 from opd.config import parse_settings
@@ -37,14 +39,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def on_device(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def on_device(script: str, *arguments: str) -> CompletedProcess[str]:
     """Run a script in a process of its own, because a backend of torch's is there for good."""
     support = Path(__file__).parents[1] / "support"
     code = f"import sys; sys.path.insert(0, {str(support)!r})\n{script}"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return forked.run([sys.executable, "-c", code, *arguments])
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [1, *slow(0)])
 def test_a_run_on_an_accelerator_learns_what_a_run_on_the_cpu_does(
     make_recipe: Callable[..., Recipe], tmp_path: Path, staleness: int
 ) -> None:

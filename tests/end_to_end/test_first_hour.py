@@ -43,7 +43,7 @@ def chat(chat_model: Path, chat_teacher: Any, questions: Path, tmp_path: Path) -
             "model": {"path": str(chat_model)},
             "teachers": {"endpoints": [chat_teacher.address]},
             "prompts": {"file": str(questions), "chat": True, "heldout": 0.2},
-            "rollout": {"prompts_per_step": 4, "max_new_tokens": 60, "max_prompt_tokens": 100},
+            "rollout": {"prompts_per_step": 4, "max_new_tokens": 16, "max_prompt_tokens": 100},
             "objective": [{"name": "opd", "payload": "gather", "k": 8}],
             "train": {"steps": 1, "threads": 1},
             "eval": {"prompts": 4},
@@ -149,7 +149,7 @@ def test_samples_show_what_was_asked_and_answered_at_evaluations_and_in_training
     assert kinds == [kind for kind in expected for _ in range(3)]
     for line in found:
         assert line["prompt"][-1]["content"].startswith("What is ") and line["reference"].isdigit()
-        assert isinstance(line["answer"], str) and 1 <= line["tokens"] <= 60 and line["kl"] is not None
+        assert isinstance(line["answer"], str) and 1 <= line["tokens"] <= 16 and line["kl"] is not None
         assert (line["verdict"] in ("correct", "wrong")) == (line["label"] != "train")
     metrics = metrics_of(recipe.run)
     assert all(0 <= step["repetition"] < 1 for step in metrics) and "eval/repetition" in metrics[2]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from ports import held_port
 from run_records import metrics_of, records
+from slow_cases import slow
 
 from opd.errors import CancelledError, NonFiniteError, OpdError, OutageError, PluginError
 from opd.fleet.membership.members import Members
@@ -96,8 +97,10 @@ def check(
     return run
 
 
-@pytest.mark.parametrize("call", [1, 2, 5])
-@pytest.mark.parametrize("how", ["signal", "outage"])
+@pytest.mark.parametrize(
+    ("how", "call"),
+    [("signal", 1), ("outage", 2), *slow(("outage", 1), ("signal", 2), ("signal", 5), ("outage", 5))],
+)
 def test_a_search_of_effopd_that_is_broken_off_leaves_no_trace(check: Callable[..., str], call: int, how: str) -> None:
     message = check(
         lambda patch: stop_at(patch, LoopServices, "evaluate", call, how), objective=EXACT, methods=[EFFOPD]
@@ -146,10 +149,9 @@ def test_a_kill_between_a_checkpoint_and_its_line_of_metrics_loses_no_line(
     assert records(recipe("cut")) == records(recipe("calm"))
 
 
-@pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize(("call", "background"), [(1, True), (2, False), *slow((1, False), (2, True))])
 def test_a_probe_of_adwin_that_is_broken_off_is_taken_again(
-    check: Callable[..., str], background: bool, call: int
+    check: Callable[..., str], call: int, background: bool
 ) -> None:
     method = {**ADWIN, "background": background}
     assert "--resume" in check(
@@ -157,8 +159,10 @@ def test_a_probe_of_adwin_that_is_broken_off_is_taken_again(
     )
 
 
-@pytest.mark.parametrize("call", [1, 3, 5])
-@pytest.mark.parametrize("how", ["signal", "outage"])
+@pytest.mark.parametrize(
+    ("how", "call"),
+    [("signal", 1), ("outage", 3), ("signal", 5), *slow(("outage", 1), ("signal", 3), ("outage", 5))],
+)
 def test_an_evaluation_that_is_broken_off_is_made_again(check: Callable[..., str], call: int, how: str) -> None:
     """The first of five evaluations is before the first step, the last one after the last."""
     message = check(lambda patch: stop_at(patch, LoopServices, "evaluate", call, how), eval={"prompts": 8, "every": 1})

@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 from run_records import metrics_of
 from safetensors.torch import load_file
+from slow_cases import slow
 from transformers import AutoModelForCausalLM
 
 from opd.config import parse_settings
@@ -28,7 +29,7 @@ def changes(world: Path, **lora: Any) -> dict[str, Any]:
     return {"model": {"path": str(world / "student"), "lora": {**MODEL["lora"], **lora}}, "eval": {"prompts": 4}}
 
 
-@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dora", [True, *slow(False)])
 def test_a_resumed_lora_run_equals_an_uninterrupted_one_and_saves_adapters_alone(
     make_recipe: Callable[..., Recipe],
     world: Path,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from run_records import metrics_of
+from slow_cases import slow
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError, TeacherNotFoundError
@@ -59,7 +60,7 @@ def alone(recipe_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "hidden"])
+@pytest.mark.parametrize("payload", ["sampled", "hidden", *slow("gather")])
 def test_the_initial_weights_are_a_reference_without_a_server(
     alone: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_a_run_with_a_teacher_that_follows_resumes_bit_for_bit(
     assert all(line["reverse_kl"] > 0.01 and line["ema_distance"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "topk", "hidden"])
+@pytest.mark.parametrize("payload", ["topk", *slow("sampled", "gather", "hidden")])
 def test_a_term_may_name_its_teacher_itself(
     alone: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], payload: str
 ) -> None:

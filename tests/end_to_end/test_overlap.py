@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from run_records import metrics_of, records
+from slow_cases import slow
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.errors import CancelledError, DataError, OutageError
@@ -71,7 +72,7 @@ def sampled_by(folder: Path, rows: Sequence[Row]) -> list[list[int]]:
     return [row.response_ids.tolist() for row in rollout(model, tokenizer, planned, spec)]
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("staleness", [2, *slow(1)])
 def test_step_n_is_sampled_by_the_weights_of_step_n_minus_k_and_no_others(
     overlapped: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, world: Path, staleness: int
 ) -> None:
@@ -224,7 +225,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["gather", "further-answers", "episodes", *slow("adapters", "self-teacher-and-rewards", "further-rounds")]
+)
 def test_a_run_that_is_killed_goes_on_from_its_checkpoints_to_the_same_weights(
     overlapped: Callable[..., Recipe], hashes: Callable[[Path], dict[str, str]], kind: str
 ) -> None:

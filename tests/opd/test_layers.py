@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,16 @@ FORBIDDEN = {
 }
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The imports of a file, inside functions too, and its conditions: what the tests here look at."""
+    kinds = (ast.Import, ast.ImportFrom, ast.If)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -35,7 +43,7 @@ def test_no_package_imports_one_above_or_beside_it(package: str) -> None:
 
 def targets(path: Path, modules: set[str], *, types: bool = False) -> set[str]:
     """The project's modules that a file imports, inside functions too; with `types`, also for the type checker only."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = nodes_of(path)
     typing_only = (
         set()
         if types

@@ -29,7 +29,7 @@ from student.commands.dry_run import check
 from student.job.loop import train
 from student.settings.recipe import Recipe
 
-RECIPES = int(os.environ.get("OPD_FUZZ_RECIPES", "16"))
+RECIPES = int(os.environ.get("OPD_FUZZ_RECIPES", "6"))
 TRIES = 25
 DATA = [
     "had no effect in",  # tt_opd, of a mechanism that the answers never needed

@@ -134,6 +134,8 @@ WIRES: dict[str, Wire] = {
     **{f"sends {name}": whole(text) for name, text in TEXTS.items()},
 }
 """Everything above."""
+ONE_OF_EACH = [next(iter(lies)) for lies in (SLOW, ENDLESS, BROKEN, REFUSED)] + [f"sends {next(iter(TEXTS))}"]
+"""Names of `WIRES`, one of each kind."""
 
 
 class Liar:

@@ -133,7 +133,7 @@ def value_and_gradient(name, student, teacher, y, mask=None):
 
 rows = st.lists(st.floats(-20, 20), min_size=V, max_size=V)
 seeds = st.integers(0, 9999)
-few = settings(max_examples=12, deadline=None)  # of each form, and there are some thirty
+few = settings(max_examples=6, deadline=None)  # of each form, and there are some thirty
 
 
 @given(name=st.sampled_from(sorted(TRUE)), one=rows, other=rows, k=st.integers(0, V))

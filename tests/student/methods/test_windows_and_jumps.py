@@ -10,6 +10,7 @@ import pytest
 import torch
 from run_records import metrics_of, records
 from safetensors.torch import load_file
+from slow_cases import slow
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
@@ -82,7 +83,7 @@ def weights_of(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("background", [True, *slow(False)])
 def test_a_run_cut_while_a_probe_is_under_way_resumes_bit_for_bit(make: Make, calm: Make, background: bool) -> None:
     method = ADWIN if background else WAITING
     train(make("cut", method, steps=1))

@@ -43,7 +43,7 @@ def model(world: Path, request: pytest.FixtureRequest) -> Any:
     return AutoModelForCausalLM.from_pretrained(world / "student", attn_implementation=request.param).eval()
 
 
-def plan(rows: int = 40) -> list[PlannedRow]:
+def plan(rows: int = 24) -> list[PlannedRow]:
     """Rows of two samples per prompt, whose longest answers differ widely."""
     prompts = [Prompt.make("+".join(str(7 * i + j) for j in range(1 + i % 5)) + "=") for i in range(rows // 2)]
     planned = plan_step(2, prompts, samples=2, max_new_tokens=12, temperature=1.0).rows

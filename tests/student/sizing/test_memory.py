@@ -48,14 +48,20 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+MODELS: dict[str, Path] = {}
+"""Models by their sizes, each saved by the first test that looks at it."""
+
+
 def make(world: Path, folder: Path, shape: dict[str, int], changes: dict[str, Any]) -> Recipe:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48, "tie_word_embeddings": True, **shape}
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(world / "student").save_pretrained(folder / "model")
+    if (model := MODELS.get(str(sizes))) is None:
+        model = MODELS[str(sizes)] = folder / "model"
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(model)
+        AutoTokenizer.from_pretrained(world / "student").save_pretrained(model)
     data: dict[str, Any] = {
         "run": str(folder / "run"),
-        "model": {"path": str(folder / "model")},
+        "model": {"path": str(model)},
         "prompts": {"task": "addition"},
         "objective": [{"name": "sft", "rows": "all"}],
         "rollout": {"max_prompt_tokens": 64, "max_new_tokens": 64, "prompts_per_step": 8},

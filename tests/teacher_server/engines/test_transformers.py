@@ -105,14 +105,14 @@ def crowd(settled: TransformersEngine, make_item, entry) -> tuple[list[EngineIte
     specs = [PayloadSpec.sampled(), PayloadSpec.topk(7), PayloadSpec.gather(4, "f32"), PayloadSpec.hidden()]
     specs += [PayloadSpec.full(), PayloadSpec.topk(3, "u16"), PayloadSpec.hidden("f32")]
     rows = []
-    for i in range(42):
+    for i in range(21):
         prompt, response = int(draw.integers(1, 60)), int(draw.integers(1, 70))
         item = make_item(prompt, response, seed=i, k=4)
         rows.append(entry(item, specs[i % len(specs)], float(draw.choice([1.0, 0.7, 2.0]))))
     return rows, [numbers.bits(settled.score([row])[0]) for row in rows]
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data())
 def test_a_rows_bits_depend_on_no_other_row_of_its_batch(settled: TransformersEngine, crowd, data) -> None:
     rows, alone = crowd

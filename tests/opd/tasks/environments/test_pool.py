@@ -24,15 +24,21 @@ from opd.tasks.prompt import Prompt
 NAUGHTY = "tests.support.environments:Naughty"
 
 
+SETTINGS = PoolSettings(step_seconds=PATIENCE, text_characters=1000)
 HANGING = 5.0
 """Seconds after which an episode counts as hung in the test of it; elsewhere none does."""
 
 
 @pytest.fixture
-def naughty(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
-    hangs = "action" in request.fixturenames and request.getfixturevalue("action") == "hang"
-    settings = PoolSettings(step_seconds=HANGING if hangs else PATIENCE, text_characters=1000)
-    with EnvironmentPool({"name": NAUGHTY}, settings) as pool:
+def naughty() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool({"name": NAUGHTY}, SETTINGS) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def going_on() -> Iterator[EnvironmentPool]:
+    """A pool for many tests: what an episode does to it is what they are about."""
+    with EnvironmentPool({"name": NAUGHTY}, SETTINGS) as pool:
         yield pool
 
 
@@ -80,18 +86,21 @@ def test_a_host_finds_the_modules_that_its_caller_finds(tmp_path: Path, monkeypa
     ],
 )
 def test_an_episode_that_breaks_is_told_apart_and_leaves_the_others_alone(
-    naughty: EnvironmentPool, action: str, kind: str, reason: str
+    going_on: EnvironmentPool, monkeypatch: pytest.MonkeyPatch, action: str, kind: str, reason: str
 ) -> None:
+    if action == "hang":
+        monkeypatch.setattr(going_on, "settings", SETTINGS.model_copy(update={"step_seconds": HANGING}))
+    going_on.failures.clear()
     prompt = Prompt.make("hello")
-    naughty.reset(dict.fromkeys(range(3), (prompt, 0)))
-    seen = naughty.step({0: "fine", 1: action, 2: "fine"})
+    going_on.reset(dict.fromkeys(range(3), (prompt, 0)))
+    seen = going_on.step({0: "fine", 1: action, 2: "fine"})
     broken = seen[1]
     assert isinstance(broken, EpisodeError) and broken.kind == kind and reason in broken.reason
     assert seen[0] == seen[2] == Observation("you said fine, 1")
-    assert naughty.failures == {kind: 1}
-    after = naughty.step({0: "again", 2: "again"})
+    assert going_on.failures == {kind: 1}
+    after = going_on.step({0: "again", 2: "again"})
     assert after[0] == Observation("you said again, 2")
-    assert naughty.reset({1: (prompt, 0)})[1] == Observation("hello")
+    assert going_on.reset({1: (prompt, 0)})[1] == Observation("hello")
 
 
 def test_a_process_that_is_killed_costs_its_episode(naughty: EnvironmentPool) -> None:

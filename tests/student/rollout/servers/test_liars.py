@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import WIRES, said, whole
+from hostile import ONE_OF_EACH, WIRES, said, whole
 from server_engines import engine_on, ids, sync
 from sglang_rollouts import SglangRollouts
+from slow_cases import slow
 
 from opd.errors import RolloutEngineError
 from opd.tasks.prompt import Prompt
@@ -137,10 +138,13 @@ def test_a_liar_is_left_for_the_others_until_the_next_sync(
     assert [server.lost != "" for server in beside._pool.servers] == [False, True]
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_liar_alone_ends_the_run_with_its_reason(alone: ServersEngine, liar: SglangRollouts, lie: Lie) -> None:
+ENOUGH = [*ONE_OF_EACH, "no tokens", "weights of another name"]
+
+
+@pytest.mark.parametrize("lie", [*ENOUGH, *slow(*(name for name in LIES if name not in ENOUGH))])
+def test_a_liar_alone_ends_the_run_with_its_reason(alone: ServersEngine, liar: SglangRollouts, lie: str) -> None:
     sync(alone)
-    liar.lie = lie
+    liar.lie = LIES[lie]
     with pytest.raises(RolloutEngineError, match=r"all rollout servers were lost .* (http://127|it sampled with)"):
         alone.sample(plan())
 
