@@ -20,7 +20,7 @@ import torch
 
 from opd.tasks.build import build_prompts
 from opd.tasks.environments.base import ENVIRONMENT, PATH, Standing
-from opd.tasks.environments.host import make_environment
+from opd.tasks.environments.service import make_environment
 from opd.tasks.prompt import Prompt
 from opd_lab.experiment import Arm, Replicate
 from opd_lab.plan import ExperimentPlan

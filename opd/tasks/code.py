@@ -1,4 +1,4 @@
-"""Verification of programs by running their tests in a sandbox (`opd.tasks.code_sandbox`).
+"""Verification of programs by running their tests in a sandbox (`opd.procs.sandbox`).
 
 A prompt has its tests in the column `tests` (`prompts.keep_columns: [tests]`): Python source that raises if the program
 is wrong, or a list of {"input": ..., "output": ...}, which is what the program reads and must print. White space at
@@ -12,7 +12,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from opd.tasks.code_sandbox import Ended, Limits, Ran, check_machine, run_python
+from opd.procs.sandbox import Ended, Limits, Ran, check_machine, run_python
 from opd.tasks.fences import fenced, unclosed
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict

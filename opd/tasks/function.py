@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from opd.errors import ConfigError
+from opd.procs.children import ChildFailed
+from opd.procs.host import Service
+from opd.procs.workers import Workers
 from opd.registry import imported
-from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
 from opd.tasks.verdict import Verdict, Verifier
-from opd.tasks.worker import CheckFailed
 
 Judge = Callable[[Prompt, str], float | bool | None]
 
@@ -27,7 +28,7 @@ class FunctionCheck:
 
     def __init__(self, path: str, timeout: float, workers: int | None = None) -> None:
         self.path = path
-        self._workers = WorkerPool("opd.tasks.function:check", timeout, workers, path)
+        self._workers = Workers("opd.tasks.function:Function", timeout, path, most=workers)
 
     def load(self) -> Judge:
         """Import the function in this process, to check that it can be imported.
@@ -41,9 +42,9 @@ class FunctionCheck:
         """The function's result: True and False as 1 and 0, None if it cannot tell.
 
         Raises:
-            CheckFailed: if it raises, hangs, crashes, or returns anything else.
+            ChildFailed: if it raises, hangs, crashes, or returns anything else.
         """
-        return self._workers.ask({"path": self.path, "prompt": asdict(prompt), "answer": answer})["value"]
+        return self._workers.ask({"prompt": asdict(prompt), "answer": answer})["value"]
 
     def close(self) -> None:
         """Stop the processes."""
@@ -61,7 +62,7 @@ class FunctionVerifier:
         """See `Verifier.verify`."""
         try:
             value = self._check(prompt, completion)
-        except CheckFailed as error:
+        except ChildFailed as error:
             return Verdict.unknown(str(error))
         return (
             Verdict.unknown("the function returned None, which means that it cannot tell")
@@ -134,18 +135,19 @@ def _at(path: str) -> Any:
         return None
 
 
-def prepare(path: str) -> None:
-    """In the worker, before its first check: import the function."""
-    load_function(path)
+class Function(Service):
+    """The service: calls the function at a path. It is imported in each child, as it may hold threads or a GPU."""
 
+    def open(self) -> None:
+        """Import the function."""
+        self._function = load_function(self.argument)
 
-def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In the worker: call the function at request["path"]."""
-    prompt = Prompt.restored(request["prompt"])
-    value = load_function(request["path"])(prompt, request["answer"])
-    if value is not None and not isinstance(value, bool | int | float):
-        raise TypeError(f"{request['path']} returned {type(value).__name__}; return a number, True, False or None")
-    number = None if value is None else float(value)
-    if number is not None and number - number != 0:
-        raise ValueError(f"{request['path']} returned {number}; return a finite number")
-    return {"value": number}
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call the function."""
+        value = self._function(Prompt.restored(request["prompt"]), request["answer"])
+        if value is not None and not isinstance(value, bool | int | float):
+            raise TypeError(f"{self.argument} returned {type(value).__name__}; return a number, True, False or None")
+        number = None if value is None else float(value)
+        if number is not None and number - number != 0:
+            raise ValueError(f"{self.argument} returned {number}; return a finite number")
+        return {"value": number}

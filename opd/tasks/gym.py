@@ -18,13 +18,14 @@ from pydantic import Field
 
 from opd.config import Settings, parse_settings
 from opd.errors import ConfigError
+from opd.procs.children import ChildFailed
+from opd.procs.host import Service
+from opd.procs.workers import Workers
 from opd.tasks.environments.again import AgainOptions
 from opd.tasks.environments.base import ENVIRONMENT
-from opd.tasks.pool import WorkerPool
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
 from opd.tasks.verdict import Verdict
-from opd.tasks.worker import CheckFailed
 
 _SIZE = 2**30
 """Problems have numbers below this; the number determines the problem."""
@@ -111,7 +112,7 @@ class GymVerifier:
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
-        self._workers = WorkerPool("opd.tasks.gym:check", timeout)
+        self._workers = Workers("opd.tasks.gym:Scorer", timeout)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """Score a completion with the dataset's `score_answer`."""
@@ -127,7 +128,7 @@ class GymVerifier:
         }
         try:
             return Verdict.score(self._workers.ask(request)["score"])
-        except CheckFailed as error:
+        except ChildFailed as error:
             return Verdict.unknown(str(error))
 
     def close(self) -> None:
@@ -158,23 +159,23 @@ def open_dataset(name: str, config: Mapping[str, Any]) -> Any:
         raise ConfigError(f"reasoning-gym dataset {name!r} with config {dict(config)!r}: {error}.") from error
 
 
-def prepare(_: str) -> None:
-    """In the worker, before its first check: import what takes long."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, on the first import
-        import reasoning_gym  # noqa: F401
+class Scorer(Service):
+    """The service: scores completions with the datasets' own checks."""
 
+    def __init__(self, argument: str) -> None:
+        super().__init__(argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # from a dependency, on the first import
+            import reasoning_gym  # noqa: F401
 
-def check(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In the worker: score request["completion"]."""
-    from reasoning_gym.utils import extract_answer
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Score request["completion"]."""
+        from reasoning_gym.utils import extract_answer
 
-    data = _cached(request["dataset"], json.dumps(request["config"]))
-    completion = request["completion"]
-    answer = extract_answer(completion)
-    return {
-        "score": float(data.score_answer(completion.strip() if answer is None else answer, data[request["number"]]))
-    }
+        data = _cached(request["dataset"], json.dumps(request["config"]))
+        answer = extract_answer(request["completion"])
+        text = request["completion"].strip() if answer is None else answer
+        return {"score": float(data.score_answer(text, data[request["number"]]))}
 
 
 @lru_cache(maxsize=64)

@@ -5,21 +5,21 @@ and also ends checks that hang inside sympy.
 """
 
 import re
-import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from opd.tasks.pool import WorkerPool
+from opd.procs.children import Answer, ChildFailed
+from opd.procs.host import Service
+from opd.procs.workers import Workers
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from opd.tasks.worker import Answer, CheckFailed, CheckTimedOut
 
 _MOST_LATE = 10_000
-_MOST_BYTES = 2 * 2**30
-"""Limit on a worker's address space, of which 0.2 GiB are in use before its first check."""
+_MOST_MIB = 2048
+"""Memory of a worker. Within a check's time, sympy expands (1+x)^{1000000} to gigabytes."""
 
 _THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d{1,3}(?!\w|\.\d)")
@@ -53,7 +53,7 @@ class MathVerifier:
     """
 
     def __init__(self, timeout: float = 10.0) -> None:
-        self._workers = WorkerPool("opd.tasks.maths:check", timeout)
+        self._workers = Workers("opd.tasks.maths:Equality", timeout, memory_mib=_MOST_MIB)
         self._late: dict[int, str] = {}
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
@@ -62,7 +62,7 @@ class MathVerifier:
             return Verdict.unknown("the prompt has no reference answer")
         try:
             answer = self._ask("verify", completion, {"reference": prompt.answer, "completion": completion})
-        except CheckFailed as error:
+        except ChildFailed as error:
             return Verdict.unknown(str(error))
         return Verdict.of(bool(answer["right"]), str(answer["reason"]))
 
@@ -70,7 +70,7 @@ class MathVerifier:
         """The final answer, with numbers as exact fractions, so that 1/2 and 0.5 are equal; None if there is none."""
         try:
             return self._ask("extract", completion, {"extract": completion})["answer"]
-        except CheckFailed:
+        except ChildFailed:
             return None
 
     def _ask(self, kind: str, completion: str, request: Answer) -> Answer:
@@ -78,13 +78,14 @@ class MathVerifier:
         key = hash(completion)
         if self._late.get(key, kind) != kind:
             self._late.pop(key, None)
-            raise CheckTimedOut("the answer took too long before")
+            raise ChildFailed("hung", "the answer took too long before")
         try:
             return self._workers.ask(request)
-        except CheckTimedOut:
-            if len(self._late) >= _MOST_LATE:
-                self._late.clear()
-            self._late[key] = kind
+        except ChildFailed as error:
+            if error.kind == "hung":
+                if len(self._late) >= _MOST_LATE:
+                    self._late.clear()
+                self._late[key] = kind
             raise
 
     def close(self) -> None:
@@ -92,17 +93,16 @@ class MathVerifier:
         self._workers.close()
 
 
-def prepare(_: str) -> None:
-    """In the worker, before its first check: import what takes long, and bound the memory of all checks."""
-    import math_verify  # noqa: F401
+class Equality(Service):
+    """The service: compares and extracts answers, see `check`."""
 
-    if sys.platform == "linux":
-        import resource
+    def __init__(self, argument: str) -> None:
+        super().__init__(argument)
+        import math_verify  # noqa: F401
 
-        # Within a check's time, sympy expands (1+x)^{1000000} to gigabytes. What does not fit is compared as text.
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]
-        if most == resource.RLIM_INFINITY or most > _MOST_BYTES:
-            resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, most))
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `check`."""
+        return check(request)
 
 
 def check(request: Mapping[str, Any]) -> Mapping[str, Any]:

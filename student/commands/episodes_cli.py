@@ -129,7 +129,7 @@ def gold(task: str, options: list[str], count: int, seed: int) -> Iterator[dict[
     from opd.config.text import read_options
     from opd.tasks.build import build_prompts
     from opd.tasks.environments.base import ENVIRONMENT, PATH
-    from opd.tasks.environments.host import make_environment
+    from opd.tasks.environments.service import make_environment
     from opd.tasks.settings import TaskSettings
 
     chosen = read_options("option", options)

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verification:
-    """Judges rows in threads; verifiers run long computations in separate processes (`WorkerPool`).
+    """Judges rows in threads; verifiers run long computations in separate processes (`Workers`).
 
     Args:
         source: judges answers; safe to call from several threads.

@@ -42,7 +42,7 @@ class Naughty:
         if action == "exit":
             os._exit(3)
         while action == "endless":
-            sys._getframe(2).f_locals["connection"].sendall(b"x" * 2**16)  # the pool's
+            sys._getframe(2).f_locals["connection"].sendall(b"x" * 2**16)  # the child's
         if action == "number":
             return 7
         if action == "surrogate":

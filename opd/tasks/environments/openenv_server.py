@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from opd.errors import OpdError, PortInUseError, one_line
 from opd.strict_json import read_json
 from opd.tasks.environments.base import Environment, Observation
-from opd.tasks.environments.host import make_environment
+from opd.tasks.environments.service import make_environment
 from opd.tasks.prompt import Prompt
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Problems with a Python interpreter: the student may call the tool `python`, then answers.
 
 The answer is the first reply without a call; a verifier judges it against the prompt's reference. Each call runs as a
-separate program in `opd.tasks.code_sandbox`.
+separate program in `opd.procs.sandbox`.
 """
 
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opd.config import Settings
-from opd.tasks.code_sandbox import Ended, Limits, check_machine, run_python
+from opd.procs.sandbox import Ended, Limits, check_machine, run_python
 from opd.tasks.environments.base import Observation
 from opd.tasks.environments.factory import Factory
 from opd.tasks.function import load_verifier

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from opd.errors import CancelledError, ConfigError, DataError
+from opd.procs.host import explain
 from opd.tasks.environments.base import Environment, NoPlaceError, Observation
-from opd.tasks.environments.host import answer_with, explain, make_environment
 from opd.tasks.environments.pool import EpisodeError, Failure, PoolSettings
+from opd.tasks.environments.service import answer_with, make_environment
 from opd.tasks.prompt import Prompt
 
 Seen = Observation | EpisodeError

@@ -10,8 +10,8 @@ from pydantic import Field
 from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
+from opd.procs.children import ChildFailed
 from opd.tasks.chat import ChatFailed
-from opd.tasks.worker import CheckFailed
 from student.data.needs import Needs
 from student.scoring.rewards.base import Reward, RewardSettings, check_scale
 
@@ -88,7 +88,7 @@ class Asked(Reward[AskedSettings_co]):
         def safely(row: Row) -> tuple[T | None, str]:
             try:
                 return ask(row.prompt, row.text), ""
-            except (ChatFailed, CheckFailed) as error:
+            except (ChatFailed, ChildFailed) as error:
                 return None, str(error)
 
         # Threads suffice to wait for a service; code that may hang runs in its own processes (reward function).
@@ -109,6 +109,6 @@ class Asked(Reward[AskedSettings_co]):
         """The value of an answer; None where it cannot be determined.
 
         Raises:
-            ChatFailed, CheckFailed: if the service or the code could not be asked.
+            ChatFailed, ChildFailed: if the service or the code could not be asked.
         """
         raise TypeError(f"{type(self).__name__} does not implement value")

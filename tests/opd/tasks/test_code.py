@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from opd.errors import ConfigError
-from opd.tasks import code_sandbox
+from opd.procs import sandbox
+from opd.procs.sandbox import Ended, Limits, check_machine, run_python
 from opd.tasks.code import CodeVerifier, LenientCodeVerifier, find_program
-from opd.tasks.code_sandbox import Ended, Limits, check_machine, run_python
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import VerdictStatus
 
@@ -133,7 +133,7 @@ def test_a_sandbox_that_cannot_be_entered_says_nothing_about_the_program(
 ) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise OSError('refused')")
-    monkeypatch.setattr(code_sandbox, "_CHILD", broken)
+    monkeypatch.setattr(sandbox, "_CHILD", broken)
     assert run_python("").ended is Ended.BROKEN
     prompt = Prompt.make("q", extra={"tests": "assert True"})
     assert CodeVerifier().verify(prompt, "").status is VerdictStatus.UNKNOWN

@@ -4,7 +4,7 @@ import pytest
 
 from opd.errors import ConfigError
 from opd.tasks import Prompt, TaskSettings, VerdictStatus, build_prompts
-from opd.tasks.environments.host import make_environment
+from opd.tasks.environments.service import make_environment
 from opd.tasks.gym import GymVerifier
 
 # Found and not imported: collecting these tests would otherwise wait for its plots and games of life.

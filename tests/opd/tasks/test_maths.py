@@ -4,9 +4,9 @@ import threading
 import psutil
 import pytest
 
+from opd.procs.children import ChildFailed
 from opd.tasks import Prompt, VerdictStatus, maths
 from opd.tasks.maths import MathVerifier
-from opd.tasks.worker import CheckTimedOut
 
 CASES = [
     ("42", "So the answer is 42.", "correct"),
@@ -77,7 +77,7 @@ def test_it_works_in_threads_other_than_the_main_one(verifier):
 def test_a_check_that_takes_too_long_is_unknown():
     verifier = MathVerifier(timeout=60.0)
     assert verifier.verify(Prompt.make("q", answer="2"), "2").known
-    verifier._workers._idle[0]._timeout = 0.5
+    verifier._workers.timeout = 0.5
     verdict = verifier.verify(Prompt.make("q", answer="2"), "9^9^9^9")
     verifier.close()
     assert verdict.status is VerdictStatus.UNKNOWN and "no answer within" in verdict.reason
@@ -90,7 +90,7 @@ def test_a_completion_takes_the_limit_once_for_both_checks(order, monkeypatch):
     def ask(request):
         asked.append(request)
         if "9^9^9^9" in request.values():
-            raise CheckTimedOut("no answer within 60 s")
+            raise ChildFailed("hung", "no answer within 60 s")
         return {"right": True, "reason": "", "answer": "2"}
 
     monkeypatch.setattr(verifier._workers, "ask", ask)
@@ -106,7 +106,7 @@ def test_a_completion_takes_the_limit_once_for_both_checks(order, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_the_memory_of_checks_is_bounded(verifier):
     verifier.verify(Prompt.make("q", answer="2"), "2")
-    bounds = [psutil.Process(worker._child.pid).rlimit(psutil.RLIMIT_AS)[0] for worker in verifier._workers._idle]
+    bounds = [psutil.Process(worker.pid).rlimit(psutil.RLIMIT_DATA)[0] for worker in verifier._workers._idle]
     assert bounds and all(0 < bound <= 2 * 2**30 for bound in bounds)
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.build import build_prompts
-from opd.tasks.environments.host import make_environment
 from opd.tasks.environments.lock import Lock, LockOptions
+from opd.tasks.environments.service import make_environment
 from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.environments.again import Again, AgainOptions
-from opd.tasks.environments.host import make_environment
+from opd.tasks.environments.service import make_environment
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 

@@ -8,7 +8,7 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.environments.factory import Factory, FactoryOptions
-from opd.tasks.environments.host import make_environment
+from opd.tasks.environments.service import make_environment
 from opd.tasks.prompt import Prompt
 
 HERE = "tests.opd.tasks.environments.test_factory"

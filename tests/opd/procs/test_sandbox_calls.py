@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from opd.tasks.code_sandbox_calls import OWN_PID, seccomp_filter
+from opd.procs.sandbox_calls import OWN_PID, seccomp_filter
 
 ALLOWED, KILLED, REFUSED, UNKNOWN = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

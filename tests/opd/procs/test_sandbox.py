@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from opd.errors import ConfigError
-from opd.tasks import code_sandbox, code_sandbox_child
+from opd.procs import sandbox, sandbox_child
+from opd.procs.sandbox import MOST_THREADS, Ended, Limits, check_machine, run_python
 from opd.tasks.code import CodeVerifier
-from opd.tasks.code_sandbox import MOST_THREADS, Ended, Limits, check_machine, run_python
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import VerdictStatus
 
@@ -117,7 +117,7 @@ def test_threads_are_bounded_and_those_of_other_processes_do_not_count() -> None
 
 
 def test_a_program_with_too_many_threads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_sandbox, "MOST_THREADS", 0)  # which sets no limit for the kernel
+    monkeypatch.setattr(sandbox, "MOST_THREADS", 0)  # which sets no limit for the kernel
     ran = run_python("import time\ntime.sleep(99)", limits=LIMITS)
     assert ran.ended is Ended.KILLED and "threads" in ran.reason
 
@@ -215,7 +215,7 @@ def test_a_program_may_import_what_programs_use(library: str) -> None:
 def test_a_program_does_not_outlive_a_killed_caller() -> None:
     caller = """
 import subprocess
-from opd.tasks import code_sandbox
+from opd.procs import sandbox
 
 class Told(subprocess.Popen):
     def __init__(self, *args, **kwargs):
@@ -226,8 +226,8 @@ def watch(pid, notes, seconds):
     print(notes.read(64), flush=True)
     input()
 
-code_sandbox.subprocess.Popen, code_sandbox._watch = Told, watch
-code_sandbox.run_python("import signal, time\\nsignal.setitimer(signal.ITIMER_REAL, 0)\\ntime.sleep(600)")
+sandbox.subprocess.Popen, sandbox._watch = Told, watch
+sandbox.run_python("import signal, time\\nsignal.setitimer(signal.ITIMER_REAL, 0)\\ntime.sleep(600)")
 """
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", caller], stdin=pipe, stdout=pipe) as process:
@@ -253,7 +253,7 @@ def test_a_program_that_cannot_be_started_says_nothing_about_it(monkeypatch: pyt
 def test_a_kernel_that_cannot_confine_programs_is_refused(
     lacks: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_sandbox_child, lacks, lambda: 0)
+    monkeypatch.setattr(sandbox_child, lacks, lambda: 0)
     with pytest.raises(ConfigError, match=told):
         check_machine.__wrapped__()
 
@@ -268,5 +268,5 @@ def test_where_threads_cannot_be_counted_apart_they_are_not_limited(monkeypatch:
         unshare = staticmethod(lambda _: -1)
 
     monkeypatch.setattr(os, "setresuid", refuse)
-    monkeypatch.setattr(code_sandbox_child, "_LIBC", Refusing)
-    assert not code_sandbox_child.count_alone()
+    monkeypatch.setattr(sandbox_child, "_LIBC", Refusing)
+    assert not sandbox_child.count_alone()

@@ -4,7 +4,7 @@
 
 The child gives up its rights before it runs the program. Files can be neither written nor created, and read only below
 the folders of the interpreter and the system's libraries (Landlock). Only system calls that compute, read, wait and
-print are let through (seccomp, see `opd.tasks.code_sandbox_calls`): no sockets, processes, signals to other processes,
+print are let through (seccomp, see `opd.procs.sandbox_calls`): no sockets, processes, signals to other processes,
 tracing, changes of files, or memory that outlives the program. Memory, processor time, threads and output are bounded
 (setrlimit), and after `seconds` the process is killed, as it is when the process that started it ends. It has none of
 the caller's environment, no input but `stdin`, and no capabilities, even if it is run by root. Names, sizes and times
@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import IO
 
 from opd.errors import ConfigError
-from opd.tasks.code_sandbox_calls import seccomp_filter
+from opd.procs.sandbox_calls import seccomp_filter
 
-_CHILD = Path(__file__).with_name("code_sandbox_child.py")
+_CHILD = Path(__file__).with_name("sandbox_child.py")
 _BEGAN = b"began\n"
 _LATE, _FORGED = "the program took too long", "the program wrote where only its verdict is written"
 # Linear algebra in one thread, because each has its share of the limits on memory and processor time, on machines with
@@ -238,7 +238,7 @@ def check_machine() -> None:
             f"programs are run in a sandbox of Linux on x86-64 or arm64, and this is {sys.platform} on "
             f"{platform.machine()}; verify code elsewhere."
         )
-    from opd.tasks.code_sandbox_child import has_seccomp, landlock_version
+    from opd.procs.sandbox_child import has_seccomp, landlock_version
 
     if landlock_version() < 1:
         raise ConfigError(

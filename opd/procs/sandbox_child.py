@@ -1,4 +1,4 @@
-"""The inside of `opd.tasks.code_sandbox`: gives up every right but to compute and to print, then runs a program.
+"""The inside of `opd.procs.sandbox`: gives up every right but to compute and to print, then runs a program.
 
 It is run by path, without the project on sys.path, so it imports only the standard library. Its arguments are the file
 descriptors of the request and for notes, then seconds, MiB and bytes. The notes are a line "began" and, once the
@@ -102,7 +102,7 @@ def close_files() -> None:
 
 
 def close_calls(code: list[tuple[int, int, int, int]]) -> None:
-    """Forbid all system calls but those that a filter of `opd.tasks.code_sandbox_calls` allows.
+    """Forbid all system calls but those that a filter of `opd.procs.sandbox_calls` allows.
 
     Raises:
         OSError: if the kernel refuses.

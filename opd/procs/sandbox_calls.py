@@ -1,4 +1,4 @@
-"""The system calls that a program in `opd.tasks.code_sandbox` may make, as a seccomp filter in classic BPF.
+"""The system calls that a program in `opd.procs.sandbox` may make, as a seccomp filter in classic BPF.
 
 The list says what is allowed: reading files, memory, threads, time, waiting, and the process itself. All else is
 refused, also what later kernels add. Whatever can act on other processes, files or the machine is either not on the
