@@ -4,9 +4,9 @@
     python benchmarks/server_memory.py --seconds 60
 
 Three tokens with 20 connections each send requests without a pause, and ignore when the server tells them to retry.
-Beyond its resident memory at rest, a server may take the requests that it receives (`calls.receive_budget_bytes`), what
-its accepted requests hold (`limits.max_reply_bytes_in_flight`), and `OVERHEAD` of that. Ten seconds after the last call
-most of it must be back. Exits with 1 if it is not so.
+Beyond its resident memory at rest, a server may take the requests that it receives (`calls.receive_budget_bytes`) and
+what its accepted requests hold (`limits.max_reply_bytes_in_flight`), and no more. Ten seconds after the last call most
+of it must be back. Exits with 1 if it is not so.
 """
 
 import argparse
@@ -30,8 +30,6 @@ from teacher_server.settings import ServerSettings
 
 TOKENS = ("one", "two", "three")
 CONNECTIONS = 60
-OVERHEAD = 0.5
-"""Share of the budgets for everything that they do not count: the transport's buffers, and what the allocator keeps."""
 LEFT = 256 * 2**20
 """Bytes above rest that may be left ten seconds after the last call."""
 SCORE = "/opd.wire.v1.TeacherService/Score"
@@ -105,10 +103,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     settings = ServerSettings()
-    budget = settings.limits.max_reply_bytes_in_flight + settings.calls.receive_budget_bytes
-    allowed = round((1 + OVERHEAD) * budget)
+    allowed = settings.limits.max_reply_bytes_in_flight + settings.calls.receive_budget_bytes
     table, mib = [], 2**20
-    print(f"budgets {budget // mib} MiB, allowed above rest {allowed // mib} MiB, left {LEFT // mib} MiB")
+    print(f"allowed above rest {allowed // mib} MiB, left {LEFT // mib} MiB")
     print(f"{'load':>12} {'rest':>6} {'peak':>6} {'+10 s':>6} MiB")
     for name, messages in loads().items():
         if args.only not in (None, name):

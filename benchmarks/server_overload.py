@@ -1,4 +1,4 @@
-"""Overload: goodput at four times the capacity against its peak, the wait in the queue, refusals, memory.
+"""Overload: goodput at four times the capacity against its peak, waits, memory, and what a refusal costs.
 
     python benchmarks/server_overload.py              # about a minute
     python benchmarks/server_overload.py --seconds 300
@@ -80,6 +80,38 @@ async def drive(address: str, clients: int, seconds: float) -> Load:
     return load
 
 
+async def refuse(address: str, process: psutil.Process, count: int) -> tuple[float, float]:
+    """Milliseconds of a full server's processor time per refusal, and milliseconds that a caller waits for one."""
+    rng = np.random.default_rng(0)
+    items = [ScoreItem(rng.integers(0, 1000, TOKENS).astype(np.uint32), 128) for _ in range(SEQUENCES)]
+    request = build_score_request(items, PayloadSpec.sampled(), teacher="t", request_id="r")
+    async with open_channel(address) as channel:
+        stub = teacher_pb2_grpc.TeacherServiceStub(channel)
+        running = stub.Score(request)
+        filling = asyncio.ensure_future(running.read())
+        refused = 0
+
+        async def ask() -> bool:
+            try:
+                await stub.Score(request, timeout=60).read()
+            except grpc.RpcError as error:
+                return isinstance(error_from_rpc(error), OverloadedError)
+            return False
+
+        await asyncio.sleep(1.0)
+        times, began = process.cpu_times(), time.perf_counter()
+        for _ in range(count):
+            refused += await ask()
+        seconds = time.perf_counter() - began
+        spent = process.cpu_times()
+        if refused < count or filling.done():
+            raise SystemExit(f"{count - refused} of {count} calls found room; the server was not full")
+        running.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+    used = spent.user + spent.system - times.user - times.system
+    return 1e3 * used / count, 1e3 * seconds / count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=15.0)
@@ -114,8 +146,13 @@ def main() -> None:
                     raise SystemExit(
                         f"{untyped} calls failed with something other than a refusal: {dict(load.outcomes)}"
                     )
+        full = (*flags[:-1], "seconds_per_token=0.005", "--max-tokens-in-flight", str(SEQUENCES * TOKENS), "--grace=0")
+        with running_server(Path(folder) / "full", *full) as (process, (address, *_)):
+            server, waited = asyncio.run(refuse(address, psutil.Process(process.pid), 1000))
+        print(f"a refusal takes {server:.2f} ms of the server's processor time, and its caller {waited:.2f} ms")
     if args.json:
-        args.json.write_text(json.dumps(table, indent=1) + "\n")
+        cost = {"server_ms": server, "caller_ms": waited}
+        args.json.write_text(json.dumps({"load": table, "refusal": cost}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -163,13 +163,13 @@ def _teachers(models: list[str], name: str) -> dict[str, str]:
 
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
     from teacher_server.build import engine_factory
-    from teacher_server.observe.allocator import use_few_arenas
+    from teacher_server.observe.allocator import keep_compact
     from teacher_server.observe.logs import configure
     from teacher_server.observe.supervisor import notify
     from teacher_server.server import TeacherServer
 
     configure(settings.log.level)
-    use_few_arenas()
+    keep_compact()
     _set_threads(threads)
     if port_file is not None and not port_file.absolute().parent.is_dir():
         raise ConfigError(f"the folder of --port-file {port_file} does not exist; make {port_file.parent} first.")

@@ -106,7 +106,7 @@ class TeacherServer:
             instance_id=secrets.token_hex(8),
             tracing=tracing_from_environment() if settings.log.tracing else None,
         )
-        receiver = self._receiver = RequestReceiver(settings, metrics, self.shared.threads)
+        receiver = self._receiver = RequestReceiver(settings, metrics)
         self._interceptor = RequestInterceptor(self._tokens, metrics, receiver, settings.calls)
         self._allocator = Allocator()
         metrics.budget_tokens.set(limits.max_tokens_in_flight)

@@ -23,8 +23,8 @@ class LimitSettings(Settings):
     RESOURCE_EXHAUSTED and told when to retry."""
     max_reply_bytes_in_flight: int = Field(default=1024 * MIB, ge=1)
     """Maximum bytes of accepted requests, with the ids that they unpack to, and of scores that were accepted to be
-    computed and are not sent yet. A request that would exceed it is refused with RESOURCE_EXHAUSTED. It bounds the
-    memory that requests and replies take."""
+    computed and are not sent yet, with the chunks on their way. A request that would exceed it is refused with
+    RESOURCE_EXHAUSTED. It bounds the memory that requests and replies take."""
     stream_window_bytes: int = Field(default=32 * MIB, ge=1)
     """Maximum bytes of scores that the server computes ahead of what a call's reader has taken; one sequence is always
     allowed."""

@@ -46,17 +46,19 @@ class HostCopy:
     def split(self, lengths: Sequence[int], weights_hash: str) -> list[Scores | None]:
         """Wait for the copies and cut the rows into one `Scores` per sequence; None for a sequence that is not finite.
 
-        The arrays of the sequences of a group share memory, which is freed with the last of them.
+        Each sequence owns its memory: the server's budget gives back a sequence once it is sent, so the row of a slow
+        reader must not hold those of a whole group.
         """
         if self._event is not None:
             self._event.synchronize()
         arrays = {name: _numpy(tensor) for name, tensor in self._buffers.items()}
         finite = arrays.pop("finite")
+        alone = len(lengths) == 1
         out: list[Scores | None] = []
         first = 0
         for length in lengths:
             part = slice(first, first + length)
-            fields: dict[str, Any] = {name: array[part] for name, array in arrays.items()}
+            fields: dict[str, Any] = {name: array if alone else array[part].copy() for name, array in arrays.items()}
             out.append(Scores(**fields, weights_hash=weights_hash) if finite[part].all() else None)
             first += length
         return out

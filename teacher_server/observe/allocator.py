@@ -10,15 +10,21 @@ ENOUGH_BYTES = 64 * 1024 * 1024
 """Bytes that must have been freed before it is worth the time, a few milliseconds per gigabyte."""
 
 ARENAS = 2
-_M_ARENA_MAX = -8
+MAPPED_BYTES = 8 * 1024 * 1024
+"""From this size on, a block is mapped by itself and leaves no hole: a request message, but few tensors of a model."""
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 _LIBC = ctypes.CDLL(None)
 _TRIM = getattr(_LIBC, "malloc_trim", None)  # other C libraries have no such function
 
 
-def use_few_arenas() -> None:
-    """Let threads share arenas from now on: what one of them has freed, another can use."""
+def keep_compact() -> None:
+    """Let threads share arenas from now on, so that one can use what another has freed, and map large blocks.
+
+    Otherwise glibc would stop mapping blocks as large as the largest that was freed.
+    """
     if _TRIM is not None:
         _LIBC.mallopt(_M_ARENA_MAX, ARENAS)
+        _LIBC.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 class Allocator:

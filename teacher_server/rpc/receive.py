@@ -7,7 +7,6 @@ the size of a message, so every call that is receiving counts as one of the larg
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc.aio
@@ -33,9 +32,6 @@ UNAUTHENTICATED_SECONDS = 5.0
 OTHER_FIELDS = 64
 """Allowance for the fields of a message other than its sequences: more than any message of the contract has."""
 
-ON_LOOP_BYTES = 256 * 1024
-"""Messages up to this size are parsed on the event loop, larger ones on a thread."""
-
 
 class RequestReceiver:
     """Receives the single request of a call.
@@ -43,18 +39,16 @@ class RequestReceiver:
     Args:
         settings: the server's settings.
         metrics: counts refused calls.
-        threads: the threads that parse large messages.
 
     Attributes:
         received_bytes: bytes of all messages since the start.
     """
 
-    def __init__(self, settings: ServerSettings, metrics: ServerMetrics, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._max_bytes = settings.limits.max_request_bytes
         self._max_fields = settings.limits.max_sequences + OTHER_FIELDS
         self._seconds = settings.calls.receive_seconds
         self._metrics = metrics
-        self._threads = threads
         self.received_bytes = 0
         messages = max(1, settings.calls.receive_budget_bytes // (self._max_bytes + OVERSIZE_BYTES))
         # A caller gets at most a quarter of the slots, so that it cannot lock out all others.
@@ -85,7 +79,7 @@ class RequestReceiver:
                 arriving = True
                 raw = await context.read()
                 limit.reschedule(None)  # the limit is for the network, not for our own parsing
-                return await self._parse(raw, parse)
+                return self._parse(raw, parse)
         except TimeoutError:
             self._metrics.refused_calls.labels("receive_timeout" if arriving else "receive_full").inc()
             if arriving:
@@ -96,7 +90,7 @@ class RequestReceiver:
                 "the server is receiving too many requests at once; retry later.", RETRY_SECONDS
             ) from None
 
-    async def _parse(self, raw: Any, parse: Parse | None) -> Message | bytes:
+    def _parse(self, raw: Any, parse: Parse | None) -> Message | bytes:
         if not isinstance(raw, bytes):  # the caller closed its side, or gRPC refused the message because of its size
             self._metrics.refused_calls.labels("no_request").inc()
             raise InvalidRequestError(
@@ -118,9 +112,9 @@ class RequestReceiver:
         if parse is None:
             return raw
         try:
-            if len(raw) <= ON_LOOP_BYTES:
-                return parse(raw)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, parse, raw)
+            # Here, whatever its size: protobuf copies with the GIL held, so on a thread it would stop the loop as well,
+            # and messages would wait for their turn in memory twice, as bytes and parsed.
+            return parse(raw)
         except DecodeError:
             raise InvalidRequestError("the request is not a valid message of this method.") from None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
-from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, RequestBounds, reply_bytes, unpacked_bytes
+from opd.wire.bounds import RequestBounds, reply_bytes, unpacked_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
 from opd.wire.types import PayloadKind, Scores, Timings
@@ -30,6 +30,9 @@ from teacher_server.rpc.send_window import PendingScores, SendWindow
 from teacher_server.rpc.sender import Sender
 from teacher_server.rpc.tracing import Tracing
 from teacher_server.settings import ServerSettings
+
+SEQUENCE_BYTES = 2048
+"""What the server keeps of a sequence beside its ids and scores, most of it Python's objects."""
 
 INLINE_BYTES = 32 * 1024
 """Up to this size, work is done on the event loop; moving it to a thread would cost more than it saves."""
@@ -176,8 +179,11 @@ class ScoreCall:
         client, tokens = Client(self._principal, message.client), sum(outline.tokens)
         check_deadline(self._deadline, now, worker.before(client, tokens), tokens, worker.admission_rate)
         prices = _prices(outline, bounds)
+        replies = [one.reply_bytes for one in prices]
         held = message.ByteSize() + unpacked_bytes(outline.spec, outline.tokens, outline.rows)
-        price = Price(tokens, held + sum(one.reply_bytes for one in prices))
+        # A chunk that a slow reader has not taken is there three times: as scores, as a message, and in the transport.
+        held += len(replies) * SEQUENCE_BYTES + 2 * min(self._chunk_bytes(message), max(replies))
+        price = Price(tokens, held + sum(replies))
         return client, prices, self._shared.budget.reserve(client, price, tokens_per_second=worker.admission_rate)
 
     def _unread(self) -> pb.ScoreRequest:
@@ -300,12 +306,13 @@ class ScoreCall:
         # With the checksum of the ids that were scored, so that the client can compare it with what it sent.
         await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
         shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
-        wanted = request.chunk_bytes or shared.settings.transport.chunk_bytes
-        size = min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-        for chunk in chunk_responses(encoded.buffers, size):
+        for chunk in chunk_responses(encoded.buffers, self._chunk_bytes(request)):
             await self._sender.send(self._call_faults.on_chunk(chunk))
             await shared.faults.reach("chunk_sent")
         self._watch.until("send", time.monotonic())
+
+    def _chunk_bytes(self, request: pb.ScoreRequest | ParsedRequest) -> int:
+        return request.chunk_bytes or self._shared.settings.transport.chunk_bytes
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)

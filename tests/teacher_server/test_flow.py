@@ -20,6 +20,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.rpc import score_call
+from teacher_server.rpc.score_call import SEQUENCE_BYTES
 
 FULL = PayloadSpec.full()
 MIB = 1 << 20
@@ -136,13 +137,16 @@ async def test_at_four_times_the_capacity_no_work_is_lost_and_every_refusal_is_t
 async def test_a_request_without_room_is_refused_before_its_ids_are_unpacked(
     start: Any, items: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = await start(limits={"max_reply_bytes_in_flight": 60_000, "max_client_share": 1.0})
+    client = await start(limits={"max_reply_bytes_in_flight": 75_000, "max_client_share": 1.0})
     gathered, spec = items(2, rows=100, k=20), PayloadSpec.gather(20)
     client.engines["numpy"].before_score = gate = EngineGate()
     running = asyncio.create_task(client.score(gathered, spec))
     await until(lambda: gate.held)
     # Twice 104 token ids and 100 x 20 ids to gather, of 4 bytes; and as many values of 2 bytes with 16 more for a row.
-    held = 2 * 4 * (104 + 100 * 20) + 2 * 100 * (20 * 2 + 16)
+    reply = 100 * (20 * 2 + 16)
+    held = 2 * 4 * (104 + 100 * 20) + 2 * (reply + SEQUENCE_BYTES)
+    # And a chunk, here a whole reply, as a message and in the transport.
+    held += 2 * reply
     assert client.server.shared.budget.used.reply_bytes == held
 
     def unpack(*_: Any) -> Any:
@@ -156,7 +160,7 @@ async def test_a_request_without_room_is_refused_before_its_ids_are_unpacked(
     typed = error_from_rpc(caught.value)
     assert isinstance(typed, OverloadedError)
     # In full: the message itself is held beside its ids until these are unpacked.
-    assert typed.usage["request_bytes"] == held * 3 // 2 + message.ByteSize()
+    assert typed.usage["request_bytes"] == (held - 2 * reply) * 3 // 2 + 2 * reply + message.ByteSize()
     gate.open()
     await running
     await client.settled()

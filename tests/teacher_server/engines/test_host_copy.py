@@ -1,4 +1,4 @@
-"""Copies between host and device: when they may be asynchronous."""
+"""Copies between host and device: when they may be asynchronous, and what they leave in memory."""
 
 from typing import Any
 
@@ -39,3 +39,17 @@ def test_only_copies_to_cuda_are_not_waited_for() -> None:
 
     host = torch.empty(4).as_subclass(Host)
     assert [to_device(host, torch.device(name)) for name in ("cuda", "mps", "xpu")] == [True, False, False]
+
+
+@pytest.mark.parametrize("lengths", [[1, 999], [500, 500], [1000]])
+def test_the_scores_of_a_sequence_hold_no_memory_of_its_neighbours(lengths: list[int]) -> None:
+    rows = torch.arange(2000, dtype=torch.float32).reshape(1000, 2)
+    copy = HostCopy([{"finite": torch.ones(1000, dtype=torch.bool), "values": rows}], 1000)
+    scores = [one for one in copy.split(lengths, "w") if one is not None and one.values is not None]
+    assert torch.equal(torch.cat([torch.from_numpy(one.values) for one in scores]), rows)
+    del copy
+    for one, length in zip(scores, lengths, strict=True):
+        owner: Any = one.values
+        while getattr(owner, "base", None) is not None:
+            owner = owner.base
+        assert owner.nbytes == length * 8

@@ -1,4 +1,8 @@
-"""Counting fields before a message is parsed, against what the parser makes of the same bytes."""
+"""A request that is received: counted before it is parsed, and in memory no more often than it must be."""
+
+import asyncio
+import tracemalloc
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -6,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.rpc.receive import has_at_most
+from teacher_server.observe.metrics import ServerMetrics
+from teacher_server.rpc.caller import Caller
+from teacher_server.rpc.receive import RequestReceiver, has_at_most
+from teacher_server.settings import ServerSettings
 
 
 def fields(message: pb.ScoreRequest) -> int:
@@ -53,3 +60,29 @@ def test_no_bytes_that_pass_become_more_fields_than_allowed(data: bytes) -> None
 )
 def test_odd_bytes_are_left_to_the_parser_and_floods_are_not(data: bytes, good: bool) -> None:
     assert has_at_most(data, 3) is good
+
+
+async def test_messages_that_arrive_at_once_are_held_as_bytes_or_parsed_but_not_both() -> None:
+    size, count = 4 << 20, 6
+    receiver = RequestReceiver(ServerSettings(), ServerMetrics())
+    arrived = asyncio.Event()
+
+    class Context:
+        async def read(self) -> bytes:
+            await arrived.wait()
+            return b"\x0a\xfc\xff\xff\x01".ljust(size, b"x")  # one field
+
+    async def receive(number: int) -> Any:
+        return await receiver.receive(Context(), Caller("", f"caller {number}", authorised=True), bytearray)
+
+    tracemalloc.start()
+    try:
+        calls = [asyncio.create_task(receive(number)) for number in range(count)]
+        await asyncio.sleep(0)
+        tracemalloc.reset_peak()
+        arrived.set()
+        parsed = await asyncio.gather(*calls)
+        assert tracemalloc.get_traced_memory()[1] < (count + 2) * size
+    finally:
+        tracemalloc.stop()
+    assert [len(message) for message in parsed] == [size] * count
