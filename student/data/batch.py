@@ -1,63 +1,17 @@
 """Splits rows into micro-batches and lays them out as tensors: right-padded sequences, flat response positions."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
-from student.data.hooks import Reading
 from student.data.row import Row
-from student.data.token_batch import SignalTokens
+from student.data.token_batch import SignalTokens, TokenBatch
 
 HeadLookup = Callable[[str, Row], OutputHead]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Rows as the model reads them, with B sequences, padded length L and N response positions.
-
-    A row is one sequence, except that an episode of several windows has one for each. Positions are in the row's order.
-
-    Attributes:
-        input_ids: [B, L] int64, right-padded with 0.
-        attention_mask: [B, L] int64.
-        row: [N] int64, row of each response position.
-        sequence: [N] int64, sequence of each response position.
-        source: [N] int64, column whose hidden state predicts the position's token (P + t - 1).
-        token_ids, position, behaviour_logp, mask, candidates: see `TokenBatch`.
-        rows: the rows.
-        indices: index of each row in the step's batch.
-    """
-
-    input_ids: Int[Tensor, "b l"]
-    attention_mask: Int[Tensor, "b l"]
-    row: Int[Tensor, " n"]
-    sequence: Int[Tensor, " n"]
-    source: Int[Tensor, " n"]
-    token_ids: Int[Tensor, " n"]
-    position: Int[Tensor, " n"]
-    behaviour_logp: Float[Tensor, " n"]
-    mask: Bool[Tensor, " n"]
-    candidates: Int[Tensor, "n k"] | None
-    rows: tuple[Row, ...]
-    indices: tuple[int, ...]
-
-    def reading(self, update: int) -> Reading:
-        """The description, for hooks, of its forward pass in optimizer update number `update`."""
-        every = [(row, place, window) for row in self.rows for place, window in enumerate(row.sequences)]
-        return Reading(
-            "update",
-            tuple(None if row.windows else row for row, _, _ in every),
-            self.input_ids.shape[1],
-            tuple(f"{row.key} {place}" for row, place, _ in every),
-            tuple(len(row.prompt_ids) + end - since for row, _, (since, _, end) in every),
-            update,
-        )
 
 
 def split(
@@ -130,8 +84,8 @@ def packed(
     return parts
 
 
-def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> MicroBatch:
-    """Lay out rows[i] for i in `indices` as tensors on `device`."""
+def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> TokenBatch:
+    """Lay out rows[i] for i in `indices` as tensors on `device`, as yet without student and signals."""
     chosen = [rows[i] for i in indices]
     width = max(row.longest for row in chosen)
     lengths = [row.length for row in chosen]
@@ -161,19 +115,20 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
     candidates = None  # [N, K] cannot have gaps: if one row lacks candidates, the micro-batch has none
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
-    return MicroBatch(
-        input_ids=_tensor(ids, device),
-        attention_mask=_tensor(attention, device),
-        row=_tensor(row_of, device),
-        sequence=_tensor(sequence, device),
-        source=_tensor(source, device),
+    mask = _flat((row.loss_mask for row in chosen), device)
+    return TokenBatch(
         token_ids=_flat((row.response_ids.astype(np.int64) for row in chosen), device),
+        mask=mask,
+        weights=mask.float(),
+        row=_tensor(row_of, device),
         position=_tensor(position, device),
         behaviour_logp=_flat((row.behaviour_logp for row in chosen), device),
-        mask=_flat((row.loss_mask for row in chosen), device),
         candidates=candidates,
         rows=tuple(chosen),
-        indices=tuple(indices),
+        input_ids=_tensor(ids, device),
+        attention_mask=_tensor(attention, device),
+        sequence=_tensor(sequence, device),
+        source=_tensor(source, device),
     )
 
 

@@ -1,18 +1,20 @@
-"""The tensors that a term computes its loss from: a micro-batch, flattened to its response positions.
+"""The tensors of a micro-batch: what the model reads, and what a term computes its loss from.
 
-Shapes: N positions, K candidate ids, H hidden width, V vocabulary rows, T tokens of one response.
+Shapes: N positions, B sequences of padded length L, P prompt and T response tokens of a row, K candidate ids, H hidden
+width, V vocabulary rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from opd.errors import PluginError
 from opd.wire.types import PayloadKind
+from student.data.hooks import Reading
 from student.data.needs import TEACHER
 
 if TYPE_CHECKING:
@@ -102,7 +104,10 @@ class TeacherShare:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """The response positions of a micro-batch, flattened row after row.
+    """A micro-batch: its N response positions, flattened row after row, and the B sequences that the model reads.
+
+    A row is one sequence, except that an episode of several windows has one for each. `collate` lays the rows out;
+    student, signals and shares come from the forward pass (`student.learning.layout`).
 
     Attributes:
         token_ids: [N] int64, response tokens.
@@ -118,6 +123,10 @@ class TokenBatch:
         rows: the rows, for facts about a whole row.
         temperature: divides the student's logits.
         valid_vocab: number of vocabulary rows that are real tokens; divergences leave out the padding after them.
+        input_ids: [B, L] int64, right-padded with 0.
+        attention_mask: [B, L] int64.
+        sequence: [N] int64, sequence of each response position.
+        source: [N] int64, column whose hidden state predicts the position's token (P + t - 1).
     """
 
     token_ids: Int[Tensor, " n"]
@@ -127,12 +136,28 @@ class TokenBatch:
     position: Int[Tensor, " n"]
     behaviour_logp: Float[Tensor, " n"]
     candidates: Int[Tensor, "n k"] | None
-    student: StudentTokens
-    signals: Mapping[tuple[str, PayloadKind], SignalTokens]
     rows: Sequence[Row]
-    valid_vocab: int
-    temperature: float = 1.0
+    student: StudentTokens = StudentTokens()
+    signals: Mapping[tuple[str, PayloadKind], SignalTokens] = field(default_factory=dict)
     shares: tuple[TeacherShare, ...] = ()
+    valid_vocab: int = 0
+    temperature: float = 1.0
+    input_ids: Int[Tensor, "b l"] | None = None
+    attention_mask: Int[Tensor, "b l"] | None = None
+    sequence: Int[Tensor, " n"] | None = None
+    source: Int[Tensor, " n"] | None = None
+
+    def reading(self, update: int) -> Reading:
+        """The description, for hooks, of its forward pass in optimizer update number `update`."""
+        every = [(row, place, window) for row in self.rows for place, window in enumerate(row.sequences)]
+        return Reading(
+            "update",
+            tuple(None if row.windows else row for row, _, _ in every),
+            max(row.longest for row in self.rows),
+            tuple(f"{row.key} {place}" for row, place, _ in every),
+            tuple(len(row.prompt_ids) + end - since for row, _, (since, _, end) in every),
+            update,
+        )
 
     def of_rows(self, values: Sequence[float]) -> Float[Tensor, " n"]:
         """Spread one value per row over the row's positions: [N], bool if the values are."""
@@ -154,5 +179,5 @@ class TokenBatch:
             UndeclaredError: if no term declares it.
         """
         kinds = (kind, PayloadKind.GATHER, PayloadKind.TOPK) if kind is PayloadKind.SAMPLED else (kind,)
-        found = next((signal for one in kinds if (signal := self.signals.get((role, one))) is not None), None)
-        return have(found, f"{kind} from the {role}")
+        signals = (self.signals[role, able] for able in kinds if (role, able) in self.signals)
+        return have(next(signals, None), f"{kind} from the {role}")

@@ -1,4 +1,4 @@
-"""Builds the batch that terms see from the student's hidden states and the signals of the rows."""
+"""Completes a batch for the terms: the student's distribution from its hidden states, and the signals of the rows."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind
-from student.data.batch import HeadLookup, MicroBatch, signal_tokens
+from student.data.batch import HeadLookup, signal_tokens
 from student.data.needs import SCORES_AT_TEACHER, TEACHER, Needs, teacher_role
 from student.data.token_batch import SignalTokens, StudentTokens, TeacherShare, TokenBatch
 from student.model.model import ProjectionSpec, project
@@ -19,53 +19,45 @@ Signals = Mapping[tuple[str, PayloadKind], SignalTokens]
 def lay_out(
     hidden: Float[Tensor, "n h"],
     head: OutputHead,
-    micro: MicroBatch,
+    batch: TokenBatch,
     needs: Needs,
     spec: ProjectionSpec,
     head_of: HeadLookup,
 ) -> TokenBatch:
-    """Build the batch for the terms.
+    """The batch with the student's distribution and the signals of its rows.
 
     Args:
         hidden: [N, H] the student's hidden states from which each response token is predicted, with gradient.
         head: the student's output head, with gradient.
-        micro: the micro-batch; its rows have all their signals.
+        batch: a collated batch; its rows have all their signals.
         needs: what the terms need.
         spec: what to compute from `hidden`, and how.
         head_of: looks up the output heads of other models, for hidden payloads.
     """
-    device = hidden.device
     # `split` keeps rows with different teachers apart, so the first row stands for all.
-    several = micro.rows[0].teachers if needs.teacher else ()
+    several = batch.rows[0].teachers if needs.teacher else ()
     signals = {
-        (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, head_of, device)
+        (need.role, need.spec.kind): signal_tokens(batch.rows, need.role, need.spec.kind, head_of, hidden.device)
         for need in needs.signals
         if need.role != TEACHER or not several
     }
-    topk = next((found for (_, kind), found in signals.items() if kind is PayloadKind.TOPK), None)
-    student = project(hidden, head, micro, None if topk is None else topk.ids, spec)
-    batch = TokenBatch(
-        token_ids=micro.token_ids,
-        mask=micro.mask,
-        weights=micro.mask.float(),
-        row=micro.row,
-        position=micro.position,
-        behaviour_logp=micro.behaviour_logp,
-        candidates=micro.candidates,
-        student=student,
-        signals=signals,
-        rows=micro.rows,
-        valid_vocab=spec.valid_vocab,
-        temperature=spec.temperature,
-    )
+    topk = next((signal for (_, kind), signal in signals.items() if kind is PayloadKind.TOPK), None)
+    student = project(hidden, head, batch, None if topk is None else topk.ids, spec)
     shares = []
     for name, weight in several:
         mine = signals | {
-            (TEACHER, kind): signal_tokens(micro.rows, teacher_role(name), kind, head_of, device)
+            (TEACHER, kind): signal_tokens(batch.rows, teacher_role(name), kind, head_of, hidden.device)
             for kind in (need.spec.kind for need in needs.signals if need.role == TEACHER)
         }
-        shares.append(TeacherShare(weight, mine, _at_teacher(student, mine, hidden, head, micro, spec)))
-    return dataclasses.replace(batch, shares=tuple(shares))
+        shares.append(TeacherShare(weight, mine, _at_teacher(student, mine, hidden, head, batch, spec)))
+    return dataclasses.replace(
+        batch,
+        student=student,
+        signals=signals,
+        shares=tuple(shares),
+        valid_vocab=spec.valid_vocab,
+        temperature=spec.temperature,
+    )
 
 
 def _at_teacher(
@@ -73,7 +65,7 @@ def _at_teacher(
     signals: Signals,
     hidden: Float[Tensor, "n h"],
     head: OutputHead,
-    micro: MicroBatch,
+    batch: TokenBatch,
     spec: ProjectionSpec,
 ) -> StudentTokens:
     """The student's distribution at the top-k ids of one of several teachers.
@@ -84,5 +76,5 @@ def _at_teacher(
     if topk is None or SCORES_AT_TEACHER not in spec.want:
         return student
     at_ids = dataclasses.replace(spec, want=frozenset({SCORES_AT_TEACHER}))
-    found = project(hidden, head, micro, topk.ids, at_ids)
-    return dataclasses.replace(student, scores_at_teacher=found.scores_at_teacher)
+    projected = project(hidden, head, batch, topk.ids, at_ids)
+    return dataclasses.replace(student, scores_at_teacher=projected.scores_at_teacher)

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
-from student.data.batch import HeadLookup, MicroBatch, collate, split
+from student.data.batch import HeadLookup, collate, split
 from student.data.needs import HIDDEN, Needs
 from student.data.row import Row
 from student.data.schedule import learning_rate
@@ -195,7 +195,7 @@ class Learner:
     def accumulate(
         self,
         rows: Sequence[Row],
-        select: Callable[[MicroBatch], Tensor] | None = None,
+        select: Callable[[TokenBatch], Tensor] | None = None,
         *,
         weights: Sequence[Tensor] | None = None,
         arrive: Callable[[Sequence[Row]], None] | None = None,
@@ -245,10 +245,10 @@ class Learner:
                 if not part:
                     self.accelerator.backward(self._filler())
                     continue
-                micro = collate(rows, part, self.accelerator.device)
+                batch = collate(rows, part, self.accelerator.device)
                 places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part])
                 index_of = torch.from_numpy(places).to(self.accelerator.device)
-                sums = add(sums, self._pass(micro, [every[index_of] for every in weights], select, arrived))
+                sums = add(sums, self._pass(batch, [every[index_of] for every in weights], select, arrived))
         total: Metrics = {}
         for part_of_rank in self.ranks.gather(to_host(sums)):
             total = add(total, part_of_rank)
@@ -271,17 +271,17 @@ class Learner:
 
     def _pass(
         self,
-        micro: MicroBatch,
+        batch: TokenBatch,
         weights: Sequence[Tensor],
-        select: Callable[[MicroBatch], Tensor] | None,
+        select: Callable[[TokenBatch], Tensor] | None,
         arrived: Callable[[], None] | None,
     ) -> Sums:
         """Forward, loss and backward of one micro-batch; see `accumulate`."""
         # Around both: where layers are checkpointed, the backward pass runs them forward again.
-        with self.student.around(partial(micro.reading, self.updates)):
-            batch = self.token_batch(micro, arrived=arrived)
+        with self.student.around(partial(batch.reading, self.updates)):
+            batch = self.token_batch(batch, arrived=arrived)
             if select is not None:
-                batch = dataclasses.replace(batch, mask=batch.mask & select(micro))
+                batch = dataclasses.replace(batch, mask=batch.mask & select(batch))
             loss, sums = self.objective.loss(batch, weights)
             if not loss.requires_grad:
                 raise PluginError(
@@ -302,18 +302,18 @@ class Learner:
         return torch.stack([part.float().sum() for part in touched]).sum() * 0.0
 
     def token_batch(
-        self, micro: MicroBatch, *, needs: Needs | None = None, arrived: Callable[[], None] | None = None
+        self, batch: TokenBatch, *, needs: Needs | None = None, arrived: Callable[[], None] | None = None
     ) -> TokenBatch:
-        """Run the student on a micro-batch and, once `arrived` returns, build the batch that terms see."""
+        """Run the student on a collated batch and, once `arrived` returns, complete it for the terms."""
         needs = needs or self.needs
         # Without gradients, ranks may make different numbers of passes, which DDP's wrapper would not allow.
         model = self.wrapped if torch.is_grad_enabled() else self.student
-        hidden = model(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
+        hidden = model(batch.input_ids, batch.attention_mask, batch.sequence, batch.source)
         if arrived is not None:
             arrived()
         head = self.student.head()  # called once, because it gathers a sharded head
         spec = dataclasses.replace(self.projection, want=needs.student)
-        return lay_out(hidden, head, micro, needs, spec, self.head_of)
+        return lay_out(hidden, head, batch, needs, spec, self.head_of)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Trained parameters with their names in the saved model; of a sharded student, this rank's shards."""

@@ -30,10 +30,9 @@ from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from opd.model_path import refuse_missing
 from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
-from student.data.batch import MicroBatch
 from student.data.hooks import ModelHook, Reading, around
 from student.data.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
-from student.data.token_batch import StudentTokens
+from student.data.token_batch import StudentTokens, TokenBatch
 from student.model.lora import add_lora, load_factors
 from student.model.quantized import four_bits, keep_layout
 from student.model.recompute import recompute
@@ -328,7 +327,7 @@ def logits_of(hidden: Float[Tensor, "n h"], head: OutputHead, spec: ProjectionSp
 def project(
     hidden: Float[Tensor, "n h"],
     head: OutputHead,
-    batch: MicroBatch,
+    batch: TokenBatch,
     teacher_ids: Int[Tensor, "n k"] | None,
     spec: ProjectionSpec,
 ) -> StudentTokens:

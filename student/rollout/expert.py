@@ -110,15 +110,15 @@ def _read(model: "PreTrainedModel", rows: Sequence[Row], spec: RolloutSpec, temp
     from student.model.model import ProjectionSpec, Student, logits_of
 
     student = Student(model)
-    micro = collate(rows, range(len(rows)), model.device)
-    hidden = student(micro.input_ids, micro.attention_mask, micro.sequence, micro.source)
+    batch = collate(rows, range(len(rows)), model.device)
+    hidden = student(batch.input_ids, batch.attention_mask, batch.sequence, batch.source)
     head, projection = student.head(), ProjectionSpec(frozenset(), spec.valid_vocab, temperature, _CHUNK)
     logp, candidates = [], []
     # In chunks, because log-probs [n, V] of all positions at once would be the largest tensor of a run.
     for start in range(0, len(hidden), _CHUNK):
         piece = slice(start, start + _CHUNK)
         scores = logits_of(hidden[piece], head, projection).log_softmax(-1)
-        logp.append(scores.gather(-1, micro.token_ids[piece].unsqueeze(-1)).squeeze(-1).cpu())
+        logp.append(scores.gather(-1, batch.token_ids[piece].unsqueeze(-1)).squeeze(-1).cpu())
         if spec.candidates:
             candidates.append(most_likely(scores, spec.candidates, spec.keep_ids).cpu())
     ends = np.cumsum([row.length for row in rows])[:-1]

@@ -17,6 +17,7 @@ from student.commands.dry_run import check
 from student.commands.evaluate_model import evaluate_model
 from student.data import batch
 from student.data.row import Row
+from student.data.token_batch import TokenBatch
 from student.job.loop import train
 from student.model.model import load_tokenizer
 from student.scoring.score import Scorer
@@ -182,7 +183,7 @@ def test_no_id_of_a_hint_reaches_the_students_input(
     rows: list[Row] = []
     lay_out, collect = batch.collate, Scorer.collect
 
-    def collate(*arguments: Any) -> batch.MicroBatch:
+    def collate(*arguments: Any) -> TokenBatch:
         seen.append((micro := lay_out(*arguments)).input_ids)
         return micro
 

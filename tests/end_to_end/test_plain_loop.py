@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +39,16 @@ def digests(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def batch_of(student: Student, rows: list[Row], part: list[int], needs: Needs, spec: ProjectionSpec) -> TokenBatch:
-    micro = collate(rows, part, CPU)
-    hidden = student(micro.input_ids, micro.attention_mask, micro.row, micro.source)
+    batch = collate(rows, part, CPU)
+    hidden = student(batch.input_ids, batch.attention_mask, batch.row, batch.source)
     signals = {
-        (need.role, need.spec.kind): signal_tokens(micro.rows, need.role, need.spec.kind, lambda role, row: None, CPU)  # type: ignore[arg-type, return-value]
+        (need.role, need.spec.kind): signal_tokens(batch.rows, need.role, need.spec.kind, lambda role, row: None, CPU)  # type: ignore[arg-type, return-value]
         for need in needs.signals
     }
-    return TokenBatch(
-        token_ids=micro.token_ids,
-        mask=micro.mask,
-        weights=micro.mask.float(),
-        row=micro.row,
-        position=micro.position,
-        behaviour_logp=micro.behaviour_logp,
-        candidates=micro.candidates,
-        student=project(hidden, student.head(), micro, None, spec),
+    return replace(
+        batch,
+        student=project(hidden, student.head(), batch, None, spec),
         signals=signals,
-        rows=micro.rows,
         valid_vocab=spec.valid_vocab,
         temperature=spec.temperature,
     )

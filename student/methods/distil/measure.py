@@ -67,8 +67,7 @@ class ReverseKl:
         top = bottom = 0.0
         with evaluating(learner.student):
             for part in split(rows, learner.settings.micro_batch_tokens, turn=learner.student.turn, by_teacher=True):
-                micro = collate(rows, part, learner.accelerator.device)
-                batch = learner.token_batch(micro, needs=needs)
+                batch = learner.token_batch(collate(rows, part, learner.accelerator.device), needs=needs)
                 look(batch)
                 numerator, denominator = losses_of(self._term, batch).metrics["reverse_kl"]
                 top, bottom = top + float(numerator), bottom + float(denominator)

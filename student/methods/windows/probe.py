@@ -26,11 +26,11 @@ from torch import Tensor
 
 from opd.errors import CancelledError
 from opd.wire.types import Scores
-from student.data.batch import MicroBatch
 from student.data.costs import Costs
 from student.data.plan import PlannedRow, StepPlan
 from student.data.row import Row, RowKey
 from student.data.streams import stream
+from student.data.token_batch import TokenBatch
 from student.learning.learner import Learner
 from student.methods.windows.gradient_metric import GradientMetric, gram
 from student.plugin.controllers import Workbench
@@ -234,8 +234,8 @@ def _segment_vector(
     for _, parameter in twin.named_parameters():
         parameter.grad = None
 
-    def inside(micro: MicroBatch) -> Tensor:
-        position = _shuffled(micro) if random else micro.position
+    def inside(batch: TokenBatch) -> Tensor:
+        position = _shuffled(batch) if random else batch.position
         return (position >= start) & (position < end)
 
     chosen = [row for row in rows if row.length > start]
@@ -289,9 +289,9 @@ def _cut_scores(scores: Scores, end: int) -> Scores:
     return dataclasses.replace(scores, **{name: a[:end] for name, a in arrays.items() if a is not None})
 
 
-def _shuffled(micro: MicroBatch) -> Tensor:
+def _shuffled(batch: TokenBatch) -> Tensor:
     """Each position's place in a random permutation of its row's positions, which depends on the row's key alone."""
     orders = [
-        stream(0, "null", row.key.step, row.key.uid, row.key.sample).permutation(row.length) for row in micro.rows
+        stream(0, "null", row.key.step, row.key.uid, row.key.sample).permutation(row.length) for row in batch.rows
     ]
-    return torch.from_numpy(np.concatenate(orders)).to(micro.position.device)
+    return torch.from_numpy(np.concatenate(orders)).to(batch.position.device)
