@@ -4,8 +4,8 @@ Each case names the system and where its hazard stands: a paper's formula that c
 part that nothing feeds. What the loop itself rules out has its test elsewhere: a mean with the sample itself in
 it (advantages/test_golden.py), statistics per rank (advantages/test_conformance.py), groups that all agree, groups of
 one, a median of 0 and no right row (advantages/test_golden.py, test_conformance.py), a penalty that is a number
-without a gradient (SAFE and EPO: losses/test_critic_losses.py, test_terms.py), rows that are out of the loss and still
-in the statistics (advantages/test_chain.py).
+without a gradient (SAFE and EPO: tests/opd_zoo/losses/test_critic_losses.py, losses/test_terms.py), rows that are out
+of the loss and still in the statistics (advantages/test_chain.py).
 """
 
 from pathlib import Path
