@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from waiting import wait_until
 
 # Being busy is not an error: without this a property fails when one example takes 0.2 s, or drawing the first ten 1 s.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -54,9 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.skip(reason=f"minutes long; run by `make {mark}`"))
 
 
+def pytest_collection() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What was loaded to collect the tests stays: no garbage collection of a test looks through it again."""
+    """What was loaded to collect the tests stays: no garbage collection looks through it, then or in a test."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +202,12 @@ def teacher(world: Path, serve: Serve) -> Server:
     return serve(
         "--model", f"teacher={world / 'teacher'}", "--model", f"student={world / 'student'}", "--deterministic"
     )
+
+
+@pytest.fixture(scope="session")
+def lone_teacher(world: Path, serve: Serve) -> Server:
+    """A server with the test world's teacher and nothing else, as the pages start one."""
+    return serve("--model", f"teacher={world / 'teacher'}", "--deterministic")
 
 
 @dataclass

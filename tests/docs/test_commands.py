@@ -60,10 +60,9 @@ def test_every_objective_and_method_stands_in_the_table_of_methods() -> None:
     assert {entry.name for entry in (*OBJECTIVES, *CONTROLLERS)} <= named
 
 
-def test_the_python_of_the_quick_start_runs(serve, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_quick_start_runs(lone_teacher, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
-    server = serve("--model", f"teacher={world / 'teacher'}")
-    for there, here in (("runs/demo/world-0", str(world)), ("127.0.0.1:7070", server.address)):
+    for there, here in (("runs/demo/world-0", str(world)), ("127.0.0.1:7070", lone_teacher.address)):
         assert there in code
         code = code.replace(there, here)
     exec(compile(code, "quickstart.md", "exec"), {})

@@ -153,14 +153,13 @@ def test_targets_files_and_flags_exist(command: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, world: Path, serve: Any) -> tuple[Path, str]:
+def place(tmp_path_factory: pytest.TempPathFactory, world: Path, lone_teacher: Any) -> tuple[Path, str]:
     """A folder as the pages assume it, with a recipe, rows and a finished run, and the address of a server."""
     folder = tmp_path_factory.mktemp("pages")
-    server = serve("--model", f"teacher={world / 'teacher'}", "--deterministic")
     recipe = {
         "run": FIRST,
         "model": {"path": str(world / "student")},
-        "teachers": {"endpoints": [server.address], "default": "teacher"},
+        "teachers": {"endpoints": [lone_teacher.address], "default": "teacher"},
         "prompts": {"task": "addition"},
         "rollout": {"prompts_per_step": 2, "max_new_tokens": 8, "max_prompt_tokens": 32},
         "objective": [{"name": "opd", "payload": "gather", "k": 16}],
@@ -172,7 +171,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, world: Path, serve: Any) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         invoke(["train", "recipe.yaml"])
-    return folder, server.address
+    return folder, lone_teacher.address
 
 
 def invoke(words: list[str]) -> str:

@@ -40,14 +40,12 @@ def blocks() -> list[str]:
 
 @pytest.mark.parametrize("code", blocks(), ids=["score", "divergences", "train"])
 def test_an_example_of_the_page_runs(
-    code: str, teacher: Any, world: Path, tmp_path: Path, serve: Any, capsys: pytest.CaptureFixture[str]
+    code: str, lone_teacher: Any, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(code.strip().splitlines()) <= 16
-    # A server of its own: the shared one has two teachers.
-    address = serve("--model", f"teacher={world / 'teacher'}").address if "127.0.0.1:7070" in code else ""
     for there, here in (
         ("runs/demo/world-0", str(world)),
-        ("127.0.0.1:7070", address),
+        ("127.0.0.1:7070", lone_teacher.address),
         ("runs/from-python", str(tmp_path / "run")),
     ):
         code = code.replace(there, here)

@@ -16,6 +16,7 @@ from registered import registered
 from run_records import records
 from safetensors.torch import load_file
 from simulated_world import TOOLS
+from slow_cases import slow
 
 from student.job.loop import train
 from student.plugin.controllers import CONTROLLERS
@@ -120,7 +121,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         },
     },
 }
-NAMES = [e.name for e in CONTROLLERS if not e.path.startswith("opd_zoo.samplers.")]
+NAMES = {e.name for e in CONTROLLERS if not e.path.startswith("opd_zoo.samplers.")}
+SCHEDULES = ["first_n", "linear_window", "staircase"]
+"""Windows that depend on the step alone, as fixed_window does, which stands for them in every run."""
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +169,9 @@ def metrics_without(recipe: Recipe) -> set[str]:
     return WITHOUT[key]
 
 
-@pytest.mark.parametrize("name", [one for one in registered(CONTROLLERS) if one.id in NAMES])
+@pytest.mark.parametrize(
+    "name", [*(one for one in registered(CONTROLLERS) if one.id in NAMES.difference(SCHEDULES)), *slow(*SCHEDULES)]
+)
 def test_a_method_shows_that_it_fired_and_a_step_taken_again_gives_the_same(
     recipe_of: Callable[..., Recipe],
     name: str,
@@ -200,7 +205,7 @@ def test_two_ranks_do_what_one_does(
 ) -> None:
     # What the terms need, and what only looks, in the run of the terms; each other method in one of its own.
     with_terms = [{"name": "expert_rows", "share": 0.25}, {"name": "critic"}, {"name": "update_sparsity", "every": 1}]
-    alone = [name for name in NAMES if name not in {method["name"] for method in with_terms}]
+    alone = [name for name in sorted(NAMES) if name not in {method["name"] for method in with_terms}]
     terms = {
         "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
         "rollout": {"prompts_per_step": 3, "samples_per_prompt": 4},

@@ -42,7 +42,7 @@ def chat(chat_model: Path, chat_teacher: Any, questions: Path, tmp_path: Path) -
             "run": str(tmp_path / "run"),
             "model": {"path": str(chat_model)},
             "teachers": {"endpoints": [chat_teacher.address]},
-            "prompts": {"file": str(questions), "chat": True, "heldout": 0.2},
+            "prompts": {"file": str(questions), "chat": True, "heldout": 0.2, "verifier": "numeric"},
             "rollout": {"prompts_per_step": 4, "max_new_tokens": 16, "max_prompt_tokens": 100},
             "objective": [{"name": "opd", "payload": "gather", "k": 8}],
             "train": {"steps": 1, "threads": 1},

@@ -67,7 +67,7 @@ def sampled_by(folder: Path, rows: Sequence[Row]) -> list[list[int]]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     spec = RolloutSpec(seed=0, batch_rows=64, candidates=8, valid_vocab=len(tokenizer), max_prompt_tokens=32)
-    planned = [PlannedRow(row.key, row.prompt, max_new_tokens=12, temperature=1.0) for row in rows]
+    planned = [PlannedRow(row.key, row.prompt, max_new_tokens=8, temperature=1.0) for row in rows]
     model = AutoModelForCausalLM.from_pretrained(folder)
     return [row.response_ids.tolist() for row in rollout(model, tokenizer, planned, spec)]
 

@@ -132,7 +132,7 @@ def test_one_update_per_batch_gives_the_weights_of_the_plain_loop(
 ) -> None:
     # Several micro-batches and a clip that acts: their sums and the scaled gradient must agree too.
     few = {"steps": 3, "epochs": 1, "minibatches": 1, "checkpoint_every": 0}
-    small = {"micro_batch_tokens": 128, "max_grad_norm": 0.05}
+    small = {"micro_batch_tokens": 64, "max_grad_norm": 0.05}
     recipe = make_recipe(**changes, train={**few, **small}, eval={"prompts": 0})
     checkpoint = Path(train(recipe)["checkpoint"])
     with TeacherFleet.connect([teacher.address]) as fleet:

@@ -69,7 +69,7 @@ def test_rows_scored_by_opd_score_train_like_the_live_teacher(
     recipe = make_recipe(run=str(tmp_path / "online"), **common)
     with ExitStack() as stack:
         job = build_job(recipe, stack, poll=lambda: None)
-        plan = plan_step(0, job.source.prompts("train", 8), samples=1, max_new_tokens=12, temperature=1.0)
+        plan = plan_step(0, job.source.prompts("train", 8), samples=1, max_new_tokens=8, temperature=1.0)
         rows = job.sampler.sample(plan.rows)
     lines = [
         {

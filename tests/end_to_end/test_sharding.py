@@ -27,22 +27,37 @@ def at(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:06d}"
 
 
+COMMON: dict[str, Any] = {
+    # Three prompts of two samples: one rank gets more rows, and so more micro-batches, than the other.
+    "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+    "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "reference_kl", "weight": 0.1}],
+    "teachers": {"reference": "ema", "ema": {"decay": 0.5}},
+    "methods": [{"name": "effopd", "gate": {"prompts": 3}}],
+    "model": {"gradient_checkpointing": True},
+    "eval": {"prompts": 3},
+}
+
+
+def test_two_ranks_train_a_sharded_student_like_a_whole_one(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[..., None]
+) -> None:
+    whole, sharded = (
+        make_recipe(run=str(tmp_path / name), **COMMON, train={**FSDP, "sharding": name, "steps": 2})
+        for name in ("none", "fsdp")
+    )
+    two_ranks(whole, sharded)
+    assert_close(state_of(at(whole.run, 2)), state_of(at(sharded.run, 2)))
+    assert find_damage(at(sharded.run, 2)) is None
+
+
+@pytest.mark.slow
 def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone(
     make_recipe: Callable[..., Recipe], tmp_path: Path, two_ranks: Callable[..., None]
 ) -> None:
-    common: dict[str, Any] = {
-        # Three prompts of two samples: one rank gets more rows, and so more micro-batches, than the other.
-        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
-        "objective": [{"name": "opd", "payload": "gather", "k": 8}, {"name": "reference_kl", "weight": 0.1}],
-        "teachers": {"reference": "ema", "ema": {"decay": 0.5}},
-        "methods": [{"name": "effopd", "gate": {"prompts": 3}}],
-        "model": {"gradient_checkpointing": True},
-        "eval": {"prompts": 3},
-    }
-    whole = make_recipe(run=str(tmp_path / "whole"), **common, train={"micro_batch_tokens": 64})
-    calm = make_recipe(run=str(tmp_path / "calm"), **common, train=FSDP)
-    cut = [make_recipe(run=str(tmp_path / "cut"), **common, train={**FSDP, "steps": steps}) for steps in (2, 4)]
-    lora = {**common, "methods": [], "model": {"lora": {"rank": 4, "alpha": 8}}, "teachers": {"reference": "initial"}}
+    whole = make_recipe(run=str(tmp_path / "whole"), **COMMON, train={"micro_batch_tokens": 64})
+    calm = make_recipe(run=str(tmp_path / "calm"), **COMMON, train=FSDP)
+    cut = [make_recipe(run=str(tmp_path / "cut"), **COMMON, train={**FSDP, "steps": steps}) for steps in (2, 4)]
+    lora = {**COMMON, "methods": [], "model": {"lora": {"rank": 4, "alpha": 8}}, "teachers": {"reference": "initial"}}
     adapters = [
         make_recipe(run=str(tmp_path / name), **lora, train={**FSDP, "sharding": name.partition("-")[0], "steps": 2})
         for name in ("none-lora", "fsdp-lora")
@@ -65,7 +80,7 @@ def test_two_ranks_train_save_and_resume_a_sharded_student_and_one_goes_on_alone
 
     # One process goes on alone, sharded and whole.
     for sharding in ("fsdp", "none"):
-        alone = make_recipe(run=str(tmp_path / sharding), **common, train={**FSDP, "sharding": sharding})
+        alone = make_recipe(run=str(tmp_path / sharding), **COMMON, train={**FSDP, "sharding": sharding})
         shutil.copytree(calm.run, alone.run, ignore=shutil.ignore_patterns("step-000003", "step-000004"))
         train(alone, resume=True)
         assert_close(state_of(at(alone.run, 4)), state_of(at(calm.run, 4)))

@@ -87,6 +87,7 @@ def test_ctrl_c_saves_and_stops_with_130(make_recipe: Callable[..., Recipe], tmp
     assert len(list((recipe.run / "checkpoints").glob("step-*"))) == 1
 
 
+@pytest.mark.slow  # every run has test_reproduce.py
 def test_two_runs_of_one_recipe_give_the_same_weights(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:

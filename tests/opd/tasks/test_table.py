@@ -40,12 +40,14 @@ def test_jsonl_rows_become_prompts_and_each_is_seen_once_per_epoch(tmp_path, row
     assert source.prompts("train", 4, start=34) == (first + second)[34:38]
 
 
-@pytest.mark.parametrize(("number", "text"), [(1e-05, "0.00001"), (1e16, "10000000000000000"), (2.5, "2.5"), (3, "3")])
-def test_an_answer_that_is_a_number_is_written_as_mathematics_reads_it(tmp_path, number, text):
-    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "q", "answer": number}])
+def test_an_answer_that_is_a_number_is_written_as_mathematics_reads_it(tmp_path):
+    texts = {1e-05: "0.00001", 1e16: "10000000000000000", 2.5: "2.5", 3: "3"}
+    path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": text, "answer": number} for number, text in texts.items()])
     source = build_prompts(FileSettings(file=path, heldout=0, verifier="math"), seed=0)
-    (prompt,) = source.prompts("train", 1)
-    assert source.verify(prompt, rf"\boxed{{{text}}}").status is VerdictStatus.CORRECT
+    found = {prompt.text: source.verify(prompt, rf"\boxed{{{prompt.text}}}") for prompt in source.prompts("train", 4)}
+    assert {text: verdict.status for text, verdict in found.items()} == dict.fromkeys(
+        texts.values(), VerdictStatus.CORRECT
+    )
     source.close()
 
 

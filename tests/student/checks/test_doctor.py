@@ -15,21 +15,14 @@ from student.checks.teacher import examine_teacher, measure
 from student.settings.recipe import Recipe
 
 
-@pytest.fixture(scope="module")
-def server(world: Path, serve: Any) -> Any:
-    return serve(
-        *("--model", f"teacher={world / 'teacher'}", "--model", f"itself={world / 'student'}", "--deterministic")
-    )
-
-
 @pytest.fixture
-def make_recipe(world: Path, server: Any) -> Callable[..., Recipe]:
-    def make(teacher: str = "teacher", **more: Any) -> Recipe:
+def make_recipe(world: Path, teacher: Any) -> Callable[..., Recipe]:
+    def make(default: str = "teacher", **more: Any) -> Recipe:
         return Recipe.model_validate(
             {
                 "run": "unused",
                 "model": {"path": str(world / "student")},
-                "teachers": {"endpoints": [server.address], "default": teacher},
+                "teachers": {"endpoints": [teacher.address], "default": default},
                 "prompts": {"task": "addition"},
                 "rollout": {"max_new_tokens": 12, "max_prompt_tokens": 64},
                 "train": {"threads": 1},
@@ -40,10 +33,10 @@ def make_recipe(world: Path, server: Any) -> Callable[..., Recipe]:
     return make
 
 
-def test_a_student_that_is_its_own_teacher_gets_nothing_and_the_chain_is_exact(world: Path, server: Any) -> None:
-    findings = list(examine_payloads(world / "student", server.address, "itself", "teacher"))
+def test_a_student_that_is_its_own_teacher_gets_nothing_and_the_chain_is_exact(world: Path, teacher: Any) -> None:
+    findings = list(examine_payloads(world / "student", teacher.address, "student", "teacher"))
     assert [finding.level for finding in findings] == ["ok"] * 4, findings
-    swapped = next(examine_payloads(world / "student", server.address, "teacher", "itself"))
+    swapped = next(examine_payloads(world / "student", teacher.address, "teacher", "student"))
     assert swapped.level == "fail" and "something in the chain is wrong" in swapped.text, "the test is not blind"
 
 
@@ -54,7 +47,7 @@ def test_student_and_teacher_answer_the_same_prompts_and_are_compared(make_recip
     assert worth.better is not None and worth.rescue is not None and worth.slope is not None
     assert worth.prompts == worth.better.count and worth.answers == 4 * worth.prompts
     assert worth.reverse_kl > 0.1 and 0 < worth.overlap < 1 and 0 < worth.mass < 1
-    ((_, same, _),) = measure(make_recipe("itself"), prompts=8)
+    ((_, same, _),) = measure(make_recipe("student"), prompts=8)
     assert same.overlap == same.first == 1.0 and abs(same.reverse_kl) < 1e-4
     assert same.slope is not None and abs(same.slope.mean) < 1e-4
 

@@ -15,6 +15,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.data.needs import Needs
 from student.job.plugins import build_plugins
+from student.settings.model import ModelSettings
 from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, TABLE, Hardware
 from student.sizing.memory import CASTS, Memory, check_fits, memory_of, micro_batch
@@ -50,6 +51,15 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 
 MODELS: dict[str, Path] = {}
 """Models by their sizes, each saved by the first test that looks at it."""
+SHAPES: dict[str, ModelShape] = {}
+
+
+def shape_of(model: ModelSettings) -> ModelShape:
+    """What a model computes and keeps, found once for its settings."""
+    key = model.model_dump_json()
+    if key not in SHAPES:
+        SHAPES[key] = ModelShape(model)
+    return SHAPES[key]
 
 
 def make(world: Path, folder: Path, shape: dict[str, int], changes: dict[str, Any]) -> Recipe:
@@ -73,7 +83,7 @@ def make(world: Path, folder: Path, shape: dict[str, int], changes: dict[str, An
 
 
 def planned(recipe: Recipe, ranks: int = 1) -> Memory:
-    return memory_of(recipe, ModelShape(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
+    return memory_of(recipe, shape_of(recipe.model), build_plugins(recipe).needs, CPU, gpu=False, ranks=ranks)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +153,7 @@ def test_a_sharded_student_is_spread_over_the_ranks_and_whole_while_it_decodes(w
 
 def test_moments_in_eight_bits_are_counted_in_float32_where_ranks_cut_blocks(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
-    shape, needs = ModelShape(recipe.model), build_plugins(recipe).needs
+    shape, needs = shape_of(recipe.model), build_plugins(recipe).needs
 
     def of_all(ranks: int, **train: str) -> float:
         changed = recipe.model_copy(update={"train": recipe.train.model_copy(update=train)})
@@ -194,7 +204,7 @@ def test_vllm_has_its_weights_and_its_whole_cache_always_or_while_it_is_awake(wo
     shape, group = CASES["keys and values"]
     cache = {"batch_rows": 24, "max_prompt_tokens": 500, "max_new_tokens": 12, "cache_tokens": 20_000}
     recipe = make(world, tmp_path, shape, {**group, "rollout": {**cache, "engine": {"name": "vllm"}}})
-    model = ModelShape(recipe.model)
+    model = shape_of(recipe.model)
 
     def of(recipe: Recipe) -> Memory:
         return memory_of(recipe, model, Needs(), CPU, gpu=False)
@@ -222,7 +232,7 @@ def test_servers_beside_the_student_take_nothing_of_its_device(world: Path, tmp_
     recipe = make(world, tmp_path, shape, group)
     beside = {"engine": {"name": "vllm_server", "endpoints": ["http://nowhere:1"]}}
     served = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=beside)})
-    model, copies = ModelShape(recipe.model), "weights that steps are sampled with"
+    model, copies = shape_of(recipe.model), "weights that steps are sampled with"
 
     def on_gpu(recipe: Recipe) -> Memory:
         return memory_of(recipe, model, Needs(), TABLE["h100"], gpu=True)
@@ -233,7 +243,7 @@ def test_servers_beside_the_student_take_nothing_of_its_device(world: Path, tmp_
 
 def test_the_dtype_of_vllm_counts_for_its_weights_and_its_cache(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
-    model = ModelShape(recipe.model)
+    model = shape_of(recipe.model)
 
     def of(**engine: str) -> dict[str, float]:
         data = recipe.model_dump(mode="json")
@@ -346,7 +356,7 @@ def test_a_mean_that_no_response_can_have_is_refused(world: Path, tmp_path: Path
 
 def test_what_a_gpu_does_at_once_a_cpu_does_in_turn(world: Path, tmp_path: Path) -> None:
     recipe = make(world, tmp_path, *CASES["activations"])
-    shape, needs = ModelShape(recipe.model), build_plugins(recipe).needs
+    shape, needs = shape_of(recipe.model), build_plugins(recipe).needs
     at_once, in_turn = (
         times_of(recipe, shape, needs, replace(CPU, overlaps=overlaps), mean=32.0, ranks=1)
         for overlaps in (True, False)
