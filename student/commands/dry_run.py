@@ -19,7 +19,7 @@ from student.run.prompt_record import changed_contents
 from student.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from student.scoring.handshake import Scoring
+    from student.scoring.handshake import RunModels
 
 
 def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
@@ -105,7 +105,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     yield from describe(recipe, here())
 
 
-def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "Scoring":
+def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "RunModels":
     from student.job.preparation import connect
     from student.scoring.handshake import shake_hands
 

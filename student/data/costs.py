@@ -59,7 +59,7 @@ class Costs:
             self.add(purpose, "expert_positions", positions(expert))
 
     def scored(self, purpose: Purpose, by_role: Mapping[str, int]) -> None:
-        """Count the positions of requests by role, as returned by `Scorer.positions`."""
+        """Count the positions of requests by role, as returned by `Scoring.positions`."""
         for role, count in by_role.items():
             self.add(purpose, f"{role}_positions", count)
 

@@ -21,7 +21,7 @@ from student.job.leakage import leakage as measure_leakage
 from student.plugin.controllers import Workbench
 from student.report.samples import sample_of
 from student.report.token_view import view_of_batch
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
 
@@ -45,7 +45,7 @@ class EvaluationTask:
     places: tuple[int, ...]
     other: StepPlan | None
     seed_names: tuple[object, ...]
-    scorer: Scorer | None
+    scorer: Scoring | None
     keep: int
     shown: int
 
@@ -59,9 +59,9 @@ class Evaluator:
         tokenizer: the student's tokenizer.
         verification: judges answers.
         measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
+        costs: counts the tokens and positions spent.
 
     Attributes:
-        costs: the tokens and positions spent.
         scorer: gets the scores that the measure needs; None if nothing can be measured.
     """
 
@@ -71,13 +71,14 @@ class Evaluator:
         bench: Workbench,
         tokenizer: Any,
         verification: Verification,
-        measure: tuple[EvalMeasure, Scorer] | None,
+        measure: tuple[EvalMeasure, Scoring] | None,
+        costs: Costs,
     ) -> None:
         self._recipe, self._tokenizer, self._verification = recipe, tokenizer, verification
         self._learner, self._sampler, self._poll = bench.learner, bench.sampler, bench.poll
         self._measure: EvalMeasure | None = None if measure is None else measure[0]
-        self.scorer: Scorer | None = None if measure is None else measure[1]
-        self.costs = Costs()
+        self.scorer: Scoring | None = None if measure is None else measure[1]
+        self._costs = costs
         ranks = bench.learner.ranks
         # The index of this rank's share of the answers, and the number of shares.
         self._index, self._shares = (0, 1) if recipe.modes else (ranks.index, ranks.count)
@@ -149,31 +150,31 @@ class Evaluator:
             # Each answer that is shown needs its own divergence, and it is not among those that are measured.
             shown = [row for at, row in zip(asked.places, rows, strict=True) if at < asked.shown]
             for row in shown:
-                scorer.submit(row)
-            scorer.collect(shown, poll=self._poll)
+                scorer.ask(row)
+            scorer.wait(shown, poll=self._poll)
         if scorer is not None:
-            scorer.collect(scored, poll=self._poll)
+            scorer.wait(scored, poll=self._poll)
         self._verification.collect(rows, poll=self._poll)
         return rows, scored
 
-    def _sampled(self, plan: StepPlan, seed_names: Sequence[object], scorer: Scorer | None) -> list[Row]:
+    def _sampled(self, plan: StepPlan, seed_names: Sequence[object], scorer: Scoring | None) -> list[Row]:
         """Sample a plan from the current weights, with the random streams named by `seed_names`."""
 
         def on_row(row: Row) -> None:
             self._poll()
             if scorer is not None:
-                scorer.submit(row)
+                scorer.ask(row)
 
         return self._sampler.sample(plan.rows, purpose=("eval", *seed_names), on_row=on_row, poll=self._poll)
 
     def _count(self, asked: EvaluationTask, rows: Sequence[Row], scored: Sequence[Row], purpose: Purpose) -> None:
-        self.costs.sampled(purpose, rows)
+        self._costs.sampled(purpose, rows)
         if asked.scorer is not None:
-            self.costs.scored(purpose, asked.scorer.positions(scored))
+            self._costs.scored(purpose, asked.scorer.positions(scored))
             # The measure takes one more forward pass of the student.
-            self.costs.add(purpose, "decoded_positions", positions(scored))
+            self._costs.add(purpose, "decoded_positions", positions(scored))
             if asked.other is not None:
-                self.costs.sampled(purpose, scored)
+                self._costs.sampled(purpose, scored)
 
     def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
         """The mean divergence over the tokens of all ranks, in nats per token; None if it is not measured."""

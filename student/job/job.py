@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
+from opd.fleet.membership.outage import OutageHooks
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
@@ -27,7 +28,7 @@ from student.job.plugins import build_measure
 from student.job.preparation import Prepared, prepare
 from student.job.sampling import engine_setup, open_ahead, open_sampler
 from student.job.scorers import Scorers
-from student.job.services import LoopServices
+from student.job.services import LoopServices, ReadingServices
 from student.job.stop_check import StopCheck
 from student.learning.learner import Learner
 from student.learning.objective import Objective
@@ -42,10 +43,10 @@ from student.plugin.strategy import Strategy
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.mismatch import Mismatch
 from student.rollout.policy_sampler import PolicySampler
-from student.scoring.handshake import Scoring
+from student.scoring.handshake import RunModels
 from student.scoring.local import LocalModels
 from student.scoring.rewards.chain import RewardChain
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
 from student.settings.teachers import EmaSettings
@@ -62,7 +63,7 @@ class Job:
     accelerator: Accelerator
     watch: RankWatch
     fleet: ScoreSource | None
-    models: Scoring
+    models: RunModels
     source: PromptSource
     tokenizer: Any
     learner: Learner
@@ -73,7 +74,7 @@ class Job:
     asks_ahead: bool
     learns_early: bool
     mismatch: Mismatch
-    scorer: Scorer
+    scorer: Scoring
     local: LocalModels
     controllers: list[Controller]
     rewards: RewardChain
@@ -89,6 +90,7 @@ def build_job(
     model_path: str | None = None,
     poll: Callable[[], None],
     watch: RankWatch | None = None,
+    hooks: OutageHooks | None = None,
 ) -> Job:
     """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
 
@@ -98,23 +100,33 @@ def build_job(
         model_path: weights to load in place of the recipe's, for a resumed run: a model, an adapter or BASE+ADAPTER.
         poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
         watch: of the ranks, if they have met; None to meet first.
+        hooks: called while the loop waits for a teacher that is away; None for nothing.
     """
     watch = watch or join(recipe.train.rank_patience, stack)
     found = prepare(recipe, stack, model_path, poll)
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)
     student, twin = _student(found, accelerator, stack)
-    scorers = _scorers(found, student, accelerator, ranks, stack)
-    scorer, local = scorers.objective(), scorers.local
+    scorers = _scorers(found, student, accelerator, ranks, stack, poll)
+    scorer, local = scorers.objective(hooks), scorers.local
     learner = _learner(found, student, accelerator, ranks, scorer)
-    measured = _measured(found, scorers)
+    measured = _measured(found, scorers, hooks)
     setup = engine_setup(found, learner, _candidates(found, measured))
     sampler = open_sampler(found, setup, learner, stack)
     ahead = open_ahead(found, setup, sampler, learner, scorer, local, twin, stack)
     bench = Workbench(learner, sampler, scorer, poll, stack.callback)
-    evaluator = Evaluator(recipe, bench, found.tokenizer, scorers.verification, measured)
+    costs = scorers.services.costs
+    evaluator = Evaluator(recipe, bench, found.tokenizer, scorers.verification, measured, costs)
     cursor = PromptCursor(found.source)
-    services = _services(found, bench, scorers, evaluator, cursor)
+    services = LoopServices(
+        bench,
+        scorers.objective,
+        reading=scorers.services,
+        evaluator=evaluator,
+        local=local,
+        cursor=cursor,
+        seed=recipe.seed,
+    )
     return Job(
         recipe=recipe,
         accelerator=accelerator,
@@ -130,7 +142,7 @@ def build_job(
         ahead=ahead,
         asks_ahead=found.asks_ahead,
         learns_early=found.learns_early,
-        mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, services.costs),
+        mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, costs),
         scorer=scorer,
         local=local,
         controllers=[*found.plugins.controllers, *_followers(found, local, learner, poll)],
@@ -141,33 +153,17 @@ def build_job(
     )
 
 
-def _measured(found: Prepared, scorers: Scorers) -> tuple[EvalMeasure, Scorer] | None:
+def _measured(found: Prepared, scorers: Scorers, hooks: OutageHooks | None) -> tuple[EvalMeasure, Scoring] | None:
     """The measure of evaluations, and a scorer of its own: it may need other payloads than the objective."""
     measure = build_measure(found.models.infos, found.plugins.needs, found.recipe.teachers)
     if measure is None:
         return None
-    return measure, scorers.make(merge([measure.needs()], temperature=found.recipe.rollout.temperature))
+    return measure, scorers.make(merge([measure.needs()], temperature=found.recipe.rollout.temperature), hooks=hooks)
 
 
-def _candidates(found: Prepared, measured: tuple[EvalMeasure, Scorer] | None) -> int:
+def _candidates(found: Prepared, measured: tuple[EvalMeasure, Scoring] | None) -> int:
     """How many candidates a rollout keeps, once for both: as many as the objective or the measure needs."""
     return max(found.plugins.needs.candidates, 0 if measured is None else measured[1].needs.candidates)
-
-
-def _services(
-    found: Prepared, bench: Workbench, scorers: Scorers, evaluator: Evaluator, cursor: PromptCursor
-) -> LoopServices:
-    services = LoopServices(
-        bench,
-        scorers.objective,
-        evaluator=evaluator,
-        local=scorers.local,
-        cursor=cursor,
-        tokenizer=found.tokenizer,
-        seed=found.recipe.seed,
-    )
-    scorers.services = services  # set afterwards: rewards use the services, which hold a scorer
-    return services
 
 
 def _followers(found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]) -> list[Controller]:
@@ -186,7 +182,14 @@ def _stop_check(found: Prepared, sampler: PolicySampler, scorers: Scorers) -> St
     return StopCheck(found.recipe, sampler, found.source, found.models.infos, found.stop_ids, scorers.make)
 
 
-def _scorers(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, stack: ExitStack) -> Scorers:
+def _scorers(
+    found: Prepared,
+    student: Student,
+    accelerator: Accelerator,
+    ranks: Ranks,
+    stack: ExitStack,
+    poll: Callable[[], None],
+) -> Scorers:
     recipe = found.recipe
     verification = Verification(found.source, recipe.rollout.verify_workers)
     stack.callback(verification.close)
@@ -199,7 +202,8 @@ def _scorers(found: Prepared, student: Student, accelerator: Accelerator, ranks:
         valid_vocab=len(found.tokenizer),
         temperature=recipe.rollout.temperature,
     )
-    return Scorers(found, verification, local, accelerator.device)
+    reading = ReadingServices(local, verification, found.tokenizer, poll)
+    return Scorers(found, verification, local, accelerator.device, reading)
 
 
 def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tuple[Student, PreTrainedModel | None]:
@@ -224,7 +228,7 @@ def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tup
     return student, twin
 
 
-def _learner(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, scorer: Scorer) -> Learner:
+def _learner(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, scorer: Scoring) -> Learner:
     recipe = found.recipe
     objective = Objective(found.plugins.terms, recipe.rollout.max_new_tokens)
     objective.bind(found.tokenizer)

@@ -18,7 +18,7 @@ from student.data.needs import TEACHER
 from student.data.row import Row
 from student.job.evaluate import EvalMeasure
 from student.learning.learner import Learner
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 
 
 def leakage(
@@ -26,7 +26,7 @@ def leakage(
     modes: Mapping[str, ModeSettings],
     problems: int,
     *,
-    scorer: Scorer,
+    scorer: Scoring,
     measure: EvalMeasure,
     learner: Learner,
     tokenizer: Any,
@@ -56,8 +56,8 @@ def leakage(
 
             def score(asked: Sequence[Row] = asked) -> None:
                 for row in asked:
-                    scorer.submit(row)
-                scorer.collect(asked, poll=poll)
+                    scorer.ask(row)
+                scorer.wait(asked, poll=poll)
 
             learner.ranks.agree(score)
             if asked:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import CancelledError, OpdError, PluginError, RunFolderError
+from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, gather_outcomes
@@ -26,7 +27,6 @@ from student.data.report import EvalReport, StepReport
 from student.data.row import Row
 from student.job.evaluation import Evaluations, metrics_of, to_json
 from student.job.job import Job, build_job, fleet_fingerprints
-from student.job.outages import outage_hooks
 from student.job.saving import Saver, Unfinished
 from student.job.stages import StepStages
 from student.job.steering import acted, composed, ordered, planned
@@ -70,7 +70,12 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         watch = join(recipe.train.rank_patience, stack)
         folder, checkpoint = _open(recipe, resume, stack)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
-        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch)
+        hooks = OutageHooks(  # called from within `run` alone
+            waiting=lambda outage: run.sinks.log(outage.sentence()),
+            emergency=lambda outage: run.save_in_outage(outage),  # noqa: PLW0108 (made below)
+            recovered=lambda outage: run.sinks.log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s"),
+        )
+        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks)
         main = job.accelerator.is_main_process
         if main and folder is None:
             folder = stack.enter_context(RunFolder.create(recipe).alone())
@@ -142,8 +147,6 @@ class _Run:
     def run(self) -> dict[str, Any]:
         """Take all remaining steps and return the summary; an error that stops them is raised after saving."""
         # The sampler must know the resumed weights before `begin`, in which a controller may already sample.
-        hooks = outage_hooks(self.state, self.saver, self.interrupts, self.sinks.log)
-        self.job.services.hook_outages(hooks)
         self.job.sampler.moved(self.state.steps)
         with blaming(self.ranks.count):
             for controller in self.job.controllers:
@@ -178,6 +181,13 @@ class _Run:
         with suppress(Exception):  # the original exception is the one to report
             path = self.saver.save(self.state)
             error.add_note(f"{steps} of {self.recipe.train.steps} steps are saved in {path}; continue with --resume.")
+
+    def save_in_outage(self, outage: Outage) -> None:
+        """Save the finished steps while a teacher is away, unless this rank cannot do so by itself."""
+        if self.state.unfinished is not None or self.interrupts.holding or self.saver.sharded:
+            return  # Updates have moved the weights, a controller may be trying others, or other ranks hold shards.
+        path = self.saver.save(self.state, together=False)
+        self.sinks.log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
 
     def _told(self) -> EvalReport | None:
         """Run `_train`; if it fails on this rank, notify the other ranks, which may be waiting in any collective."""
@@ -262,9 +272,9 @@ class _Run:
         """Show the terms the whole step; if some scores are still on their way, begin the gradient without them."""
         outcomes, places = gather_outcomes(rows, self.ranks)
         self.job.learner.objective.assess(rows, outcomes, places)
-        if stages.arriving is None:
+        if not self.job.learns_early:
             return outcomes
-        late = stages.arriving.late(rows)
+        late = self.job.scorer.late(rows)
         if self.ranks.any(late > 0):
             with stages.clock.stage("learn"):
                 self.job.learner.begin(rows, stages.step, stages.arrive)

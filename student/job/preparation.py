@@ -24,7 +24,7 @@ from student.model.model import Weights, load_tokenizer
 from student.model.ranks import launched_ranks
 from student.plugin.controllers import Controller
 from student.scoring.contexts import Contexts
-from student.scoring.handshake import Scoring, shake_hands
+from student.scoring.handshake import RunModels, shake_hands
 from student.scoring.stops import StopMap, map_of
 from student.settings.recipe import Recipe
 
@@ -52,7 +52,7 @@ class Prepared:
     tokenizer: Any
     source: PromptSource
     fleet: ScoreSource | None
-    models: Scoring
+    models: RunModels
     stop_ids: Sequence[int]
     stops: StopMap
     contexts: Contexts

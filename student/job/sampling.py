@@ -25,7 +25,7 @@ from student.rollout.gate import Gate
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
 from student.scoring.local import LocalModels
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 
 
 def engine_setup(found: Prepared, learner: Learner, candidates: int) -> EngineSetup:
@@ -71,7 +71,7 @@ def open_ahead(
     setup: EngineSetup,
     sampler: PolicySampler,
     learner: Learner,
-    scorer: Scorer,
+    scorer: Scoring,
     local: LocalModels,
     twin: PreTrainedModel | None,
     stack: ExitStack,
@@ -116,7 +116,7 @@ def open_ahead(
         lend,
         player,
         # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
-        scorer.submit if found.asks_ahead else scorer.verify,
+        scorer.ask if found.asks_ahead else scorer.verify,
         scorer.flush,
         pack if packs else None,
         Gate(learner.ranks) if shares else None,

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 
 import torch
 
+from opd.fleet.membership.outage import OutageHooks
 from student.data.needs import Needs
 from student.job.preparation import Prepared
-from student.job.services import LoopServices
+from student.job.services import ReadingServices
 from student.scoring.local import LocalModels
 from student.scoring.rewards.rounds import StepRewards
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.stops import StopMap
 from student.scoring.verify import Verification
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scorers:
     """Makes scorers, each with its own needs; all share the fleet, the local models and the verifiers.
 
@@ -23,19 +24,25 @@ class Scorers:
         verification: judges answers.
         local: the models in this process.
         device: the device for heads of hidden payloads.
-        services: passed to rewards; set once all parts are built.
+        services: passed to rewards.
     """
 
     found: Prepared
     verification: Verification
     local: LocalModels
     device: torch.device
-    services: LoopServices | None = None
+    services: ReadingServices
 
-    def make(self, needs: Needs, stops: StopMap | None = None) -> Scorer:
-        """A scorer for `needs`; `stops` replaces the run's own map of stop tokens."""
+    def make(self, needs: Needs, stops: StopMap | None = None, *, hooks: OutageHooks | None = None) -> Scoring:
+        """A scorer for `needs`.
+
+        Args:
+            needs: what is needed.
+            stops: replaces the run's own map of stop tokens.
+            hooks: called during an outage of a teacher, in the thread that waits; None for nothing.
+        """
         found = self.found
-        return Scorer(
+        return Scoring(
             found.fleet,
             found.recipe.teachers,
             needs,
@@ -46,14 +53,13 @@ class Scorers:
             contexts=found.contexts,
             stops=found.stops if stops is None else stops,
             rewards=self._rewards,
+            hooks=hooks,
         )
 
-    def objective(self) -> Scorer:
+    def objective(self, hooks: OutageHooks | None = None) -> Scoring:
         """A scorer for the needs of the objective and of everything else that the recipe names."""
-        return self.make(self.found.plugins.needs)
+        return self.make(self.found.plugins.needs, hooks=hooks)
 
     def _rewards(self) -> StepRewards:
-        if self.services is None:
-            raise TypeError("rows were scored before the job was built")
         # Asked for rows that are not of the step, such as probes': metrics of the step must not count these.
         return StepRewards(self.found.plugins.rewards.aside(), self.services)

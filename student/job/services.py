@@ -6,10 +6,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from opd.fleet.membership.outage import OutageHooks
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
-from student.data.costs import Purpose
+from student.data.costs import Costs, Purpose
 from student.data.cursor import PromptCursor
 from student.data.needs import STUDENT
 from student.data.outcome import Outcome
@@ -20,9 +19,49 @@ from student.data.streams import stream
 from student.job.evaluator import Evaluator
 from student.plugin.controllers import Workbench
 from student.scoring.local import LocalModels
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
+from student.scoring.verify import Verification
 
 T = TypeVar("T")
+
+
+class ReadingServices:
+    """Implements `student.scoring.rewards.base.RewardServices`: what needs only the models in this process.
+
+    Args:
+        local: these models.
+        verification: knows the answers.
+        tokenizer: the student's.
+        poll: called while reading; may raise to give up.
+
+    Attributes:
+        tokenizer: see `RewardServices.tokenizer`.
+        costs: tokens spent since the loop last took them.
+    """
+
+    def __init__(
+        self, local: LocalModels, verification: Verification, tokenizer: Any, poll: Callable[[], None]
+    ) -> None:
+        self._local, self._verification, self._poll = local, verification, poll
+        self.tokenizer = tokenizer
+        self.costs = Costs()
+
+    def read(
+        self,
+        items: Sequence[Row | ScoreItem],
+        spec: PayloadSpec | None = None,
+        *,
+        model: str = STUDENT,
+        temperature: float | None = None,
+    ) -> list[Scores]:
+        """See `Services.read`."""
+        asked = [item.asked(gather=False, role=model) if isinstance(item, Row) else [(item, 0)] for item in items]
+        self.costs.add("train", "local_positions", sum(len(request.token_ids) for mine in asked for request, _ in mine))
+        return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
+
+    def extract(self, rows: Sequence[Row]) -> list[str | None]:
+        """See `Services.extract`."""
+        return self._verification.extract(rows)
 
 
 class LoopServices:
@@ -31,14 +70,14 @@ class LoopServices:
     Args:
         bench: the weights, what samples from them, and the scorer of the objective.
         make_scorer: makes another scorer of the objective, for `Services.workbench`.
+        reading: reads with the models in this process.
         evaluator: evaluates the current weights.
         local: the models in this process.
         cursor: the run's position in its training prompts.
-        tokenizer: the student's.
         seed: the run's seed.
 
     Attributes:
-        tokenizer: see `Services.tokenizer`.
+        read, extract, tokenizer: those of `reading`.
         outcomes: see `Services.outcomes`; the loop sets them.
         costs: tokens spent since the loop last took them.
     """
@@ -46,29 +85,23 @@ class LoopServices:
     def __init__(
         self,
         bench: Workbench,
-        make_scorer: Callable[[], Scorer],
+        make_scorer: Callable[[], Scoring],
         *,
+        reading: ReadingServices,
         evaluator: Evaluator,
         local: LocalModels,
         cursor: PromptCursor,
-        tokenizer: Any,
         seed: int,
     ) -> None:
         self._bench, self._make_scorer = bench, make_scorer
         self._evaluator, self._local, self._cursor, self._seed = evaluator, local, cursor, seed
-        self.tokenizer = tokenizer
-        self.costs = evaluator.costs
+        self.read, self.extract = reading.read, reading.extract
+        self.tokenizer, self.costs = reading.tokenizer, reading.costs
         self.outcomes: Sequence[Outcome] = ()
 
     def workbench(self) -> Workbench:
         """See `Services.workbench`."""
         return replace(self._bench, scorer=self._make_scorer())
-
-    def hook_outages(self, hooks: OutageHooks) -> None:
-        """Set the hooks that every scorer of the run calls during an outage of a teacher."""
-        for scorer in (self._bench.scorer, self._evaluator.scorer):
-            if scorer is not None:
-                scorer.hooks = hooks
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Services.parameters`."""
@@ -85,28 +118,11 @@ class LoopServices:
 
         def work() -> None:
             for row in rows:
-                scorer.submit(row)
-            scorer.collect(rows, poll=self._bench.poll)
+                scorer.ask(row)
+            scorer.wait(rows, poll=self._bench.poll)
 
         self._bench.learner.ranks.agree(work)
         return list(rows)
-
-    def read(
-        self,
-        items: Sequence[Row | ScoreItem],
-        spec: PayloadSpec | None = None,
-        *,
-        model: str = STUDENT,
-        temperature: float | None = None,
-    ) -> list[Scores]:
-        """See `Services.read`."""
-        asked = [item.asked(gather=False, role=model) if isinstance(item, Row) else [(item, 0)] for item in items]
-        self.costs.add("train", "local_positions", sum(len(request.token_ids) for mine in asked for request, _ in mine))
-        return self._local.score(model, items, spec, temperature=temperature, poll=self._bench.poll)
-
-    def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """See `Services.extract`."""
-        return self._bench.scorer.extract(rows)
 
     def refresh(self, model: str, decay: float) -> None:
         """See `Services.refresh`."""

@@ -10,7 +10,6 @@ from student.data.row import Row, RowKey
 from student.job.job import Job
 from student.report.telemetry import StageClock
 from student.rollout.ahead import Ahead
-from student.scoring.arriving import Arriving
 from student.scoring.rewards.rounds import StepRewards
 
 
@@ -25,7 +24,6 @@ class StepStages:
 
     Attributes:
         any: `Rollouts.any`, set by the loop: whether a flag is true on any rank.
-        arriving: scores that `score` did not wait for, because the job learns early; otherwise None.
     """
 
     def __init__(self, job: Job, step: int, clock: StageClock, poll: Callable[[], None]) -> None:
@@ -35,7 +33,6 @@ class StepStages:
         self._taken = False  # whether the rows that were sampled ahead have been handed out
         self._rewards = StepRewards(job.rewards, job.services)
         self.judges_first = not job.rewards.reads_signals
-        self.arriving: Arriving | None = None
 
     def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
         """See `RolloutStages.sample`; with sampling ahead, the rows of the step's plan have been sampled already."""
@@ -53,7 +50,7 @@ class StepStages:
         return [found[row.key] for row in planned]
 
     def _sampled_now(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
-        begin = self._job.scorer.submit if ask else self._job.scorer.verify
+        begin = self._job.scorer.ask if ask else self._job.scorer.verify
 
         def on_row(row: Row) -> None:
             self._poll()
@@ -79,7 +76,7 @@ class StepStages:
     def ask(self, rows: Sequence[Row]) -> None:
         """See `RolloutStages.ask`."""
         for row in rows:
-            self._job.scorer.ask(row)
+            self._job.scorer.ask(row, verify=False)
 
     def judge(self, rows: Sequence[Row]) -> None:
         """See `RolloutStages.judge`."""
@@ -91,30 +88,26 @@ class StepStages:
         scorer = self._job.scorer
         with self.clock.stage("wait_teacher"):
             if self._job.learns_early:
-                if self.arriving is not None:  # from an earlier round
-                    self.arriving.wait_all(self._poll)
-                self.arriving = scorer.begin(rows, poll=self._poll)
+                scorer.begin(rows, poll=self._poll)
                 if not judged:
                     scorer.judge(rows, self._rewards, poll=self._poll)
             else:
-                scorer.collect(rows, self._rewards, judged=judged, poll=self._poll)
-        if self.arriving is None:
+                scorer.wait(rows, self._rewards, judged=judged, poll=self._poll)
+        if not scorer.begun:
             self._scored()
 
     def arrive(self, rows: Sequence[Row]) -> None:
         """Wait for the signals of rows for which `score` did not wait."""
-        assert self.arriving is not None
         with self.clock.stage("wait_teacher"):
-            self.arriving.wait(rows, self._poll)
+            self._job.scorer.arrive(rows, poll=self._poll)
             # Here rather than in the learner's pass, in which a failure could not be reported to other ranks.
             self._job.scorer.fetch_heads(rows)
-        if self.arriving.done:
+        if not self._job.scorer.begun:
             self._scored()
 
     def close(self) -> None:
         """Cancel requests that nothing has waited for."""
-        if self.arriving is not None:
-            self.arriving.close()
+        self._job.scorer.give_up()
 
     def _scored(self) -> None:
         if self._asked is not None:

@@ -12,7 +12,7 @@ from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
 from student.data.row import Row
 from student.rollout.policy_sampler import PolicySampler
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.stops import StopMap, stop_log_ratios, teacher_stops
 from student.settings.recipe import Recipe
 
@@ -39,7 +39,7 @@ class StopCheck:
         source: PromptSource,
         infos: Mapping[str, pb.TeacherInfo],
         stops: Sequence[int],
-        scorer_of: Callable[[Needs, StopMap], Scorer],
+        scorer_of: Callable[[Needs, StopMap], Scoring],
     ) -> None:
         self._recipe, self._sampler, self._source = recipe, sampler, source
         self._mapped = recipe.teachers is not None and recipe.teachers.map_stops
@@ -81,12 +81,12 @@ class StopCheck:
             ended = sum(row.teacher == teacher for row in rows)
             yield self._sentence(teacher, ended, ratio, events.get(teacher))
 
-    def _ratios(self, scorer: Scorer, rows: Sequence[Row], poll: Callable[[], None]) -> dict[str, float]:
+    def _ratios(self, scorer: Scoring, rows: Sequence[Row], poll: Callable[[], None]) -> dict[str, float]:
         """Mean log-ratio at the last tokens, nats, by teacher."""
         for row in rows:
             row.signals.clear()  # the same rows are asked about under another map of stop tokens
-            scorer.submit(row)
-        scorer.collect(rows, poll=poll)
+            scorer.ask(row)
+        scorer.wait(rows, poll=poll)
         found: dict[str, list[float]] = {}
         for row in rows:
             found.setdefault(row.teacher, []).extend(stop_log_ratios([row], scorer.head_of, 0, 1.0))

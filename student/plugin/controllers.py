@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from student.learning.learner import Learner
     from student.learning.updates import Update
     from student.rollout.policy_sampler import PolicySampler
-    from student.scoring.score import Scorer
+    from student.scoring.score import Scoring
 
 T = TypeVar("T")
 CONTROLLERS = Registry(
@@ -79,7 +79,7 @@ class Workbench:
 
     learner: Learner
     sampler: PolicySampler
-    scorer: Scorer
+    scorer: Scoring
     poll: Callable[[], None]
     closing: Callable[[Callable[[], None]], object]
 

@@ -17,8 +17,8 @@ from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.scoring.requests import build_router, destination
 from student.scoring.stops import teacher_stops
-from student.scoring.targets import build_router, destination
 from student.settings.recipe import Recipe
 from student.settings.teachers import TeacherSettings
 
@@ -34,7 +34,7 @@ _ROUTED_PROMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class RunModels:
     """The models of a run.
 
     Attributes:
@@ -86,7 +86,7 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
 
 def shake_hands(
     fleet: ScoreSource | None, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
-) -> Scoring:
+) -> RunModels:
     """Route the prompts and check every served model that the run will use.
 
     Raises:
@@ -112,7 +112,7 @@ def shake_hands(
         for name, wanted in named.items():
             roles[name] = roles.get(name, set()) | wanted
     _check_contexts(recipe, roles)
-    return Scoring(infos, frozenset(local))
+    return RunModels(infos, frozenset(local))
 
 
 def _checked(

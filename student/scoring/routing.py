@@ -71,6 +71,16 @@ class Destination:
         """The teacher if there is only one; otherwise None."""
         return self.parts[0][0] if len(self.parts) == 1 else None
 
+    @property
+    def name(self) -> str:
+        """The teacher, or the weighted names of several, as `Row.teacher` has it."""
+        return self.single or " + ".join(f"{weight:g} {name}" for name, weight in self.parts)
+
+    @property
+    def summed(self) -> tuple[tuple[str, float], ...]:
+        """The teachers if the divergences to several are summed, as `Row.teachers` has them; otherwise ()."""
+        return self.parts if self.combine == "divergence" and len(self.parts) > 1 else ()
+
 
 class Router:
     """Routes rows to the teachers of a fleet.

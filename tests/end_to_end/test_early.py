@@ -27,8 +27,7 @@ from student.learning.learner import Learner
 from student.plugin.controllers import Controller
 from student.plugin.early import reads_no_scores
 from student.plugin.strategy import Single
-from student.scoring.arriving import Arriving
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.settings.recipe import Recipe
 
 SMALL = {"train": {"steps": 2, "micro_batch_tokens": 40, "checkpoint_every": 0}, "eval": {"prompts": 0}}
@@ -88,7 +87,7 @@ def reluctant(monkeypatch: pytest.MonkeyPatch) -> Event:
 
 def wait_for_all(self: StepStages, rows: Sequence[Row], *, judged: bool) -> None:
     """Instead of `StepStages.score`."""
-    self._job.scorer.collect(rows, self._rewards, judged=judged)
+    self._job.scorer.wait(rows, self._rewards, judged=judged)
 
 
 def one_row_first(**changes: Any) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def test_a_step_that_is_given_up_before_the_optimizer_is_taken_again(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepStages, "arrive", stopped)
-        patch.setattr(Arriving, "late", lambda self, rows: len(rows))  # however quick the teacher is
+        patch.setattr(Scoring, "late", lambda self, rows: len(rows))  # however quick the teacher is
         with pytest.raises(error, match="1 of 2 steps, saved in"):
             train(recipe)
     assert calls[:9] == [1] * 8 + [8] and len(calls) == 9 + at
@@ -203,21 +202,22 @@ def test_rows_of_several_rounds_and_copies_get_their_scores(
 def test_what_is_being_scored_is_given_up_where_a_step_fails_before_it_is_learnt(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Arriving] = []
-    begin = Scorer.begin
+    begun: list[Scoring] = []
+    begin = Scoring.begin
 
-    def kept(self: Scorer, *arguments: Any, **keywords: Any) -> Arriving:
-        begun.append(begin(self, *arguments, **keywords))
-        return begun[-1]
+    def kept(self: Scoring, *arguments: Any, **keywords: Any) -> None:
+        begun.append(self)
+        begin(self, *arguments, **keywords)
+        assert self.begun
 
     def fails(*_: Any) -> Any:
         raise DataError("a method that fails.")
 
-    monkeypatch.setattr(Scorer, "begin", kept)
+    monkeypatch.setattr(Scoring, "begin", kept)
     monkeypatch.setattr(student.job.loop, "composed", fails)
     with pytest.raises(DataError):
         train(make_recipe(**one_row_first()))
-    assert begun[-1].done
+    assert not begun[-1].begun
 
 
 def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
@@ -225,7 +225,7 @@ def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
 ) -> None:
     within: list[bool] = []
     seen: list[bool] = []
-    loss, head_of = Learner._pass, Scorer.head_of
+    loss, head_of = Learner._pass, Scoring.head_of
 
     def noted(self: Learner, micro: Any, weights: Any, select: Any, arrived: Any) -> Any:
         arrived()
@@ -235,13 +235,13 @@ def test_heads_are_fetched_where_ranks_can_be_told_of_a_failure(
         finally:
             within.pop()
 
-    def look(self: Scorer, *arguments: Any) -> Any:
+    def look(self: Scoring, *arguments: Any) -> Any:
         seen.append(bool(within))
         return head_of(self, *arguments)
 
     monkeypatch.setattr(Learner, "_pass", noted)
-    monkeypatch.setattr(Scorer, "head_of", look)
-    monkeypatch.setattr(Arriving, "late", lambda self, rows: len(rows))
+    monkeypatch.setattr(Scoring, "head_of", look)
+    monkeypatch.setattr(Scoring, "late", lambda self, rows: len(rows))
     train(make_recipe(**one_row_first(objective=[{"name": "opd", "payload": "hidden"}])))
     assert seen[0] is False and True in seen
 

@@ -20,7 +20,7 @@ from student.data.row import Row
 from student.data.token_batch import TokenBatch
 from student.job.loop import train
 from student.model.model import load_tokenizer
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.settings.recipe import Recipe
 
 SELF = {"teachers": {"default": "ema", "ema": {"decay": 0.5, "every": 1}}}
@@ -181,18 +181,18 @@ def test_no_id_of_a_hint_reaches_the_students_input(
 ) -> None:
     seen: list[torch.Tensor] = []
     rows: list[Row] = []
-    lay_out, collect = batch.collate, Scorer.collect
+    lay_out, wait = batch.collate, Scoring.wait
 
     def collate(*arguments: Any) -> TokenBatch:
         seen.append((micro := lay_out(*arguments)).input_ids)
         return micro
 
-    def watched(self: Scorer, mine: list[Row], *arguments: Any, **options: Any) -> float:
+    def watched(self: Scoring, mine: list[Row], *arguments: Any, **options: Any) -> None:
         rows.extend(mine)
-        return collect(self, mine, *arguments, **options)
+        wait(self, mine, *arguments, **options)
 
     monkeypatch.setattr("student.learning.learner.collate", collate)
-    monkeypatch.setattr(Scorer, "collect", watched)
+    monkeypatch.setattr(Scoring, "wait", watched)
     recipe = alone(run=str(tmp_path / "run"), **(TOLD if told else {**SELF, "contexts": HINTED}))
     train(recipe)
     mark = torch.tensor(load_tokenizer(str(recipe.model.path))(SECRET)["input_ids"])

@@ -24,7 +24,7 @@ from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.settings.recipe import Recipe
 
 ADWIN = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
@@ -135,15 +135,15 @@ def stop_by_signal(patch: pytest.MonkeyPatch, call: int) -> None:
 
 def stop_by_outage(patch: pytest.MonkeyPatch, call: int) -> None:
     """A teacher goes away while rows that were sampled ahead are scored."""
-    original, calls = Scorer.collect, []
+    original, calls = Scoring.wait, []
 
-    def collect(self: Scorer, *arguments: Any, **keywords: Any) -> float:
+    def wait(self: Scoring, *arguments: Any, **keywords: Any) -> None:
         calls.append(1)
         if len(calls) == call:
             raise OutageError("teacher 't' stayed away.")
-        return original(self, *arguments, **keywords)
+        original(self, *arguments, **keywords)
 
-    patch.setattr(Scorer, "collect", collect)
+    patch.setattr(Scoring, "wait", wait)
 
 
 def stop_in_thread(patch: pytest.MonkeyPatch, call: int) -> None:

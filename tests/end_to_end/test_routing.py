@@ -25,7 +25,7 @@ from student.data.plan import plan_step
 from student.data.row import Row
 from student.job.job import build_job
 from student.job.loop import train
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
 
@@ -51,11 +51,11 @@ def test_each_domain_is_scored_by_its_own_teacher(teacher: Any, make_recipe: Cal
     needs = Needs(signals=(SignalNeed(TEACHER, PayloadSpec.sampled()),))
     assert recipe.teachers is not None
     with TeacherFleet.connect(teacher.address) as fleet:
-        scorer = Scorer(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
+        scorer = Scoring(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
         rows = [row_of(prompt) for prompt in source.prompts("train", 6)]
         for row in rows:
-            scorer.submit(row)
-        scorer.collect(rows)
+            scorer.ask(row)
+        scorer.wait(rows)
         assert {(r.prompt.domain, r.teacher) for r in rows} == {("sums", "teacher"), ("differences", "student")}
         assert scorer.teachers(source.labels() or frozenset()) == {"teacher", "student"}, "without a row they are known"
         for row in rows:
@@ -69,12 +69,12 @@ def test_weighted_teachers_are_mixed_in_probability_space(teacher: Any, make_rec
     spec = PayloadSpec.gather(4, "f32")
     assert recipe.teachers is not None
     with TeacherFleet.connect(teacher.address) as fleet:
-        scorer = Scorer(
+        scorer = Scoring(
             fleet, recipe.teachers, Needs((SignalNeed(TEACHER, spec),), 4), Verification(source, 2), torch.device("cpu")
         )
         row = row_of(source.prompts("train", 1)[0])
-        scorer.submit(row)
-        scorer.collect([row])
+        scorer.ask(row)
+        scorer.wait([row])
         assert scorer.positions([row]) == {TEACHER: 2 * 8}
         parts = [fleet.score(name, [row.asked(gather=True)[0][0]], spec)[0] for name in ("teacher", "student")]
     mixed = row.signals[TEACHER, PayloadKind.GATHER]

@@ -186,12 +186,12 @@ class Prober:
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
         engine = self._sampler if twin is self._learner else self._sampler.fork(twin.student.lm)
         rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit) if plan.rows else []
-        self._scorer.collect(rows, poll=self._check)
+        self._scorer.wait(rows, poll=self._check)
         return rows
 
     def _submit(self, row: Row) -> None:
         self._check()
-        self._scorer.submit(row)
+        self._scorer.ask(row)
 
     def _gram(
         self, twin: Learner, folds: Sequence[Sequence[Row]], spec: ProbeSpec, costs: Costs, *, random: bool

@@ -19,7 +19,7 @@ from student.data.plan import plan_step
 from student.job.loop import train
 from student.job.plugins import build_plugins
 from student.rollout.transformers import RolloutSpec, rollout
-from student.scoring.score import Scorer
+from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
 
@@ -81,9 +81,9 @@ def test_two_domains_learn_from_two_teachers(world: Path, teacher: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(world / "student")
     plan = plan_step(0, source.prompts("train", 8), samples=1, max_new_tokens=6, temperature=1.0)
     with TeacherFleet.connect([teacher.address]) as fleet:
-        scorer = Scorer(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
-        rows = rollout(model, tokenizer, plan.rows, RolloutSpec(0, 8, 0, len(tokenizer), 32), on_row=scorer.submit)
-        scorer.collect(rows)
+        scorer = Scoring(fleet, recipe.teachers, needs, Verification(source, 2), torch.device("cpu"))
+        rows = rollout(model, tokenizer, plan.rows, RolloutSpec(0, 8, 0, len(tokenizer), 32), on_row=scorer.ask)
+        scorer.wait(rows)
         served = {"addition": "teacher", "subtraction": "student"}
         assert {row.prompt.domain for row in rows} == set(served)
         for row in rows:
