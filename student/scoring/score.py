@@ -92,9 +92,10 @@ class Scoring:
         self._late = contexts.late if contexts is not None and needs.reward else frozenset()
         served = fleet.teachers() if fleet is not None else ()
         self._requests = Requests(settings, needs, served, known=known, stops=stops, late=self._late)
+        self.hooks = hooks or OutageHooks()
         self._watch: OutageWatch | None = None
         if fleet is not None and settings is not None:
-            self._watch = OutageWatch(settings.fleet.outage, hooks or OutageHooks())
+            self._watch = OutageWatch(settings.fleet.outage, self.hooks)
         self._heads: dict[str, OutputHead] = {}
         # By id() of `row.signals`, into which the answers go: replayed rows may share a key, and a copy that a method
         # makes of a row shares its signals. Rows that are sampled ahead are asked about by another thread.
