@@ -89,7 +89,7 @@ class MarkStep(Controller):
 
 def run_opd(world: Path, name: str, side: str, steps: int, scratch: Path) -> Path:
     """Whole `opd train`, with a server of its own unless it is local; returns the trained model's folder."""
-    from student.job.loop import train
+    from student.job.session import train
     from student.run.local_server import CPU, served
 
     kind = side.removeprefix("opd ")

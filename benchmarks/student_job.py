@@ -29,8 +29,8 @@ from engines_race import LARGE
 from opd.config import parse_settings
 from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.report import StepReport
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.plugin.controllers import Controller, ControllerSettings
 from student.run.local_server import CPU, served
 from student.settings.model import ModelSettings

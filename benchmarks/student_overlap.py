@@ -38,7 +38,7 @@ from opd_lab.tiny.build import build_world
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.job.loop import train
+from student.job.session import train
 from student.plugin.terms import Term, TermOutput, TermSettings
 from student.rollout.ahead import copy_of
 from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngineSettings, ignore

@@ -24,8 +24,8 @@ from opd.config import parse_settings
 from opd_lab.tiny.build import build_world
 from opd_lab.tiny.model import make_model
 from opd_lab.tiny.plans import Shape
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.settings.recipe import Recipe
 from student.sizing.hardware import here
 from student.sizing.shape import ModelShape

@@ -26,7 +26,7 @@ from opd.errors import OpdError
 from opd_lab.tiny.build import build_world
 from opd_lab.tiny.summary import WorldSummary
 from student.commands.evaluate_model import evaluate_model
-from student.job.loop import train
+from student.job.session import train
 from student.run.local_server import served
 from student.settings.recipe import Recipe
 

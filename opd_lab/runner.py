@@ -165,7 +165,7 @@ def _work(tasks: Sequence[Task], jobs: int, log: Log, *, graded: bool = False) -
     # Workers are forked from a server process, because a forked child of a process with gRPC threads may hang. The
     # server loads torch once for the workers of all calls, which takes longer than many runs of the short form.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["student.job.loop"])
+    context.set_forkserver_preload(["student.job.session"])
     _start_server()
     stop = context.Event()
     pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_enter_worker, initargs=(stop,))

@@ -170,7 +170,7 @@ def train_run(run: Run) -> Run:
     """
     # Imported here, because a parent process that only schedules runs does not need torch.
     from opd.console import Console
-    from student.job.loop import train
+    from student.job.session import train
     from student.report.telemetry import Telemetry
     from student.run.folder import RunFolder
     from student.settings.recipe import Recipe

@@ -76,7 +76,8 @@ def train(world: Path, address: str, run: Path) -> dict[str, int]:
     """The counts of a step."""
     way = Way()
     from opd.config import parse_settings
-    from student.job import loop
+    from student.job.loop import Loop
+    from student.job.session import train as run_job
     from student.settings.recipe import Recipe
 
     recipe = {
@@ -89,7 +90,7 @@ def train(world: Path, address: str, run: Path) -> dict[str, int]:
         "train": {"steps": STEP + 2, "threads": 1},
         "eval": {"prompts": 0},
     }
-    step = loop._Run._step
+    step = Loop._step
 
     def counted(self: Any, number: int) -> None:
         way.on = number == STEP
@@ -98,8 +99,8 @@ def train(world: Path, address: str, run: Path) -> dict[str, int]:
         finally:
             way.on = False
 
-    loop._Run._step = counted  # type: ignore[method-assign]
-    loop.train(parse_settings(Recipe, recipe, source="scripts/way.py"))
+    Loop._step = counted  # type: ignore[method-assign]
+    run_job(parse_settings(Recipe, recipe, source="scripts/way.py"))
     return way.figures()
 
 

@@ -13,7 +13,7 @@ from opd_lab.tiny.plans import ReinforcePlan, SftPlan, StepProgress
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.job.evaluate import Answer, report
-from student.job.loop import train
+from student.job.session import train
 from student.model.model import load_student, load_tokenizer
 from student.report.shown import Figures
 from student.report.telemetry import Telemetry

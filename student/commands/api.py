@@ -27,7 +27,7 @@ def train(recipe: RecipeLike, *overrides: str, resume: bool = False) -> dict[str
     Raises:
         OpdError: when something stops the run. Each subclass has a readable message and its own exit code.
     """
-    from student.job.loop import train as run
+    from student.job.session import train as run
 
     return run(_recipe(recipe, overrides), resume=resume)
 

@@ -71,7 +71,7 @@ def train(
 
         echo(check(job, offline=offline, resume=resume))
         return
-    from student.job.loop import train as run
+    from student.job.session import train as run
 
     summary = run(job, resume=resume)
     echo(f"checkpoint: {summary['checkpoint']}")

@@ -88,7 +88,7 @@ def reproduce(
         raise RunFolderError(f"{again} exists already; name another folder for the new run with --out.")
     recipe = load_settings(Recipe, run / "recipe.yaml", [f"run={again}", "metrics_port=0", *(overrides or ())])
     # Imported after all checks, because importing torch takes seconds.
-    from student.job.loop import train
+    from student.job.session import train
 
     train(recipe)
     for line in changed_versions(run, again):

@@ -18,17 +18,19 @@ class Evaluations:
         job: gives services, prompts and settings.
         log: called with a line for the console.
         write: called with lines for samples.jsonl.
-
-    Attributes:
-        start: the evaluation before the first step, against which recoveries are measured; None until there is one.
+        start: the evaluation before the first step, against which recoveries are measured; None if it is to come.
     """
 
     def __init__(
-        self, job: Job, log: Callable[[str], None], write: Callable[[Sequence[Mapping[str, Any]]], None]
+        self,
+        job: Job,
+        log: Callable[[str], None],
+        write: Callable[[Sequence[Mapping[str, Any]]], None],
+        start: EvalReport | None,
     ) -> None:
         self._job, self._log, self._write = job, log, write
         self._settings = job.recipe.eval
-        self.start: EvalReport | None = None
+        self._start = start
 
     def due(self, steps: int) -> bool:
         """Whether an evaluation is due after `steps` steps; the final one, after the last step, is not included."""
@@ -51,9 +53,8 @@ class Evaluations:
             leakage=settings.leakage,
             slack=settings.mode_slack,
         )
-        # The first one stays, also in a resumed run, whose loop has put the saved one here.
-        self.start = self.start or report
-        gained = recovery(report.modes, self.start.modes, self._job.recipe.modes)
+        self._start = self._start or report  # the first one stays
+        gained = recovery(report.modes, self._start.modes, self._job.recipe.modes)
         report = replace(report, modes={**report.modes, **gained})
         self._write(entries(report.samples, step=step, label=label))
         self._log(f"evaluation ({label}): {describe(report)}")

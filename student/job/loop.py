@@ -10,131 +10,55 @@ after_update()                   jumps, refreshes
 observe(report)                  strategy, terms, rewards and controllers learn from the step
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from opd.errors import CancelledError, OpdError, PluginError, RunFolderError
-from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.metrics import register_metrics
 from opd.tasks.prompt import Prompt
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import StepPlan, plan_step
-from student.data.report import EvalReport, StepReport
+from student.data.report import StepReport
 from student.data.row import Row
-from student.job.evaluation import Evaluations, metrics_of, to_json
-from student.job.job import Job, build_job, fleet_fingerprints
-from student.job.saving import Saver, Unfinished
+from student.job.evaluation import Evaluations, metrics_of
+from student.job.job import Job
+from student.job.saving import LoopState, Saver, Unfinished
 from student.job.stages import StepStages
 from student.job.steering import acted, composed, ordered, planned
-from student.learning.blame import blaming
 from student.learning.updates import Update, Updated, make_updates, plan_updates
-from student.model.meeting import join
 from student.plugin.controllers import Controller
 from student.plugin.rounds import Rollouts
-from student.report.ending import RunEnding
 from student.report.row_counts import outcome_metrics, step_metrics
 from student.report.samples import entries, sample_of
 from student.report.spans import Spans
-from student.report.telemetry import StageClock, Telemetry, check_port
-from student.report.trackers import check_trackers
-from student.run.changes import changes_since
-from student.run.folder import RESUMABLE, RunFolder
+from student.report.telemetry import StageClock, Telemetry
 from student.run.interrupts import Interrupts
-from student.run.space import Space
 from student.scoring.stops import stop_log_ratios
-from student.settings.recipe import Recipe
 from student.state.named_states import names_of
 
 
-def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None = None) -> dict[str, Any]:
-    """Run a student job to its end.
+class Loop:
+    """The steps of one job.
 
     Args:
-        recipe: what to train, on what, and how.
-        resume: continue from the newest intact checkpoint of the run folder.
-        telemetry: sinks for metrics; None makes those that the recipe asks for.
+        job: the parts of the run.
+        state: what outlives a step; see `student.job.saving`.
+        saver: writes checkpoints of it.
+        sinks: take the metrics of each step.
+        interrupts: tells whether to stop.
+        spans: records a span for each step.
 
-    Returns:
-        The summary, which the main process also writes to summary.json.
-
-    Raises:
-        CancelledError: after a signal that asks to stop, once there is nothing left to save.
-        OpdError: for anything else that stops a run; each subclass has its own exit code.
+    Attributes:
+        evaluations: evaluates the current weights on held-out prompts.
     """
-    with ExitStack() as stack:
-        interrupts = stack.enter_context(Interrupts(starting=True))
-        watch = join(recipe.train.rank_patience, stack)
-        folder, checkpoint = _open(recipe, resume, stack)
-        model_path = str(checkpoint / "model") if checkpoint is not None else None
-        hooks = OutageHooks(  # called from within `run` alone
-            waiting=lambda outage: run.sinks.log(outage.sentence()),
-            emergency=lambda outage: run.save_in_outage(outage),  # noqa: PLW0108 (made below)
-            recovered=lambda outage: run.sinks.log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s"),
-        )
-        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks)
-        main = job.accelerator.is_main_process
-        if main and folder is None:
-            folder = stack.enter_context(RunFolder.create(recipe).alone())
-            stack.push(folder.discard_unused)
-            folder.write_provenance(fleet_fingerprints(job.models.infos))
-        if folder is None:
-            folder = RunFolder(recipe.run)
-        sinks = telemetry or Telemetry.of(recipe, folder, main=main)
-        stack.callback(sinks.close)
-        for change in changes_since(folder, job) if main else ():
-            sinks.log(f"warning: {change}")
-        spans = Spans.from_environment(recipe.tracing)
-        stack.callback(spans.close)
-        folder.space = Space(recipe.train.disk_patience, lambda: interrupts.requested, sinks.log)
-        job.sampler.wait_for(folder.space)
-        if job.fleet is not None:
-            register_metrics(job.fleet, sinks.registry)
-        # Exits run in reverse order: `rename` comes first, so `RunEnding` records the lost rank, not torch's error.
-        if main:
-            stack.push(RunEnding(folder, job.fleet, report=sinks.folder is not None))
-        stack.push(job.watch.rename)
-        run = _Run(job, folder, sinks, interrupts, checkpoint, spans)
-        interrupts.starting = False  # from here on, it is polled
-        stack.callback(run.saver.settle)
-        return run.run()
-
-
-def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | None, Path | None]:
-    check_trackers(recipe.trackers)
-    if not resume:
-        # Refuse a folder in use before any model loads; create it only once everything else has been checked.
-        RunFolder.check_new(recipe.run)
-        check_port(recipe.metrics_port, recipe.metrics_host)
-        return None, None
-    folder = stack.enter_context(RunFolder.reopen(recipe).alone())
-    return folder, folder.newest(recipe)
-
-
-class _Run:
-    """The loop of one job. `state` holds what outlives a step; see `student.job.saving`."""
 
     def __init__(
-        self,
-        job: Job,
-        folder: RunFolder,
-        sinks: Telemetry,
-        interrupts: Interrupts,
-        checkpoint: Path | None,
-        spans: Spans,
+        self, job: Job, state: LoopState, saver: Saver, sinks: Telemetry, interrupts: Interrupts, spans: Spans
     ) -> None:
-        self.job, self.folder, self.sinks, self.interrupts = job, folder, sinks, interrupts
-        self.recipe = job.recipe
-        self.spans = spans
-        self.ranks = job.learner.ranks
-        interrupts.shared = self.ranks.count > 1
-        self.evaluations = Evaluations(job, sinks.log, self._keep_samples)
-        self.saver = Saver(job, folder, sinks.log, sinks.saved)
-        self.state = self.saver.open(checkpoint)
-        self.evaluations.start = self.state.before
+        self.job, self.state, self.saver, self.sinks = job, state, saver, sinks
+        self.interrupts, self.spans = interrupts, spans
+        self.recipe, self.ranks = job.recipe, job.learner.ranks
+        self.evaluations = Evaluations(job, sinks.log, self._keep_samples, state.before)
         # `learner.updates` when the current step began; None once a method orders the updates and may move weights.
         self._updates: int | None = job.learner.updates
         labels = job.source.labels() or frozenset()
@@ -142,95 +66,23 @@ class _Run:
             "domain": {domain or "none" for _, domain in labels},
             "teacher": job.scorer.teachers(labels),
         }
-        job.local.start(job.models.local, fresh=checkpoint is None)
 
-    def run(self) -> dict[str, Any]:
-        """Take all remaining steps and return the summary; an error that stops them is raised after saving."""
-        # The sampler must know the resumed weights before `begin`, in which a controller may already sample.
-        self.job.sampler.moved(self.state.steps)
-        with blaming(self.ranks.count):
-            for controller in self.job.controllers:
-                controller.begin(self.job.services)
-        try:
-            after = self.ranks.agree(self._told)
-        except OpdError as error:
-            # Either saving itself failed, or the other ranks wait in a collective that this rank will not join.
-            if isinstance(error, RunFolderError) or self.ranks.apart:
-                raise
-            self.interrupts.unsaved = False
-            steps = self.state.steps
-            done, stopped = f"{steps} of {self.recipe.train.steps} steps", isinstance(error, CancelledError)
-            # Before the first update there is nothing to save: a resumed run would start from the beginning anyway.
-            torn = steps > 0 and self.ranks.any(isinstance(error, PluginError) and self.state.acting)
-            path = self.saver.save(self.state) if steps and not torn else None
-            said = f"stopped after {done}" if stopped else f"{error} The run stopped after {done}"
-            left = f", saved in {path}" if path else ", unsaved because weights may be changed by half" if torn else ""
-            resumes = path or isinstance(error, RESUMABLE) or (torn and self.folder.used)
-            error.args = (f"{said}{left}; {'continue with --resume' if resumes else 'start it again'}.",)
-            raise
-        except Exception as error:
-            self._rescue(error)
-            raise
-        return self._finish(after)
+    @property
+    def moved(self) -> bool:
+        """Whether the weights may have moved since the current step began."""
+        return self.job.learner.updates != self._updates
 
-    def _rescue(self, error: Exception) -> None:
-        """After an unexpected exception, save the finished steps, unless the failed step has moved the weights."""
-        steps, moved = self.state.steps, self.job.learner.updates != self._updates
-        if not steps or moved or self.state.unfinished is not None or self.ranks.count > 1:
-            return
-        with suppress(Exception):  # the original exception is the one to report
-            path = self.saver.save(self.state)
-            error.add_note(f"{steps} of {self.recipe.train.steps} steps are saved in {path}; continue with --resume.")
+    def step(self, step: int) -> None:
+        """Take a step; if it fails before its first update, the state is that after the last step."""
+        with self.spans.span("opd.step", **{"opd.step": step + 1}):
+            self._step(step)
 
-    def save_in_outage(self, outage: Outage) -> None:
-        """Save the finished steps while a teacher is away, unless this rank cannot do so by itself."""
-        if self.state.unfinished is not None or self.interrupts.holding or self.saver.sharded:
-            return  # Updates have moved the weights, a controller may be trying others, or other ranks hold shards.
-        path = self.saver.save(self.state, together=False)
-        self.sinks.log(f"teacher {outage.teacher!r} is away for {outage.seconds:.0f} s; saved {path}")
-
-    def _told(self) -> EvalReport | None:
-        """Run `_train`; if it fails on this rank, notify the other ranks, which may be waiting in any collective."""
-        try:
-            with blaming(self.ranks.count):
-                return self._train()
-        except OpdError as error:
-            if not isinstance(error, RunFolderError):  # all ranks raise this one together
-                self.job.watch.ending(error)
-            raise
-
-    def _train(self) -> EvalReport | None:
-        """Evaluate, take all remaining steps, and evaluate again; returns the last evaluation."""
-        if self.state.steps == 0:
-            for remark in self.job.remarks:
-                self.sinks.log(f"note: {remark}")
-            self._check_stops()
-            self.state.before = self.evaluations.run("before", 0)
-            if self.state.before is not None:
-                self.sinks.evaluated(metrics_of(self.state.before))
-        self.sinks.start(self.state.steps, self.job.learner.objective.shown())
-        if self.state.unfinished is not None:  # resumed from a checkpoint taken between updates and controllers
-            clock = self._clock()
-            # The record of the step also counts the time that it took before the interruption.
-            clock.seconds = self.state.unfinished.seconds
-            self._follow_up(self.state.unfinished, clock)
-        elif self.state.last is not None:
-            self.sinks.recall(self.state.steps, *self.state.last)
-        while self.state.steps < self.recipe.train.steps and not self._finished():
-            if self.ranks.any(self.interrupts.requested):  # the signal may have reached only one of the ranks
-                raise CancelledError("stopped by a signal")
-            with self.spans.span("opd.step", **{"opd.step": self.state.steps + 1}):
-                self._step(self.state.steps)
-        return self.evaluations.run("after", self.state.steps)
-
-    def _finished(self) -> bool:
-        return self.ranks.any(any(controller.finished() for controller in self.job.controllers))
-
-    def _check_stops(self) -> None:
-        check = self.job.stop_check
-        if check is not None:
-            for line in self.ranks.agree(lambda: list(check.lines(self.interrupts.poll))):
-                self.sinks.log(line)
+    def finish(self, unfinished: Unfinished) -> None:
+        """Run what follows the updates of a step that was interrupted after them."""
+        clock = self._clock()
+        # The record of the step also counts the time that it took before the interruption.
+        clock.seconds = unfinished.seconds
+        self._follow_up(unfinished, clock)
 
     def _step(self, step: int) -> None:
         job, clock = self.job, self._clock()
@@ -392,19 +244,3 @@ class _Run:
                 self.saver.save(self.state, wait=False)
         else:
             self.saver.settle(patient=False)
-
-    def _finish(self, after: EvalReport | None) -> dict[str, Any]:
-        state = self.state
-        # Built on every rank, because all ranks save together.
-        summary = {
-            "run": str(self.folder.path),
-            "checkpoint": str(self.saver.save(state)),
-            "steps": state.steps,
-            "response_tokens": state.tokens,
-            "seconds": time.monotonic() - state.began,
-            "before": None if state.before is None else to_json(state.before),
-            "after": None if after is None else to_json(after),
-        }
-        if self.job.accelerator.is_main_process:
-            self.folder.write_json("summary.json", summary)
-        return summary

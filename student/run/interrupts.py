@@ -44,14 +44,15 @@ class Interrupts:
 
     Args:
         starting: whether this begins with both of the last two.
+        shared: see above.
     """
 
     watching: ClassVar[int] = 0
 
-    def __init__(self, *, starting: bool = False) -> None:
+    def __init__(self, *, starting: bool = False, shared: bool = False) -> None:
         self.starting = self.unsaved = starting
         self.requested = False
-        self.shared = False
+        self.shared = shared
         self.holding = False
         self._launched = "LOCAL_RANK" in os.environ
         self._speaks = os.environ.get("RANK", "0") == "0"

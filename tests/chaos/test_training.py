@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from opd.config import parse_settings
 from student.commands.reproduce import is_timed
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 STEPS = int(os.environ.get("OPD_CHAOS_STEPS", "50"))

@@ -14,7 +14,7 @@ from opd.config import parse_settings
 from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc as pb_grpc
-from student.job.loop import train
+from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.settings.recipe import Recipe
 

@@ -16,7 +16,8 @@ from ports import held_port
 
 from opd.config import parse_settings
 from opd.errors import CancelledError
-from student.job.loop import _Run, train
+from student.job.loop import Loop
+from student.job.session import train
 from student.learning.learner import Learner
 from student.settings.recipe import Recipe
 
@@ -180,7 +181,7 @@ def interrupted() -> Callable[..., dict[str, Any]]:
     def run(recipe: Recipe, *, update: int = 2) -> dict[str, Any]:
         # When the step has been planned, sampled and composed, and then when it has been updated from.
         stopping(Learner, "update", update, recipe, False)
-        stopping(_Run, "_follow_up", 1, recipe, True)
+        stopping(Loop, "_follow_up", 1, recipe, True)
         return train(recipe, resume=True)
 
     return run

@@ -15,7 +15,7 @@ import yaml
 from run_records import metrics_of
 
 import student.job.saving as saving
-from student.job.loop import train
+from student.job.session import train
 from student.learning.learner import Learner
 from student.report.telemetry import Telemetry
 from student.run.checkpoint import find_damage, latest_checkpoint, list_checkpoints
@@ -32,7 +32,7 @@ import yaml
 import student.job.saving as saving
 from opd.config import parse_settings
 from student.learning.learner import Learner
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 halfway, update, save, updates = threading.Event(), Learner.update, saving.save_checkpoint, []

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from simulated_world import TOOLS
 from slow_cases import slow
 
-from student.job.loop import train
+from student.job.session import train
 from student.plugin.controllers import CONTROLLERS
 from student.plugin.terms import OBJECTIVES
 from student.settings.recipe import Recipe

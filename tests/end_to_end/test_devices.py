@@ -12,7 +12,7 @@ from slow_cases import slow
 from torch.utils import backend_registration
 
 from opd.config import parse_settings
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 ON_DEVICE = """
@@ -20,18 +20,18 @@ import sys
 import pretend_device
 import json
 from opd.config import parse_settings
-from student.job import loop
+from student.job import session
 from student.settings.recipe import Recipe
 
-build = loop.build_job
+build = session.build_job
 
 def told(*given, **named):
     job = build(*given, **named)
     print({str(parameter.device) for parameter in job.learner.student.parameters()})
     return job
 
-loop.build_job = told
-loop.train(parse_settings(Recipe, json.loads(sys.argv[1])))
+session.build_job = told
+session.train(parse_settings(Recipe, json.loads(sys.argv[1])))
 """
 pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),

@@ -21,7 +21,7 @@ from opd.errors import CancelledError, DataError, OutageError
 from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
 from student.data.row import Row
-from student.job.loop import train
+from student.job.session import train
 from student.job.stages import StepStages
 from student.learning.learner import Learner
 from student.plugin.controllers import Controller

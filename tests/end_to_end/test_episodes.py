@@ -9,7 +9,7 @@ import torch
 from run_records import metrics_of
 from safetensors.torch import load_file
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 LOCK: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.tasks import Prompt, Verdict
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 DEAD = "127.0.0.1:9"

@@ -17,7 +17,7 @@ from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
 from opd.fleet.source import ScoreSource
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError, OpdError, PortInUseError, RunFolderError
 from student.commands.dry_run import check
-from student.job.loop import train
+from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.settings.recipe import Recipe
 

@@ -21,8 +21,8 @@ from student.commands.dry_run import check as check_recipe
 from student.data.report import StepReport
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.job.loop import train
 from student.job.services import LoopServices
+from student.job.session import train
 from student.methods.distil.opd import OnPolicyDistillation
 from student.methods.windows.probe import Prober
 from student.plugin.controllers import Controller, Services

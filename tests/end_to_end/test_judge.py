@@ -13,7 +13,7 @@ from run_records import metrics_of
 from waiting import wait_until
 
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 _PROGRAM = Path(__file__).parents[1] / "support" / "judge_model.py"

@@ -17,7 +17,7 @@ from opd.config import parse_settings
 from opd.errors import CheckpointError, ConfigError
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.commands.evaluate_model import evaluate_model
-from student.job.loop import train
+from student.job.session import train
 from student.orbit.merge import MergeSettings, merge
 from student.settings.recipe import Recipe
 

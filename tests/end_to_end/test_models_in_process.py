@@ -18,7 +18,7 @@ from student.commands.evaluate_model import evaluate_model
 from student.data import batch
 from student.data.row import Row
 from student.data.token_batch import TokenBatch
-from student.job.loop import train
+from student.job.session import train
 from student.model.model import load_tokenizer
 from student.scoring.score import Scoring
 from student.settings.recipe import Recipe

@@ -11,7 +11,7 @@ from typing import Any
 from run_records import metrics_of
 from waiting import PATIENCE
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.errors import CancelledError, DataError, OutageError
 from student.data.row import Row
-from student.job.loop import train
+from student.job.session import train
 from student.plugin.controllers import Controller
 from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine

@@ -23,7 +23,7 @@ from student.data.plan import plan_step
 from student.data.row import Row
 from student.data.schedule import learning_rate
 from student.data.token_batch import TokenBatch
-from student.job.loop import train
+from student.job.session import train
 from student.learning.objective import Objective
 from student.model.model import ProjectionSpec, Student, load_tokenizer, project
 from student.plugin.terms import build_terms

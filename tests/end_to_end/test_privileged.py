@@ -9,7 +9,7 @@ import yaml
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"

@@ -13,7 +13,7 @@ from run_records import metrics_of
 from transformers import AutoModelForCausalLM
 
 from opd.errors import CheckpointError
-from student.job.loop import train
+from student.job.session import train
 from student.model.model import load_student
 from student.model.quantized import four_bits, keep_layout
 from student.settings.model import LoraSettings

@@ -15,7 +15,7 @@ from run_records import metrics_of
 from opd.errors import DataError
 from student.data.plan import plan_step
 from student.job.job import build_job
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 Hashes = Callable[[Path], dict[str, str]]

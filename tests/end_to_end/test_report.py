@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import student.report.page.page
-from student.job.loop import train
+from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.settings.recipe import Recipe
 

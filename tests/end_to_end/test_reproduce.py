@@ -9,7 +9,7 @@ import typer
 
 from opd.errors import RunFolderError
 from student.commands.reproduce import changed_versions, first_difference, reproduce
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from student.commands.dry_run import check
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 JUDGES = """

@@ -13,7 +13,7 @@ from judge_servers import Server, serving
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 from tests.support.every_advantage import every_advantage
 

@@ -10,7 +10,7 @@ from judge_servers import serving
 from run_records import metrics_of, records
 from safetensors.torch import load_file
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 from tests.support.every_advantage import every_advantage
 

@@ -8,7 +8,7 @@ import pytest
 import student_plugins
 
 from opd.errors import ConfigError
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 GATE = {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1}

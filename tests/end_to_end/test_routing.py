@@ -24,7 +24,7 @@ from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
 from student.data.row import Row
 from student.job.job import build_job
-from student.job.loop import train
+from student.job.session import train
 from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe

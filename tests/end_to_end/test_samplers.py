@@ -8,7 +8,7 @@ import pytest
 from run_records import metrics_of
 
 from opd.config import parse_settings
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -21,7 +21,7 @@ from opd.tasks.environments.pool import EnvironmentPool, EpisodeError, PoolSetti
 from opd.tasks.prompt import Prompt
 from opd_zoo.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 from student.commands.episodes_cli import gold
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 pytest.importorskip("scienceworld", reason="ScienceWorld is not installed; run by `make envs`")

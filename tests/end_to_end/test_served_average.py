@@ -15,7 +15,7 @@ from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.fleet.client import TeacherFleet
 from opd.wire.types import PayloadSpec, ScoreItem
 from student.commands.dry_run import check
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 TOKEN = "operator-secret-1"

@@ -15,7 +15,7 @@ from sglang_rollouts import SglangRollouts
 from vllm_rollouts import VllmServer
 from waiting import wait_until
 
-from student.job.loop import train
+from student.job.session import train
 from student.rollout.servers import transfer
 from student.run.checkpoint import latest_checkpoint
 from student.settings.model import LoraSettings

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from waiting import wait_until
 
 from student.commands.cli import train as command
-from student.job.loop import train
+from student.job.session import train
 from student.run.checkpoint import find_damage, latest_checkpoint
 from student.settings.recipe import Recipe
 

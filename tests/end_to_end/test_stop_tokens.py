@@ -17,7 +17,7 @@ from opd.errors import ConfigError, TeacherNotFoundError
 from opd.fleet.client import TeacherFleet
 from opd.wire.v1 import teacher_pb2 as pb
 from student.commands.dry_run import check
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 END, OTHER = 1, 0

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from opd.errors import ConfigError
 from opd.fleet.client import TeacherFleet
-from student.job.loop import train
+from student.job.session import train
 from student.job.stop_check import StopCheck
 from student.settings.recipe import Recipe
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

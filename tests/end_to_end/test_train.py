@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
 
 from opd.errors import CheckpointError, RunFolderError
-from student.job.loop import train
+from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.run.checkpoint import latest_checkpoint
 from student.settings.recipe import Recipe

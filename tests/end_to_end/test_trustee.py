@@ -10,7 +10,7 @@ from judge_servers import Server, serving
 from run_records import metrics_of, records
 from simulated_world import TOOLS, say
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -14,7 +14,7 @@ from run_records import metrics_of
 from safetensors.torch import load_file
 from waiting import wait_until
 
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from opd.errors import CancelledError, ConfigError, NonFiniteError
 from opd.fleet.membership.outage import Outage
 from student.data.report import StepReport
-from student.job.loop import train
+from student.job.session import train
 from student.learning.learner import Learner
 from student.learning.updates import Update
 from student.plugin.controllers import Controller

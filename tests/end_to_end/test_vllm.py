@@ -9,7 +9,7 @@ import pytest
 from run_records import metrics_of
 
 from opd.errors import RolloutEngineError
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 pytestmark = [

@@ -284,7 +284,7 @@ def test_a_run_that_left_nothing_to_go_on_from_is_named_and_begins_again(
     other = run.folder.with_name("seed-10-00000000")
     other.mkdir()
     lines: list[str] = []
-    monkeypatch.setattr("student.job.loop.train", lambda *_, **__: {})
+    monkeypatch.setattr("student.job.session.train", lambda *_, **__: {})
     monkeypatch.setattr("opd_lab.runner._outcome", lambda task: "done")
     _work([run], 1, lines.append)
     assert "starts from the beginning" in lines[0] and run.name in lines[0]

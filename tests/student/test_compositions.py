@@ -26,7 +26,7 @@ from simulated_world import simulate
 from opd.config import parse_settings
 from opd.errors import OpdError
 from student.commands.dry_run import check
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 RECIPES = int(os.environ.get("OPD_FUZZ_RECIPES", "6"))

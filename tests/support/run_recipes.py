@@ -11,7 +11,7 @@ import yaml
 
 from opd.config import parse_settings
 from opd.errors import OpdError
-from student.job.loop import train
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 if __name__ == "__main__":

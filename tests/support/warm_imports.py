@@ -10,6 +10,6 @@ import transformers.models.qwen3.modeling_qwen3
 import opd.cli
 import opd.maths
 import student.job.job
-import student.job.loop
+import student.job.session
 import teacher_server.cli
 import teacher_server.server

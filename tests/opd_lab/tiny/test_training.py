@@ -17,7 +17,7 @@ from opd_lab.tiny.plans import ReinforcePlan, SftPlan, Shape
 from opd_lab.tiny.tokenizer import make_tokenizer
 from opd_lab.tiny.training import Examiner, recipe_of, train_stage
 from student.data.row import RowKey
-from student.job.loop import train
+from student.job.session import train
 
 SUMS = TaskSettings(task="addition", options={"digits": 1})
 

@@ -10,8 +10,8 @@ from run_records import metrics_of
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd_zoo.distil.token_budget import TokenBudgetSettings
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 

@@ -16,8 +16,8 @@ from opd.tasks.build import build_prompts
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import REFERENCE, TEACHER
 from student.data.plan import plan_step
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.rollout.transformers import RolloutSpec, rollout
 from student.scoring.score import Scoring
 from student.scoring.verify import Verification

@@ -14,8 +14,8 @@ from slow_cases import slow
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.settings.recipe import Recipe
 
 Make = Callable[..., Recipe]

@@ -18,7 +18,7 @@ from opd.config import load_settings, parse_settings
 from opd.errors import ConfigError, RunFolderError, StageError
 from opd.wire.fingerprint import weights_hash
 from opd_lab.tiny.summary import read_summary
-from student.job.loop import train
+from student.job.session import train
 from student.orbit.driver import run_orbit
 from student.orbit.process import StageProcesses
 from student.orbit.recipe import OrbitRecipe, fusion_recipe, rl_recipe, stage_hashes

@@ -18,8 +18,8 @@ from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
 from opd_zoo.advantages.prompt_value import PromptValue, PromptValueSettings
 from student.data.row import Row, RowKey
-from student.job.loop import train
 from student.job.plugins import build_plugins
+from student.job.session import train
 from student.model.ranks import Ranks
 from student.plugin.terms import build_terms
 from student.rl.advantages.gae import credit_of, returns_of

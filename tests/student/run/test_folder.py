@@ -10,7 +10,7 @@ import pytest
 from opd.config import parse_settings
 from opd.config.text import read_yaml
 from opd.errors import CheckpointError, RunFolderError
-from student.job.loop import train
+from student.job.session import train
 from student.run.folder import RunFolder
 from student.settings.recipe import Recipe
 
