@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 _DISCARDED = "adaptive_oversampling/discarded_share"
@@ -91,19 +91,19 @@ class AdaptiveOversampling(Strategy[AdaptiveOversamplingSettings]):
         # Slightly less, so that rounding in the quotient does not add a prompt.
         return most if waste >= 1.0 else min(math.ceil(prompts / (1.0 - waste) - 1e-9), most)
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
-        want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
+        want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         more = self.size(want) - want
         if more:
-            plan = replace(plan, rows=(*plan.rows, *rollouts.more(more).rows))
-        rows = rollouts.judge(plan.rows)
-        groups = rewards_of(rollouts.outcomes(rows), rollouts.drawn)
+            plan = replace(plan, rows=(*plan.rows, *sampling.more(more).rows))
+        rows = sampling.judge(plan.rows)
+        groups = rewards_of(sampling.outcomes(rows), sampling.drawn)
         mixed = [group for group, rewards in groups.items() if len(rewards) > 1]
         order = stream(self.settings.seed, "adaptive_oversampling", plan.step).permutation(len(mixed))
         chosen = {mixed[int(place)] for place in order[:want]}
-        rollouts.measure(_DISCARDED, len(groups) - len(mixed), len(groups))
-        rollouts.measure("adaptive_oversampling/filled", len(chosen), want)
+        sampling.measure(_DISCARDED, len(groups) - len(mixed), len(groups))
+        sampling.measure("adaptive_oversampling/filled", len(chosen), want)
         return [row for row in rows if row.key.group in chosen]
 
     def observe(self, report: StepReport) -> None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row, RowKey
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -95,7 +95,7 @@ class Arpo(Strategy[ArpoSettings]):
         """Refused, because a branch begins after an answer of the environment."""
         return "it repeats the turns before a branch in the environment, where no summary is made"
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""
         open_: dict[str, list[PlannedRow]] = {row.key.uid: [] for row in plan.rows}
         first: list[PlannedRow] = []
@@ -103,19 +103,19 @@ class Arpo(Strategy[ArpoSettings]):
             given = row.episode is not None and row.episode.given
             (first if given else open_[row.key.uid]).append(row)
         first += [row for slots in open_.values() for row in self._take(slots, self._from_start(len(slots)))]
-        rows = newest = rollouts.score(rollouts.sample(first))
+        rows = newest = sampling.score(sampling.sample(first))
         begun = {row.key: row.episode or EpisodePlan() for row in first}
         for _ in range(self.settings.rounds):
-            branches = list(self._branches(newest, open_, begun, rollouts))
-            if not rollouts.any(bool(branches)):
+            branches = list(self._branches(newest, open_, begun, sampling))
+            if not sampling.any(bool(branches)):
                 break
-            newest = rollouts.score(rollouts.sample(branches))
+            newest = sampling.score(sampling.sample(branches))
             begun |= {row.key: row.episode for row in branches if row.episode}
             rows = [*rows, *newest]
-        rows = [*rows, *rollouts.score(rollouts.sample([row for slots in open_.values() for row in slots]))]
+        rows = [*rows, *sampling.score(sampling.sample([row for slots in open_.values() for row in slots]))]
         branched = [row for row in rows if row.origin == "branch"]
-        rollouts.measure("arpo/branched_share", len(branched), len(rows))
-        rollouts.measure("arpo/diverged_share", sum("diverged" in row.tags["ended"] for row in branched), len(branched))
+        sampling.measure("arpo/branched_share", len(branched), len(rows))
+        sampling.measure("arpo/diverged_share", sum("diverged" in row.tags["ended"] for row in branched), len(branched))
         # The key of a branch names its parent, which was not known when the row was planned.
         order = {row.key: place for place, row in enumerate(plan.rows)}
         return sorted(rows, key=lambda row: order[replace(row.key, parent=-1)])
@@ -135,7 +135,7 @@ class Arpo(Strategy[ArpoSettings]):
         rows: Sequence[Row],
         open_: dict[str, list[PlannedRow]],
         begun: dict[RowKey, EpisodePlan],
-        rollouts: Rollouts,
+        sampling: Sampling,
     ) -> Iterator[PlannedRow]:
         for uid, mine in by_uid(rows).items():
             # A branch's own turns start with the one at which it branched, which has already been considered.
@@ -143,7 +143,7 @@ class Arpo(Strategy[ArpoSettings]):
             places = [(turn, row) for row in able for turn in range(_own(row) + 1, len(row.turns))]
             for turn, row in sorted(places, key=lambda place: (place[0], place[1].key.sample)):
                 rise = self.entropy(row, turn) - self.entropy(row, 0)
-                rollouts.measure("arpo/rise", rise)
+                sampling.measure("arpo/rise", rise)
                 if open_[uid] and self.branches(row, turn, rise):
                     (slot,) = self._take(open_[uid], 1)
                     yield replace(

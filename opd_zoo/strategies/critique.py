@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 _REFINE = """{prompt}
@@ -123,41 +123,41 @@ class Critique(Hinted[CritiqueSettings]):
         if self._client is not None:
             check_kept(recipe, self.settings.column, "rollout.strategy critique")
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics critique/refined_share (of groups), critique/right_share and critique/gain.
 
         The gain is the reward of the chosen refinement minus the mean reward of the sampled answers.
         """
         last = {row.key.uid: row.key for row in plan.rows}
         planned = [row for row in plan.rows if last[row.key.uid] != row.key]
-        rows = rollouts.judge(planned)
-        rewards = rewards_by_row(rows, rollouts)
-        said = self._critiques(rows, rewards, rollouts)
+        rows = sampling.judge(planned)
+        rewards = rewards_by_row(rows, sampling)
+        said = self._critiques(rows, rewards, sampling)
         wanted = [
-            self.hinted(one, [(self.settings.text, {"response": row.text, "critique": critique})], rollouts)
+            self.hinted(one, [(self.settings.text, {"response": row.text, "critique": critique})], sampling)
             for one, row, critique in zip(planned, rows, said, strict=True)
         ]
-        refined = rollouts.judge(rollouts.again([one for one in wanted if one is not None]))
-        after = rewards_by_row(refined, rollouts)
+        refined = sampling.judge(sampling.again([one for one in wanted if one is not None]))
+        after = rewards_by_row(refined, sampling)
         groups, kept = by_uid(refined), by_uid(rows)
         for uid, mine in kept.items():
             before = [known for row in mine if (known := rewards[uid, row.key.sample]) is not None]
             able = [row for row in groups.get(uid, []) if after[uid, row.key.sample] is not None]
-            rollouts.measure("critique/refined_share", float(bool(able)))
+            sampling.measure("critique/refined_share", float(bool(able)))
             if not able:
                 continue
             best = max(able, key=lambda row: after[row.key.uid, row.key.sample] or 0.0)  # the first of equal ones
             reward = after[uid, best.key.sample] or 0.0
             mine.append(best)
-            rollouts.measure("critique/right_share", float(reward >= self.settings.threshold))
+            sampling.measure("critique/right_share", float(reward >= self.settings.threshold))
             if before:
-                rollouts.measure("critique/gain", reward - sum(before) / len(before))
+                sampling.measure("critique/gain", reward - sum(before) / len(before))
         found = [row for mine in kept.values() for row in mine]
-        rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
+        sampling.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
     def _critiques(
-        self, rows: Sequence[Row], rewards: Mapping[tuple[str, int], float | None], rollouts: Rollouts
+        self, rows: Sequence[Row], rewards: Mapping[tuple[str, int], float | None], sampling: Sampling
     ) -> list[str]:
         """The critique of each answer; an answer whose reward is unknown counts as wrong."""
 
@@ -176,7 +176,7 @@ class Critique(Hinted[CritiqueSettings]):
         with ThreadPoolExecutor(self.settings.workers) as threads:
             found = list(threads.map(say, rows))
         asked = [heard for _, heard in found if heard is not None]
-        rollouts.measure("critique/unanswered_share", float(asked.count(False)), float(len(asked)))
+        sampling.measure("critique/unanswered_share", float(asked.count(False)), float(len(asked)))
         return [text for text, _ in found]
 
     def _question(self, row: Row) -> str:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 STUDENT_ARM, TEACHER_ARM, BRIDGE = "after student", "after teacher", "bridge"
@@ -96,33 +96,33 @@ class FutureBridge(Strategy[FutureBridgeSettings]):
         """Refused, because the turns before the bridge are replayed."""
         return "it replays the turns before the bridge in the environment, where no summary is made"
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`.
 
         Metrics future_bridge/asked_share and .../kept_share (of the episodes) and .../gain, the share of tokens that
         the teacher finds likelier, after the bridge less without it.
         """
-        rows = rollouts.score(rollouts.sample(plan.rows))
+        rows = sampling.score(sampling.sample(plan.rows))
         begun = [(row, one, turn) for row, one in zip(rows, plan.rows, strict=True) if (turn := worst(row)) is not None]
         with ThreadPoolExecutor(self.settings.workers) as threads:
             written = list(threads.map(lambda place: self._turn(place[0], place[2]), begun))
         places = [
-            (one, rollouts.said(row), turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text
+            (one, sampling.said(row), turn, text) for (row, one, turn), text in zip(begun, written, strict=True) if text
         ]
         arms = [self._arms(*place) for place in places]
         # In pairs, so that rows 2 i and 2 i + 1 are the arms of one place.
-        played = rollouts.score(rollouts.sample([arm for pair in arms for arm in pair]))
+        played = sampling.score(sampling.sample([arm for pair in arms for arm in pair]))
         bridges = []
         for place, own, taught in zip(places, played[::2], played[1::2], strict=True):
             shares = [self._share(own), self._share(taught)]
             if shares[0] is None or shares[1] is None:
                 continue
-            rollouts.measure("future_bridge/gain", shares[1] - shares[0])
+            sampling.measure("future_bridge/gain", shares[1] - shares[0])
             if shares[1] > shares[0]:
                 bridges.append(self._bridge(*place))
-        rollouts.measure("future_bridge/asked_share", len(places), len(rows))
-        rollouts.measure("future_bridge/kept_share", len(bridges), len(rows))
-        return [*rows, *rollouts.score(rollouts.sample(bridges))]
+        sampling.measure("future_bridge/asked_share", len(places), len(rows))
+        sampling.measure("future_bridge/kept_share", len(bridges), len(rows))
+        return [*rows, *sampling.score(sampling.sample(bridges))]
 
     def _turn(self, row: Row, turn: int) -> str:
         """The teacher's turn b, or "" if the teacher did not answer."""

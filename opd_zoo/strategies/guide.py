@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -70,23 +70,23 @@ class Guide(Hinted[GuideSettings]):
         if all(prompt.extra.get(self.settings.column) is None for prompt in prompts):
             self._hint(prompts[0])
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
         s = self.settings
-        rows = rollouts.judge(plan.rows)
-        means = self._means(rows, rollouts)
+        rows = sampling.judge(plan.rows)
+        means = self._means(rows, sampling)
         groups = by_uid(rows)
         # A group without a known reward does not count as failed.
         hard = {uid for uid in groups if means.get(uid, s.low) < s.low}
-        wanted = [self.hinted(row, [self._told(row)], rollouts) for row in plan.rows if row.key.uid in hard]
-        hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
-        means |= self._means(hinted, rollouts)
+        wanted = [self.hinted(row, [self._told(row)], sampling) for row in plan.rows if row.key.uid in hard]
+        hinted = sampling.judge(sampling.again([row for row in wanted if row is not None]))
+        means |= self._means(hinted, sampling)
         groups |= by_uid(hinted)
         kept = {uid: mine for uid, mine in groups.items() if not s.band or s.low <= means.get(uid, -1.0) <= s.high}
-        rollouts.measure("guide/tried_share", len(hard), len(groups))
-        rollouts.measure("guide/kept_share", len(kept), len(groups))
+        sampling.measure("guide/tried_share", len(hard), len(groups))
+        sampling.measure("guide/kept_share", len(kept), len(groups))
         found = [row for mine in kept.values() for row in mine]
-        rollouts.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
+        sampling.measure("hinted_share", sum(not row.on_policy for row in found), len(found))
         return found
 
     def _told(self, row: PlannedRow) -> Hint:
@@ -102,10 +102,10 @@ class Guide(Hinted[GuideSettings]):
         return str(hint)
 
     @staticmethod
-    def _means(rows: list[Row], rollouts: Rollouts) -> dict[str, float]:
+    def _means(rows: list[Row], sampling: Sampling) -> dict[str, float]:
         """The mean of the known rewards of each prompt, over all ranks."""
         found: dict[str, list[float]] = {}
-        for (uid, _), reward in rewards_by_row(rows, rollouts).items():
+        for (uid, _), reward in rewards_by_row(rows, sampling).items():
             if reward is not None:
                 found.setdefault(uid, []).append(reward)
         return {uid: sum(values) / len(values) for uid, values in found.items()}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -59,19 +59,19 @@ class Hinted(Strategy[StrategySettings_co]):
                 "mixed_context, or set rows: all in a policy loss."
             )
 
-    def hinted(self, planned: PlannedRow, hints: Iterable[Hint], rollouts: Rollouts) -> PlannedRow | None:
+    def hinted(self, planned: PlannedRow, hints: Iterable[Hint], sampling: Sampling) -> PlannedRow | None:
         """The row under the first of `hints` that fits, the whole hint before shorter ones; None where none does."""
         for place, hint in enumerate(hints):
             found = under_hint(planned, hint)
-            if found.behaviour_prompt is None or rollouts.fits(found.behaviour_prompt):
-                self._tell(planned, rollouts, cut=place > 0, without=False)
+            if found.behaviour_prompt is None or sampling.fits(found.behaviour_prompt):
+                self._tell(planned, sampling, cut=place > 0, without=False)
                 return found
-        self._tell(planned, rollouts, cut=False, without=True)
+        self._tell(planned, sampling, cut=False, without=True)
         return None
 
-    def _tell(self, planned: PlannedRow, rollouts: Rollouts, *, cut: bool, without: bool) -> None:
-        rollouts.measure("hint/cut_share", float(cut))
-        rollouts.measure("hint/too_long_share", float(without))
+    def _tell(self, planned: PlannedRow, sampling: Sampling, *, cut: bool, without: bool) -> None:
+        sampling.measure("hint/cut_share", float(cut))
+        sampling.measure("hint/too_long_share", float(without))
         if (cut or without) and not self._warned:
             self._warned = True
             _log.warning(
@@ -97,9 +97,9 @@ def by_uid(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def rewards_by_row(rows: Sequence[Row], rollouts: Rollouts) -> Mapping[tuple[str, int], float | None]:
+def rewards_by_row(rows: Sequence[Row], sampling: Sampling) -> Mapping[tuple[str, int], float | None]:
     """The reward of every row on all ranks, by uid and sample index; every rank must call it."""
-    return {(outcome.uid, outcome.sample): outcome.reward for outcome in rollouts.outcomes(rows)}
+    return {(outcome.uid, outcome.sample): outcome.reward for outcome in sampling.outcomes(rows)}
 
 
 def all_wrong(rewards: Sequence[float | None], threshold: float) -> bool:

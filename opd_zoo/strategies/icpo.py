@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -86,14 +86,14 @@ class Icpo(Hinted[IcpoSettings]):
             raise ConfigError("rollout.strategy icpo has no worked example; set examples or file.")
         return self._examples
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
         s = self.settings
         last = {row.key.uid: row.key for row in plan.rows}
-        planned = [self._expert(row, rollouts) if last[row.key.uid] == row.key else row for row in plan.rows]
+        planned = [self._expert(row, sampling) if last[row.key.uid] == row.key else row for row in plan.rows]
         experts = {row.key for row in planned if row.behaviour_prompt is not None}
-        rows = rollouts.judge(planned)
-        rewards = rewards_by_row(rows, rollouts)
+        rows = sampling.judge(planned)
+        rewards = rewards_by_row(rows, sampling)
         # Added after the decision to keep the answer, or the bonus would let wrong answers in.
         bonus = s.beta * max(0.0, 1.0 - plan.step / s.steps)
         kept = []
@@ -103,19 +103,19 @@ class Icpo(Hinted[IcpoSettings]):
                 continue
             reward = rewards[row.key.uid, row.key.sample]
             good = reward is not None and reward >= s.least
-            rollouts.measure("icpo/kept_share", float(good))
+            sampling.measure("icpo/kept_share", float(good))
             if good:
                 row.reward_parts["icpo"] = bonus
                 kept.append(row)
-        rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
+        sampling.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
         return kept
 
-    def _expert(self, row: PlannedRow, rollouts: Rollouts) -> PlannedRow:
+    def _expert(self, row: PlannedRow, sampling: Sampling) -> PlannedRow:
         """The row after the drawn example, or after the next example that fits; unchanged if none fits."""
         examples = self.examples()
         place = int(stream(self.settings.seed, "icpo", row.key.step, row.key.uid).integers(len(examples)))
         hints = ((self.settings.text, {"example": text}) for text in examples[place:] + examples[:place])
-        return self.hinted(row, hints, rollouts) or row
+        return self.hinted(row, hints, sampling) or row
 
 
 def _read(path: Path | None) -> list[str]:

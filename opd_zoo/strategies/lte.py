@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
+    from student.rollout.sampling import Sampling
 
 
 class LteSettings(StrategySettings):
@@ -48,26 +48,26 @@ class Lte(Hinted[LteSettings]):
     why_not_stale = ""
     judges = True
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
         threshold = self.settings.threshold
-        rows = rollouts.judge(plan.rows)
-        rewards = rewards_by_row(rows, rollouts)
+        rows = sampling.judge(plan.rows)
+        rewards = rewards_by_row(rows, sampling)
         groups = by_uid(rows)
         hard = [uid for uid, mine in groups.items() if all_wrong([rewards[uid, r.key.sample] for r in mine], threshold)]
-        hints = {uid: self.hints(groups[uid], rollouts.extract(groups[uid])) for uid in hard}
-        wanted = [self.hinted(row, hints[row.key.uid], rollouts) for row in plan.rows if row.key.uid in hints]
-        hinted = rollouts.judge(rollouts.again([row for row in wanted if row is not None]))
-        after = rewards_by_row(hinted, rollouts)
+        hints = {uid: self.hints(groups[uid], sampling.extract(groups[uid])) for uid in hard}
+        wanted = [self.hinted(row, hints[row.key.uid], sampling) for row in plan.rows if row.key.uid in hints]
+        hinted = sampling.judge(sampling.again([row for row in wanted if row is not None]))
+        after = rewards_by_row(hinted, sampling)
         for uid, found in by_uid(hinted).items():
             right = [row for row in found if (after[uid, row.key.sample] or 0.0) >= threshold]
             order = stream(self.settings.seed, "lte", plan.step, uid).permutation(len(groups[uid]))
             leave = {int(place) for place in order[: len(right)]}
             groups[uid] = [row for place, row in enumerate(groups[uid]) if place not in leave] + right
-            rollouts.measure("lte/helped_share", float(bool(right)))
-        rollouts.measure("lte/tried_share", len(hard), len(groups))
+            sampling.measure("lte/helped_share", float(bool(right)))
+        sampling.measure("lte/tried_share", len(hard), len(groups))
         kept = [row for mine in groups.values() for row in mine]
-        rollouts.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
+        sampling.measure("hinted_share", sum(not row.on_policy for row in kept), len(kept))
         return kept
 
     def hints(self, rows: Sequence[Row], answers: Sequence[str | None]) -> list[Hint]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -68,7 +68,7 @@ class ReinforceAda(Strategy[ReinforceAdaSettings]):
                 "raise one of those."
             )
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
         planned: dict[str, list[int]] = {}
         for index, one in enumerate(plan.rows):
@@ -76,20 +76,20 @@ class ReinforceAda(Strategy[ReinforceAdaSettings]):
         rows: list[Row] = []
         open_ = list(plan.rows)
         for left in reversed(range(self.settings.rounds)):
-            rows += rollouts.score(rollouts.sample(open_))
+            rows += sampling.score(sampling.sample(open_))
             # Rewards of all rounds, because rewards that compare answers change as a prompt gets more of them.
-            rewards = rewards_by_row(rows, rollouts)
+            rewards = rewards_by_row(rows, sampling)
             found: dict[str, list[tuple[Row, float | None]]] = {uid: [] for uid in planned}
             for row in rows:
                 found[row.key.uid].append((row, rewards[row.key.uid, row.key.sample]))
             missing = [uid for uid, answers in found.items() if not self._enough(answers)]
-            if not left or not rollouts.any(bool(missing)):
+            if not left or not sampling.any(bool(missing)):
                 break
-            open_ = rollouts.again([plan.rows[index] for uid in missing for index in planned[uid]])
+            open_ = sampling.again([plan.rows[index] for uid in missing for index in planned[uid]])
         for answers in found.values():
             mixed = self._choose(answers)
-            rollouts.measure("reinforce_ada/answers", len(answers))
-            rollouts.measure("reinforce_ada/mixed_share", mixed)
+            sampling.measure("reinforce_ada/answers", len(answers))
+            sampling.measure("reinforce_ada/mixed_share", mixed)
         return [row for answers in found.values() for row, _ in answers]
 
     def _kinds(self, answers: Sequence[tuple[Row, float | None]]) -> tuple[list[Row], list[Row]]:

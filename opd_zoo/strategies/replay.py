@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 _LEAST_FRESH = 0.1
@@ -102,23 +102,23 @@ class Replaying(Strategy[ReplaySettings_co]):
                 "not keep; remove one of the two."
             )
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
-        rows = rollouts.score(rollouts.sample(plan.rows))
+        rows = sampling.score(sampling.sample(plan.rows))
         groups: dict[str, list[Row]] = {}
         for row in rows:
             groups.setdefault(row.key.group, []).append(row)
-        found = rollouts.gather([self.kept_of(group) for group in groups.values()])
+        found = sampling.gather([self.kept_of(group) for group in groups.values()])
         new = [group for part in found for group in part if group]
-        order = {group: place for place, group in enumerate(rollouts.drawn)}
+        order = {group: place for place, group in enumerate(sampling.drawn)}
         self._new = sorted(new, key=lambda group: order[group[0].key.group])
-        self._drawn = self.drawn(plan.step, sum(rollouts.gather(len(groups))))
-        count, index = rollouts.ranks
+        self._drawn = self.drawn(plan.step, sum(sampling.gather(len(groups))))
+        count, index = sampling.ranks
         # All ranks draw the same groups, and each replays its share of them.
         old = [row for place in self._drawn[index::count] for row in self.groups[place]]
-        rollouts.measure("replayed_share", len(old), len(old) + len(rows))
+        sampling.measure("replayed_share", len(old), len(old) + len(rows))
         # Copies, because models score them again, and a step that is taken again needs the rows as they were kept.
-        return rows + rollouts.rescore([row_from_state(row_to_state(row)) for row in old])
+        return rows + sampling.rescore([row_from_state(row_to_state(row)) for row in old])
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:
         """The rows of a new group to keep, in the form in which to replay them; empty to keep none."""

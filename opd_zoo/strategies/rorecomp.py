@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -79,11 +79,11 @@ class RoRecomp(Replaying[RoRecompSettings]):
         said = "rollout.strategy rorecomp with compensate 0 never learns from the answers that wait"
         return [] if self.settings.compensate else [said]
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
-        rows = super().run(plan, rollouts)
+        rows = super().run(plan, sampling)
         fresh = [row for row in rows if row.origin != "replay"]
-        rollouts.measure("rorecomp/first_share", sum(row.trained for row in fresh), len(fresh))
+        sampling.measure("rorecomp/first_share", sum(row.trained for row in fresh), len(fresh))
         return rows
 
     def kept_of(self, group: Sequence[Row]) -> list[Row]:

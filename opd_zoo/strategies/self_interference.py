@@ -22,7 +22,7 @@ from student.rollout.strategies.dynamic_sampling import group_of
 if TYPE_CHECKING:
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
+    from student.rollout.sampling import Sampling
 
 
 class SelfInterferenceSettings(StrategySettings):
@@ -43,10 +43,10 @@ class SelfInterference(Strategy[SelfInterferenceSettings]):
         """Rewards."""
         return Needs(reward="any")
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
         # Counted over all ranks, which must agree on when to stop; one rank may find what another lacks.
-        want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
+        want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         kept: dict[str, None] = {}
         mine: dict[str, list[PlannedRow]] = {}
         tried = 0
@@ -56,18 +56,18 @@ class SelfInterference(Strategy[SelfInterferenceSettings]):
                 groups.setdefault(row.key.uid, []).append(row)
             mine |= groups
             # Greedy rows get new sample indices, because the planned ones are still to be sampled.
-            greedy = [replace(row, temperature=0.0) for row in rollouts.again([rows[0] for rows in groups.values()])]
-            outcomes = rollouts.outcomes(rollouts.judge(greedy))
+            greedy = [replace(row, temperature=0.0) for row in sampling.again([rows[0] for rows in groups.values()])]
+            outcomes = sampling.outcomes(sampling.judge(greedy))
             tried += len(outcomes)
             solved = self.settings.threshold
             unsolved = {group_of(o): o.uid for o in outcomes if o.reward is None or o.reward < solved}
-            kept |= {unsolved[group]: None for group in rollouts.drawn if group in unsolved}
+            kept |= {unsolved[group]: None for group in sampling.drawn if group in unsolved}
             missing = want - len(kept)
             if missing <= 0 or not left:
                 break
-            plan = rollouts.more(want)
+            plan = sampling.more(want)
         chosen = list(kept)[:want]
-        rollouts.measure("self_interference/solved_share", tried - len(kept), tried)
-        rollouts.measure("self_interference/filled", len(chosen), want)
+        sampling.measure("self_interference/solved_share", tried - len(kept), tried)
+        sampling.measure("self_interference/filled", len(chosen), want)
         # Prompts are chosen over all ranks; each rank samples those that it has planned.
-        return rollouts.score(rollouts.sample([row for uid in chosen for row in mine.get(uid, [])]))
+        return sampling.score(sampling.sample([row for uid in chosen for row in mine.get(uid, [])]))

@@ -43,6 +43,7 @@ from student.plugin.strategy import Strategy
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.mismatch import Mismatch
 from student.rollout.policy_sampler import PolicySampler
+from student.run.space import Space
 from student.scoring.handshake import RunModels
 from student.scoring.local import LocalModels
 from student.scoring.rewards.chain import RewardChain
@@ -56,7 +57,7 @@ from student.settings.teachers import EmaSettings
 class Job:
     """The parts of a run; each is documented at its class.
 
-    `asks_ahead` and `learns_early` are those of `student.job.preparation.Prepared`.
+    `learns_early` is that of `student.job.preparation.Prepared`.
     """
 
     recipe: Recipe
@@ -71,7 +72,6 @@ class Job:
     strategy: Strategy
     sampler: PolicySampler
     ahead: Ahead | None
-    asks_ahead: bool
     learns_early: bool
     mismatch: Mismatch
     scorer: Scoring
@@ -91,6 +91,7 @@ def build_job(
     poll: Callable[[], None],
     watch: RankWatch | None = None,
     hooks: OutageHooks | None = None,
+    space: Space | None = None,
 ) -> Job:
     """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
 
@@ -101,6 +102,7 @@ def build_job(
         poll: called repeatedly while waiting for the fleet, also for its first answer; may raise to give up.
         watch: of the ranks, if they have met; None to meet first.
         hooks: called while the loop waits for a teacher that is away; None for nothing.
+        space: waits if a disk that the rollout engine writes to is full; None to end the run.
     """
     watch = watch or join(recipe.train.rank_patience, stack)
     found = prepare(recipe, stack, model_path, poll)
@@ -111,7 +113,7 @@ def build_job(
     scorer, local = scorers.objective(hooks), scorers.local
     learner = _learner(found, student, accelerator, ranks, scorer)
     measured = _measured(found, scorers, hooks)
-    setup = engine_setup(found, learner, _candidates(found, measured))
+    setup = engine_setup(found, learner, _candidates(found, measured), space)
     sampler = open_sampler(found, setup, learner, stack)
     ahead = open_ahead(found, setup, sampler, learner, scorer, local, twin, stack)
     bench = Workbench(learner, sampler, scorer, poll, stack.callback)
@@ -140,7 +142,6 @@ def build_job(
         strategy=found.plugins.strategy,
         sampler=sampler,
         ahead=ahead,
-        asks_ahead=found.asks_ahead,
         learns_early=found.learns_early,
         mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, costs),
         scorer=scorer,

@@ -23,16 +23,16 @@ from student.data.row import Row
 from student.job.evaluation import Evaluations, metrics_of
 from student.job.job import Job
 from student.job.saving import LoopState, Saver, Unfinished
-from student.job.stages import StepStages
 from student.job.steering import acted, composed, ordered, planned
 from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.plugin.controllers import Controller
-from student.plugin.rounds import Rollouts
 from student.report.row_counts import outcome_metrics, step_metrics
 from student.report.samples import entries, sample_of
 from student.report.spans import Spans
 from student.report.telemetry import StageClock, Telemetry
+from student.rollout.sampling import Sampling
 from student.run.interrupts import Interrupts
+from student.scoring.rewards.rounds import StepRewards
 from student.scoring.stops import stop_log_ratios
 from student.state.named_states import names_of
 
@@ -89,19 +89,28 @@ class Loop:
         # Until an update begins, a failure on any rank leaves the state of every rank as it was after the last step.
         job.cursor.begin()
         self._updates = job.learner.updates
-        stages = StepStages(job, step, clock, self.interrupts.poll)
-        rollouts = Rollouts(stages, lambda prompts: self._plan(step, prompts), job.cursor, self.ranks)
-        stages.any = rollouts.any
-        with closing(stages):
-            rows = rollouts.run(job.strategy.run, self._planned(step))
+        sampling = Sampling(
+            job.sampler,
+            job.scorer,
+            StepRewards(job.rewards, job.services),
+            lambda prompts: self._plan(step, prompts),
+            job.cursor,
+            self.ranks,
+            clock,
+            self.interrupts.poll,
+            ahead=job.ahead,
+            early=job.learns_early,
+        )
+        with closing(sampling):
+            rows = sampling.run(job.strategy.run, self._planned(step))
             version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
             mismatch = job.mismatch.measure(rows, version, weights)
             costs = job.services.costs
-            costs.sampled("train", rollouts.rows)
-            costs.scored("train", job.scorer.positions(rollouts.scored))
+            costs.sampled("train", sampling.rows)
+            costs.scored("train", job.scorer.positions(sampling.scored))
             # After the costs, which count every row that was sampled and scored, even if a method drops it.
             rows = composed(job.controllers, rows)
-            outcomes = self._assess(rows, stages, rollouts)
+            outcomes = self._assess(rows, step, sampling, clock)
         stops = self._stop_ratios(rows)  # may ask the fleet, whose failure must not come after the updates
         updated = self._learn(rows, step, clock)
         # The weights have moved: the step counts as done, and a run interrupted from here on resumes after it.
@@ -113,14 +122,14 @@ class Loop:
         self._show_samples(rows)
         job.cursor.commit()
         measured = updated.metrics() | moved | outcome_metrics(outcomes, self._groups) | mismatch
-        measured |= step_metrics(job, rows, rollouts, stops, step) | clock.beside
+        measured |= step_metrics(job, rows, sampling, stops, step) | clock.beside
         self.state.tokens += int(measured["response_tokens"])
         self.state.unfinished = Unfinished(measured, outcomes, clock.seconds)
         self._follow_up(self.state.unfinished, clock)
         if updated.failure is not None:
             raise updated.failure
 
-    def _assess(self, rows: Sequence[Row], stages: StepStages, rollouts: Rollouts) -> list[Outcome]:
+    def _assess(self, rows: Sequence[Row], step: int, sampling: Sampling, clock: StageClock) -> list[Outcome]:
         """Show the terms the whole step; if some scores are still on their way, begin the gradient without them."""
         outcomes, places = gather_outcomes(rows, self.ranks)
         self.job.learner.objective.assess(rows, outcomes, places)
@@ -128,10 +137,10 @@ class Loop:
             return outcomes
         late = self.job.scorer.late(rows)
         if self.ranks.any(late > 0):
-            with stages.clock.stage("learn"):
-                self.job.learner.begin(rows, stages.step, stages.arrive)
-        self.ranks.agree(lambda: stages.arrive(rows))  # including rows that no term learns from
-        rollouts.measure("scored_while_learning", late, len(rows))
+            with clock.stage("learn"):
+                self.job.learner.begin(rows, step, sampling.arrive)
+        self.ranks.agree(lambda: sampling.arrive(rows))  # including rows that no term learns from
+        sampling.measure("scored_while_learning", late, len(rows))
         return gather_outcomes(rows, self.ranks)[0]  # again: outcomes include sums of the scores, which have arrived
 
     def _show_samples(self, rows: Sequence[Row]) -> None:

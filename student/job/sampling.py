@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from student.job.preparation import Prepared
 from student.learning.learner import Learner
-from student.rollout.ahead import Ahead, copy_of
+from student.rollout.ahead import Ahead, Gate, copy_of
 from student.rollout.engine import (
     CopyEngine,
     EngineSetup,
@@ -21,20 +21,21 @@ from student.rollout.engine import (
     Shards,
 )
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.gate import Gate
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.spec import RolloutSpec
+from student.run.space import Space
 from student.scoring.local import LocalModels
 from student.scoring.score import Scoring
 
 
-def engine_setup(found: Prepared, learner: Learner, candidates: int) -> EngineSetup:
+def engine_setup(found: Prepared, learner: Learner, candidates: int, space: Space | None) -> EngineSetup:
     """What the engine of a run is opened with.
 
     Args:
         found: the parts of the run that need no weights.
         learner: has the student.
         candidates: number of the student's most likely ids per position to keep.
+        space: waits if a disk that the engine writes to is full; None to end the run.
     """
     recipe, needs = found.recipe, found.plugins.needs
     vocabulary, keep_ids = len(found.tokenizer), found.stops.ids
@@ -53,7 +54,8 @@ def engine_setup(found: Prepared, learner: Learner, candidates: int) -> EngineSe
         experts=needs.experts,
     )
     shards = Shards(learner.student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
-    return EngineSetup(learner.student.lm, found.tokenizer, spec, found.weights.base, found.weights.revision, shards)
+    weights = found.weights
+    return EngineSetup(learner.student.lm, found.tokenizer, spec, weights.base, weights.revision, shards, space)
 
 
 def open_sampler(found: Prepared, setup: EngineSetup, learner: Learner, stack: ExitStack) -> PolicySampler:
@@ -63,7 +65,8 @@ def open_sampler(found: Prepared, setup: EngineSetup, learner: Learner, stack: E
     stack.callback(engine.close)
     player = EpisodePlayer(found.recipe.rollout.episodes, setup.tokenizer, setup.spec)
     stack.callback(player.close)
-    return PolicySampler(engine, learner, player)
+    beside = bool(found.recipe.train.max_staleness) and engine.holds_weights
+    return PolicySampler(engine, learner, player, beside=beside)
 
 
 def open_ahead(
@@ -97,7 +100,6 @@ def open_ahead(
         own = CopyEngine(RolloutEngineSettings(name="copy"))
         model = (twin or copy_of(setup.model)).to(learner.accelerator.device)
         own.open(replace(setup, model=model, tokenizer=tokenizer, shards=None))
-    sampler.beside = own is None
 
     def lend() -> AbstractContextManager[RolloutEngine]:
         return sampler.lend() if own is None else nullcontext(own)
@@ -118,8 +120,9 @@ def open_ahead(
         # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
         scorer.ask if found.asks_ahead else scorer.verify,
         scorer.flush,
-        pack if packs else None,
-        Gate(learner.ranks) if shares else None,
+        asks=found.asks_ahead,
+        pack=pack if packs else None,
+        gate=Gate(learner.ranks) if shares else None,
     )
     stack.callback(ahead.close)
     return ahead

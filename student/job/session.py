@@ -2,8 +2,8 @@
 
     open or resume  ->  evaluate  ->  steps (`student.job.loop`)  ->  evaluate  ->  summary
 
-A signal, an error or the outage of a teacher comes between two of these: what is done is saved, and the message says how
-to go on.
+A signal, an error or the outage of a teacher may come between: what is done is saved, and the message says how to go
+on.
 """
 
 import time
@@ -53,14 +53,19 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         watch = join(recipe.train.rank_patience, stack)
         folder, checkpoint = _open(recipe, resume, stack)
         model_path = str(checkpoint / "model") if checkpoint is not None else None
-        hooks = OutageHooks(  # called from within the session alone
-            waiting=lambda outage: session.sinks.log(outage.sentence()),
-            emergency=lambda outage: session.save_in_outage(outage),  # noqa: PLW0108 (made below)
-            recovered=lambda outage: session.sinks.log(
-                f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s"
-            ),
+
+        def log(line: str) -> None:  # called from within the session alone, which is made below
+            session.sinks.log(line)
+
+        hooks = OutageHooks(
+            waiting=lambda outage: log(outage.sentence()),
+            emergency=lambda outage: session.save_in_outage(outage),  # noqa: PLW0108
+            recovered=lambda outage: log(f"teacher {outage.teacher!r} is back after {outage.seconds:.0f} s"),
         )
-        job = build_job(recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks)
+        space = Space(recipe.train.disk_patience, lambda: interrupts.requested, log)
+        job = build_job(
+            recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks, space=space
+        )
         main = job.accelerator.is_main_process
         if main and folder is None:
             folder = stack.enter_context(RunFolder.create(recipe).alone())
@@ -74,8 +79,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
             sinks.log(f"warning: {change}")
         spans = Spans.from_environment(recipe.tracing)
         stack.callback(spans.close)
-        folder.space = Space(recipe.train.disk_patience, lambda: interrupts.requested, sinks.log)
-        job.sampler.wait_for(folder.space)
+        folder.space = space
         if job.fleet is not None:
             register_metrics(job.fleet, sinks.registry)
         # Exits run in reverse order: `rename` comes first, so `RunEnding` records the lost rank, not torch's error.

@@ -12,7 +12,7 @@
     replay, rorecomp        groups of earlier steps along with the new ones
 
 A strategy samples rows, has them scored, looks at their outcomes on all ranks, and may sample more. It does everything
-through `Rollouts` and decides only by what `Rollouts` returns for all ranks, so that every rank decides alike. A third
+through `Sampling` and decides only by what `Sampling` returns for all ranks, so that every rank decides alike. A third
 party adds a strategy through the entry-point group `opd.rollout_strategies`.
 """
 
@@ -31,7 +31,7 @@ from student.plugin.early import reads_no_scores
 if TYPE_CHECKING:
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
+    from student.rollout.sampling import Sampling
 
 STRATEGIES = Registry(
     "rollout_strategy",
@@ -61,19 +61,19 @@ class Strategy(Plugin[StrategySettings_co]):
     """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
     rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""
     judges: ClassVar[bool] = False
-    """Whether it calls `Rollouts.judge`, so that models do not score rows as soon as they are sampled."""
+    """Whether it calls `Sampling.judge`, so that models do not score rows as soon as they are sampled."""
 
     gives_rows: ClassVar[bool] = False
     """Whether it returns rows that the student did not sample in this step under the prompt that they train."""
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """Sample the rows of the step and have them scored.
 
         It must not change what `state_dict` saves, because an interrupted step is taken again after a resume.
 
         Args:
             plan: this rank's share of the step's plan.
-            rollouts: samples, scores and communicates with other ranks.
+            sampling: samples, scores and communicates with other ranks.
 
         Returns:
             This rank's rows, in whole groups; may be empty.
@@ -88,6 +88,6 @@ class Single(Strategy):
     evidence: ClassVar[str] = "own"
 
     @reads_no_scores
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
-        return rollouts.score(rollouts.sample(plan.rows))
+        return sampling.score(sampling.sample(plan.rows))

@@ -14,7 +14,7 @@ from student.scoring.rewards.chain import fired_metrics
 
 if TYPE_CHECKING:
     from student.job.job import Job
-    from student.plugin.rounds import Rollouts
+    from student.rollout.sampling import Sampling
 
 MOST_NAMES = 64
 """Maximum number of domains, or of teachers, that are counted in every step even without rows."""
@@ -102,27 +102,27 @@ def row_metrics(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def step_metrics(
-    job: "Job", rows: Sequence[Row], rollouts: "Rollouts", stop_ratios: Sequence[float], step: int
+    job: "Job", rows: Sequence[Row], sampling: "Sampling", stop_ratios: Sequence[float], step: int
 ) -> dict[str, float]:
     """Metrics of a step from what its parts counted, summed over the ranks in one exchange; their counts start again.
 
     Args:
         job: the run's parts.
         rows: this rank's rows of the batch.
-        rollouts: everything that was sampled for the step.
+        sampling: everything that was sampled for the step.
         stop_ratios: see `count_rows`.
         step: the step.
     """
-    sampled = sum(row.length for row in rollouts.rows)
-    mine = count_rows(rows, sampled, stop_ratios) | rollouts.counts()
-    mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in rollouts.rows))
+    sampled = sum(row.length for row in sampling.rows)
+    mine = count_rows(rows, sampled, stop_ratios) | sampling.counts()
+    mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in sampling.rows))
     mine |= job.rewards.take() | job.services.costs.take() | job.sampler.take()
     counts = job.learner.ranks.total(mine)
     along, square = (counts.pop(f"engine/update_{name}", 0.0) for name in ("along", "square"))
     spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
     if square:
         spent["engine/update_held"] = along / square
-    metrics = row_metrics(counts) | rollouts.metrics(counts) | spent
+    metrics = row_metrics(counts) | sampling.metrics(counts) | spent
     if job.ahead is not None:
         metrics["staleness"] = counts["staleness"] / max(1.0, counts["sampled_rows"])
     return metrics

@@ -18,6 +18,7 @@ step is launched.
 """
 
 import copy
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from transformers import PreTrainedModel
 
 from opd.errors import CancelledError, CheckpointError
@@ -34,13 +36,15 @@ from student.data.plan import PlannedRow, StepPlan
 from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
 from student.learning.learner import Learner
+from student.model.ranks import Ranks
 from student.model.sharding import full, placed
 from student.rollout.engine import OnRow, PackedWeights, RolloutEngine
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.gate import Gate
 from student.rollout.policy_sampler import sample_or_play
 
 _POLL_SECONDS = 0.5
+_GATE_SECONDS = 0.02
+_DONE = "steps sampled"
 Lend = Callable[[], AbstractContextManager[RolloutEngine]]
 Pack = Callable[[Mapping[str, Tensor], int], PackedWeights]
 """Has the engine take weights with their version (steps trained), on all ranks together."""
@@ -78,6 +82,37 @@ class _UnderWay:
     found: Future[Sampled]
 
 
+class Gate:
+    """Keeps ranks on the same step when they sample ahead from shared servers, which hold one version of the weights.
+
+    A rank that has finished a step may start the next one only when all ranks have finished: otherwise the weights of
+    the next step would replace those with which the others still sample, and their rows would have to be requested
+    again. The threads must leave collectives to the loop, and a waiting thread must be able to give up, so they use
+    counters in a store. All ranks construct it together.
+
+    Args:
+        ranks: all ranks.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        host, main = os.environ.get("MASTER_ADDR", "127.0.0.1"), ranks.index == 0
+        self._count, self._mine = ranks.count, 0
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if main else None
+        port = ranks.gather(None if store is None else store.port)[0]
+        self._store = store or TCPStore(host, int(port or 0), is_master=False, wait_for_workers=False)
+
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Wait until all ranks have sampled as many steps as this one, or `given_up` returns True."""
+        # Adding 0 reads the count; `get` would block until the key is set and could not give up.
+        while not given_up() and self._store.add(_DONE, 0) < self._mine * self._count:
+            time.sleep(_GATE_SECONDS)
+
+    def done(self) -> None:
+        """Record that this rank has sampled a step."""
+        self._mine += 1
+        self._store.add(_DONE, 1)
+
+
 class Ahead:
     """Samples steps in a thread, up to `staleness` steps before the learner reaches them.
 
@@ -88,6 +123,7 @@ class Ahead:
         lend: lends the engine, which holds weights of its own, for one step.
         player: plays the rows that are episodes; used by this thread only.
         on_row: called in the thread with each row as soon as it is finished.
+        asks: whether `on_row` asks models, rather than leaving this to whoever takes the rows.
         on_end: called in the thread once all rows of a step are finished.
         pack: given if shards are kept: has the engine take them, in the loop's thread. None if whole tensors are kept.
         gate: makes all ranks sample the same step at the same time; None if each may proceed by itself.
@@ -102,12 +138,14 @@ class Ahead:
         player: EpisodePlayer,
         on_row: OnRow,
         on_end: Callable[[], None] = lambda: None,
+        *,
+        asks: bool = False,
         pack: Pack | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._staleness, self._steps = staleness, steps
         self._learner, self._lend, self._player = learner, lend, player
-        self._on_row, self._on_end = on_row, on_end
+        self._on_row, self._on_end, self.asks = on_row, on_end, asks
         self._pack, self._gate = pack, gate
         self._packed: dict[int, PackedWeights] = {}  # by version
         self._under_way: dict[int, _UnderWay] = {}

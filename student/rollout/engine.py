@@ -105,6 +105,7 @@ class EngineSetup:
         path: folder or hub id that the weights were loaded from.
         revision: revision of a hub id, or None.
         shards: the sharded student; None if the student is not sharded.
+        space: waits if a disk that the engine writes to is full; None to end the run.
     """
 
     model: PreTrainedModel
@@ -113,6 +114,7 @@ class EngineSetup:
     path: str
     revision: str | None = None
     shards: Shards | None = None
+    space: Space | None = None
 
     def dtype(self, asked: str) -> str:
         """Name of the dtype in which an engine with its own weights computes: `asked`, or for "auto" the rollouts'."""
@@ -219,9 +221,6 @@ class RolloutEngine(Plugin[RolloutEngineSettings_co]):
     def _count(self, name: str, amount: float) -> None:
         with self._counting:
             self._counts[f"engine/{name}"] = self._counts.get(f"engine/{name}", 0.0) + amount
-
-    def wait_for(self, space: Space) -> None:
-        """Use `space` to wait if a disk that the engine writes to is full, instead of ending the run."""
 
     def close(self) -> None:
         """Release everything that the engine holds."""

@@ -57,7 +57,7 @@ class EpisodePlayer:
     """
 
     def __init__(self, settings: EpisodeSettings, tokenizer: Any, spec: RolloutSpec) -> None:
-        self._settings, self._tokenizer, self._spec = settings, tokenizer, spec
+        self._settings, self.tokenizer, self.spec = settings, tokenizer, spec
         self._stops = spec.stops(tokenizer)
         self._summaries: Summaries | None = None
         if settings.history == "summary":
@@ -143,11 +143,11 @@ class EpisodePlayer:
     def _seed(self, planned: PlannedRow, purpose: tuple[object, ...]) -> int:
         """The environment's seed: the same for all samples of a prompt, so that they start from the same problem."""
         key = planned.key
-        return int(stream(self._spec.seed, *purpose, "environment", key.step, key.uid).integers(2**31))
+        return int(stream(self.spec.seed, *purpose, "environment", key.step, key.uid).integers(2**31))
 
     def _begin(self, planned: PlannedRow) -> Episode:
         if not self._checked:
-            check_append_only(planned.prompt, self._tokenizer)
+            check_append_only(planned.prompt, self.tokenizer)
             self._checked = True
         plan = planned.episode or EpisodePlan()
         turns = min(plan.turns or self._settings.turns, self._settings.turns)
@@ -158,8 +158,8 @@ class EpisodePlayer:
         if isinstance(seen, EpisodeError):
             episode.stop(seen)
             return
-        prompt = with_observation(episode.planned.prompt, seen.text, self._tokenizer, seen.tools)
-        length, longest = len(encode_prompt(prompt, self._tokenizer)), self._spec.max_prompt_tokens
+        prompt = with_observation(episode.planned.prompt, seen.text, self.tokenizer, seen.tools)
+        length, longest = len(encode_prompt(prompt, self.tokenizer)), self.spec.max_prompt_tokens
         if length > longest:
             said = f"prompt and first observation have {length} tokens, over rollout.max_prompt_tokens {longest}"
             episode.stop(EpisodeError("invalid", said))
@@ -171,9 +171,9 @@ class EpisodePlayer:
     def _replay(self, episodes: Mapping[int, Episode]) -> None:
         """Play the given actions first; they are part of the history, and learnt from only if the plan says so."""
         given = list(dict.fromkeys(action for episode in episodes.values() for action in episode.plan.replay))
-        encoded = self._tokenizer(given, add_special_tokens=False)["input_ids"] if given else []
+        encoded = self.tokenizer(given, add_special_tokens=False)["input_ids"] if given else []
         ids_of = dict(zip(given, encoded, strict=True))
-        end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
+        end = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
         for turn in range(max((len(episode.plan.replay) for episode in episodes.values()), default=0)):
             due = {n: e for n, e in episodes.items() if not e.ended and turn < len(e.plan.replay)}
             actions = {number: episode.plan.replay[turn] for number, episode in due.items()}
@@ -181,9 +181,9 @@ class EpisodePlayer:
             for number, episode in due.items():
                 ids = [int(i) for i in ids_of[actions[number]]] + end
                 if episode.plan.given:
-                    episode.give(actions[number], ids, self._spec.candidates, turn)
+                    episode.give(actions[number], ids, self.spec.candidates, turn)
                 else:
-                    episode.replay(ids, self._spec.candidates)
+                    episode.replay(ids, self.spec.candidates)
             self._answer(due, found)
             for episode in due.values():
                 if episode.ended and not episode.ended.startswith("broken") and not episode.plan.given:
@@ -202,7 +202,7 @@ class EpisodePlayer:
                 row = branches[number][1].row
                 start, end = row.turns[turn]
                 ids = row.response_ids[start:end].tolist()
-                episode.take(row, start, end, str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+                episode.take(row, start, end, str(self.tokenizer.decode(ids, skip_special_tokens=True)))
             actions = {number: self._action(episode) for number, episode in due.items()}
             self._answer(due, self._step(due, actions))
             for number, episode in due.items():
@@ -217,7 +217,7 @@ class EpisodePlayer:
         """One turn of the student in every active episode, then one of the environment unless that was a summary."""
         summarised = [episode for episode in active.values() if episode.waiting is not None]
         if self._summaries is not None:
-            self._summaries.ask(summarised, self._spec.candidates)
+            self._summaries.ask(summarised, self.spec.candidates)
         going = {number: episode for number, episode in active.items() if not episode.ended}
         rows = sample([self._planned(episode) for episode in going.values()], purpose) if going else []
         acting: dict[int, Episode] = {}
@@ -237,7 +237,7 @@ class EpisodePlayer:
                 episode.ended = "tokens"
         if self._summaries is not None:
             after = [episode for episode in summarised if not episode.ended]
-            self._summaries.go_on(after, self._spec.candidates)
+            self._summaries.go_on(after, self.spec.candidates)
 
     def _action(self, episode: Episode) -> str:
         """The student's turn as text for the environment.
@@ -248,7 +248,7 @@ class EpisodePlayer:
             return episode.texts[-1]
         start, end = episode.turns[-1]
         ids = [i for i in episode.ids[start:end] if i not in self._stops]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def _planned(self, episode: Episode) -> PlannedRow:
         left = episode.planned.max_new_tokens - len(episode.ids)
@@ -275,14 +275,14 @@ class EpisodePlayer:
             self._note(episode, seen)
             if not episode.ended:
                 going.append((episode, Answered(seen.text, episode.prompt, episode.ids, seen.results)))
-        encoded = encode_turns([turn for _, turn in going], self._tokenizer, self._stops)
+        encoded = encode_turns([turn for _, turn in going], self.tokenizer, self._stops)
         for (episode, turn), ids in zip(going, encoded, strict=True):
             if summaries is not None and summaries.due(episode, len(ids)):
                 episode.waiting = turn
             elif len(episode.ids) + len(ids) >= episode.planned.max_new_tokens:
                 episode.ended = "tokens"
             else:
-                episode.hear(ids, self._spec.candidates)
+                episode.hear(ids, self.spec.candidates)
 
     def _note(self, episode: Episode, seen: Observation) -> None:
         """Record what an observation says about the last action, and whether it ends the episode."""
@@ -312,9 +312,9 @@ class EpisodePlayer:
             verdict = Verdict.of(bool(episode.success), f"the episode ended by {episode.ended}")
         prompt_ids, given, branch = episode.prompt_ids, episode.plan.given, episode.plan.branch
         if prompt_ids is None:
-            prompt_ids = np.array(encode_prompt(episode.prompt, self._tokenizer), dtype=np.uint32)
+            prompt_ids = np.array(encode_prompt(episode.prompt, self.tokenizer), dtype=np.uint32)
         if not length:  # broken before the first turn, but a row has at least one token
-            episode.hear([0], self._spec.candidates)
+            episode.hear([0], self.spec.candidates)
             length, own = 1, np.zeros(1, dtype=np.bool_)
         # If nothing was sampled, use the current step, because version 0 would count as very old in metric staleness.
         version = episode.planned.key.step if given or not episode.turns else episode.version

@@ -17,7 +17,7 @@ from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.rollout.sampling import most_likely
+from student.rollout.draw import most_likely
 from student.rollout.spec import RolloutSpec
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from student.data.streams import stream
 from student.model.lora import has_lora
 from student.model.model import ProjectionSpec, Student, evaluating, logits_of
 from student.model.sharding import reshard
-from student.rollout.sampling import most_likely
+from student.rollout.draw import most_likely
 from student.rollout.spec import RolloutSpec
 
 ANSWER = 8

@@ -8,17 +8,18 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from opd.errors import PluginError, short
+from opd.tasks.encode import encode_prompt
 from student.rollout.engine import OnRow, PackedWeights, RolloutEngine, ignore
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow
     from student.data.row import Row
     from student.learning.learner import Learner
     from student.rollout.episodes import EpisodePlayer
-    from student.run.space import Space
 
 
 def sample_or_play(
@@ -51,24 +52,20 @@ class PolicySampler:
         engine: the opened engine.
         learner: holds the weights to sample from.
         player: plays the rows that are episodes.
+        beside: whether a sampling-ahead thread borrows the engine through `lend`, on every rank. All ranks must then
+            call `sample` equally often.
 
     Attributes:
         version: number of steps that the weights have been trained for; the loop sets it through `moved`.
-        beside: whether a sampling-ahead thread borrows the engine through `lend`, on every rank. All ranks must then
-            call `sample` equally often.
     """
 
-    def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer) -> None:
+    def __init__(self, engine: RolloutEngine, learner: Learner, player: EpisodePlayer, *, beside: bool = False) -> None:
         self._engine, self._learner, self._player = engine, learner, player
+        self._beside = beside
         self.version = 0
-        self.beside = False
         self._synced: tuple[int, int] | None = None
         self._exposed = False
         self._lock = threading.RLock()
-
-    def wait_for(self, space: Space) -> None:
-        """See `RolloutEngine.wait_for`."""
-        self._engine.wait_for(space)
 
     def moved(self, version: int) -> None:
         """Record that the weights have changed and are those after `version` steps."""
@@ -90,7 +87,7 @@ class PolicySampler:
         # Steps alone do not tell weights apart, because a step may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
-            if self.beside and self._engine.shared:
+            if self._beside and self._engine.shared:
                 # A thread of another rank may still be sampling with other weights; it holds that rank's lock.
                 self._learner.ranks.gather(None)
             if self._exposed or self._synced != present:
@@ -115,6 +112,15 @@ class PolicySampler:
                 return rows
             finally:
                 self._engine.rest()
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether a prompt is within rollout.max_prompt_tokens."""
+        return len(encode_prompt(prompt, self._player.tokenizer)) <= self._player.spec.max_prompt_tokens
+
+    def said(self, row: Row) -> list[str]:
+        """The student's turns in an episode as text, without special tokens."""
+        decode = self._player.tokenizer.decode
+        return [str(decode(row.response_ids[start:end], skip_special_tokens=True)) for start, end in row.actions]
 
     def pack(self, version: int) -> PackedWeights:
         """`RolloutEngine.pack` with the student's current weights."""

@@ -24,8 +24,8 @@ from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, longrope_turn, scale_and_cap
 from student.model.experts import Recorder
+from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import Request
-from student.rollout.sampling import draw_mixed, most_likely
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
 from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 

@@ -22,11 +22,11 @@ from opd.fleet.source import ScoreSource
 from opd.wire.types import Scores
 from student.data.row import Row
 from student.job.session import train
-from student.job.stages import StepStages
 from student.learning.learner import Learner
 from student.plugin.controllers import Controller
 from student.plugin.early import reads_no_scores
 from student.plugin.strategy import Single
+from student.rollout.sampling import Sampling
 from student.scoring.score import Scoring
 from student.settings.recipe import Recipe
 
@@ -85,9 +85,9 @@ def reluctant(monkeypatch: pytest.MonkeyPatch) -> Event:
     return learnt
 
 
-def wait_for_all(self: StepStages, rows: Sequence[Row], *, judged: bool) -> None:
-    """Instead of `StepStages.score`."""
-    self._job.scorer.wait(rows, self._rewards, judged=judged)
+def wait_for_all(self: Sampling, rows: Sequence[Row], *, judged: bool = False) -> None:
+    """Instead of `Sampling._wait`."""
+    self._scorer.wait(rows, self._rewards, judged=judged)
 
 
 def one_row_first(**changes: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_learning_begins_with_the_first_rows_that_are_scored(
     late = [line["scored_while_learning"] for line in lines]
     assert all(0 < share <= 1 for share in late), late
     with monkeypatch.context() as patch:
-        patch.setattr(StepStages, "score", wait_for_all)
+        patch.setattr(Sampling, "_wait", wait_for_all)
         patch.setattr(student.job.preparation, "connect", CONNECT)
         waiting = make_recipe(run=str(tmp_path / "waiting"), **one_row_first())
         waited = train(waiting)
@@ -141,10 +141,10 @@ def test_a_step_that_is_given_up_before_the_optimizer_is_taken_again(
     calm_recipe = make_recipe(run=str(tmp_path / "calm"), **changes)
     calm = train(calm_recipe)
     recipe = make_recipe(run=str(tmp_path / "cut"), **changes)
-    arrive, calls = StepStages.arrive, []
+    arrive, calls = Sampling.arrive, []
     error = CancelledError if how == "signal" else OutageError
 
-    def stopped(self: StepStages, rows: Sequence[Row]) -> None:
+    def stopped(self: Sampling, rows: Sequence[Row]) -> None:
         calls.append(len(rows))
         # Of the second step; each waits for eight rows, with the gradient of each behind it, and at its end for all.
         if len(calls) == 9 + at:
@@ -155,7 +155,7 @@ def test_a_step_that_is_given_up_before_the_optimizer_is_taken_again(
         arrive(self, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepStages, "arrive", stopped)
+        patch.setattr(Sampling, "arrive", stopped)
         patch.setattr(Scoring, "late", lambda self, rows: len(rows))  # however quick the teacher is
         with pytest.raises(error, match="1 of 2 steps, saved in"):
             train(recipe)
@@ -169,9 +169,9 @@ class Twice(Single):
     """Samples in two rounds."""
 
     @reads_no_scores
-    def run(self, plan: Any, rollouts: Any) -> list[Row]:
-        first: list[Row] = rollouts.score(rollouts.sample(plan.rows))
-        return first + rollouts.score(rollouts.sample(rollouts.again(plan.rows)))  # type: ignore[no-any-return]
+    def run(self, plan: Any, sampling: Any) -> list[Row]:
+        first: list[Row] = sampling.score(sampling.sample(plan.rows))
+        return first + sampling.score(sampling.sample(sampling.again(plan.rows)))  # type: ignore[no-any-return]
 
 
 class Copying(Controller):

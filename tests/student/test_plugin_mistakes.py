@@ -24,7 +24,6 @@ from student.data.token_batch import StudentTokens, TokenBatch, have
 from student.job.steering import acted, composed, ordered, planned
 from student.learning.objective import Objective
 from student.plugin.controllers import CONTROLLERS, Controller, ControllerSettings, Services
-from student.plugin.rounds import Rollouts
 from student.plugin.strategy import STRATEGIES, Strategy, StrategySettings
 from student.plugin.terms import OBJECTIVES, Term, TermOutput, TermSettings, losses_of
 from student.report.series import Series
@@ -34,6 +33,7 @@ from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine, RolloutEngineSettings
 from student.rollout.policy_sampler import PolicySampler
+from student.rollout.sampling import Sampling
 from student.scoring.rewards.base import Reward
 from student.state.state_io import check_state
 
@@ -183,8 +183,8 @@ def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
 
 def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:
     class Hasty(Strategy):
-        def run(self, plan: Any, rollouts: Rollouts) -> Any:
-            return rollouts.sample(plan.rows)
+        def run(self, plan: Any, sampling: Sampling) -> Any:
+            return sampling.sample(plan.rows)
 
     with pytest.raises(PluginError, match=r"Hasty\.run returned rows that it sampled but did not score"):
         together(1, lambda: Hasty(StrategySettings(name="hasty")))
@@ -315,8 +315,8 @@ def test_a_metric_of_one_number_in_a_tensor_is_that_number() -> None:
 @pytest.mark.parametrize("given", [None, ["row"], iter([])])
 def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
     class Forgetful(Strategy):
-        def run(self, plan: Any, rollouts: Rollouts) -> Any:
-            rollouts.score(rollouts.sample(plan.rows))
+        def run(self, plan: Any, sampling: Sampling) -> Any:
+            sampling.score(sampling.sample(plan.rows))
             return given
 
     with pytest.raises(PluginError, match=r"Forgetful\.run returned .*; it must return a list of rows"):

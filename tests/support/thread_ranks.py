@@ -19,9 +19,10 @@ from student.data.cursor import PromptCursor
 from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.model.ranks import Ranks
-from student.plugin.rounds import Rollouts
 from student.plugin.strategy import STRATEGIES, Strategy
+from student.report.telemetry import StageClock
 from student.rl import REWARDS
+from student.rollout.sampling import Sampling
 from student.scoring.rewards.chain import RewardChain
 from student.scoring.rewards.rounds import StepRewards
 
@@ -71,43 +72,20 @@ def mixed(planned: PlannedRow) -> Row:
 
 
 class ByReward:
-    """Stages without a model: rows as `reward` makes them, with their verdicts and what the recipe's `rewards` give.
+    """A sampler without a model: rows as `reward` makes them, with their verdicts.
 
     Attributes:
-        asked: rows that models were asked about, in order.
         longest: characters that a prompt may have.
     """
 
-    tokenizer = None
+    def __init__(self, reward: Callable[[PlannedRow], Row] = mixed, longest: int = 10_000) -> None:
+        self._reward, self.longest = reward, longest
 
-    def __init__(
-        self, reward: Callable[[PlannedRow], Row], rewards: Sequence[dict[str, Any]], judges_first: bool, longest: int
-    ) -> None:
-        self._reward, self.judges_first = reward, judges_first
-        made = [(REWARDS.load(entry["name"]), entry) for entry in rewards]
-        chain = RewardChain([cls(parse_settings(cls.settings_type, entry)) for cls, entry in made])
-        self._rewards = StepRewards(chain, self)
-        self.asked: list[Row] = []
-        self.longest = longest
-
-    def sample(self, planned: Sequence[PlannedRow], *, ask: bool) -> list[Row]:
+    def sample(self, planned: Sequence[PlannedRow], *, on_row: Callable[[Row], None], poll: Any) -> list[Row]:
         rows = [self._reward(one) for one in planned]
-        self.asked += rows if ask else []
+        for row in rows:
+            on_row(row)
         return rows
-
-    def ask(self, rows: Sequence[Row]) -> None:
-        self.asked += rows
-
-    def judge(self, rows: Sequence[Row]) -> None:
-        self._rewards(rows)
-
-    def score(self, rows: Sequence[Row], *, judged: bool) -> None:
-        assert {id(row) for row in rows} <= {id(row) for row in self.asked}
-        if not judged:
-            self._rewards(rows)
-
-    def read(self, *arguments: Any, **options: Any) -> Any:
-        raise TypeError("there is no model here")
 
     def fits(self, prompt: Prompt) -> bool:
         return len(prompt.text or "") <= self.longest
@@ -115,8 +93,43 @@ class ByReward:
     def said(self, row: Row) -> list[str]:
         return row.text.split()
 
+
+class Asked:
+    """A scorer without models, whose answers are there at once.
+
+    Attributes:
+        asked: rows that models were asked about, in order.
+    """
+
+    tokenizer, begun = None, False
+
+    def __init__(self) -> None:
+        self.asked: list[Row] = []
+
+    def verify(self, row: Row) -> None:
+        pass
+
+    def ask(self, row: Row, *, verify: bool = True) -> None:
+        self.asked.append(row)
+
+    def judge(self, rows: Sequence[Row], rewards: StepRewards, *, poll: Any) -> None:
+        rewards(rows)
+
+    def wait(self, rows: Sequence[Row], rewards: StepRewards, *, judged: bool, poll: Any) -> None:
+        assert {id(row) for row in rows} <= {id(row) for row in self.asked}
+        if not judged:
+            rewards(rows)
+
+    def read(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError("there is no model here")
+
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         return [row.text or None for row in rows]
+
+
+def step_rewards(entries: Sequence[dict[str, Any]], scorer: Asked) -> StepRewards:
+    made = [(REWARDS.load(entry["name"]), entry) for entry in entries]
+    return StepRewards(RewardChain([cls(parse_settings(cls.settings_type, entry)) for cls, entry in made]), scorer)
 
 
 def together(
@@ -129,14 +142,18 @@ def together(
     judges_first: bool = True,
     longest: int = 10_000,
 ) -> list[Any]:
-    """(rows, rollouts, cursor) of each rank, or the error that ended it."""
+    """(rows, sampling, cursor) of each rank, or the error that ended it."""
     meeting = Meeting(count)
 
     def work(index: int) -> Any:
         cursor = PromptCursor(SOURCE)
-        rollouts = Rollouts(ByReward(reward, rewards, judges_first, longest), plan, cursor, meeting.rank(index))
+        scorer: Any = Asked()
+        chain = step_rewards(rewards, scorer)
+        chain.reads_signals = not judges_first
+        sampler: Any = ByReward(reward, longest)
+        sampling = Sampling(sampler, scorer, chain, plan, cursor, meeting.rank(index), StageClock())
         try:
-            return rollouts.run(make().run, plan(cursor.take(groups))), rollouts, cursor
+            return sampling.run(make().run, plan(cursor.take(groups))), sampling, cursor
         except (CancelledError, OutageError, RuntimeError) as error:
             return error
 
@@ -157,8 +174,8 @@ def of(samples: int, step: int = 0) -> Callable[[Sequence[Prompt]], StepPlan]:
     return lambda prompts: plan_step(step, prompts, samples=samples, max_new_tokens=4, temperature=1.0)
 
 
-def metrics_of(rollouts: Any) -> dict[str, float]:
-    return dict(rollouts.metrics(rollouts.counts()))
+def metrics_of(sampling: Any) -> dict[str, float]:
+    return dict(sampling.metrics(sampling.counts()))
 
 
 def place(planned: PlannedRow) -> int:

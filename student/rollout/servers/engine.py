@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from student.plugin.terms import Term
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
-    from student.run.space import Space
     from student.settings.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -110,7 +109,9 @@ class ServersEngine(RolloutEngine[ServersSettings]):
         self._dtype = setup.dtype(self.settings.dtype)
         self._held = HeldUpdate(setup.model, self._dtype)
         self._adapters = sends_adapters(setup.model) and not self.settings.merge_adapters
-        self._folder = WeightsFolder(self.settings.folder, "" if setup.shards is None else setup.shards.run)
+        self._folder = WeightsFolder(
+            self.settings.folder, "" if setup.shards is None else setup.shards.run, setup.space
+        )
         self._pool = Pool(
             self.settings,
             self.dialect,
@@ -168,10 +169,6 @@ class ServersEngine(RolloutEngine[ServersSettings]):
         # Kept on disk until `drop`, even if newer weights are written, for servers that come back.
         self._folder.hold(label)
         return packed
-
-    def wait_for(self, space: Space) -> None:
-        """See `RolloutEngine.wait_for`; the disk is that of the folder."""
-        self._folder.space = space
 
     def drop(self, packed: Packed) -> None:
         """Stop keeping the weights on disk for servers that come back."""

@@ -45,14 +45,12 @@ class WeightsFolder:
     Args:
         root: path of the folder, which must be the same for the servers.
         name: identifies the run among runs that share the folder.
-
-    Attributes:
-        space: waits for space if the disk is full.
+        space: waits for space if the disk is full; None not to wait.
     """
 
-    def __init__(self, root: Path, name: str = "run") -> None:
+    def __init__(self, root: Path, name: str = "run", space: Space | None = None) -> None:
         self.root, self._name = root.absolute(), name
-        self.space = Space()
+        self._space = space or Space()
         self._written: list[str] = []
         self._held: Counter[str] = Counter()
 
@@ -90,7 +88,7 @@ class WeightsFolder:
 
         # Wait for space outside the lock, because the other ranks wait for the lock without limit.
         with _given_up(part):
-            self.space.until_written(write)
+            self._space.until_written(write)
         self._forget_but(label)
         return label, folder
 
@@ -121,7 +119,7 @@ class WeightsFolder:
 
         def agreed(work: Callable[[], object]) -> None:
             # A write may be repeated alone: the tensors of the file have been gathered and are in memory.
-            self.space.until_written(lambda: _agreed(ranks, part, work), ranks.any)
+            self._space.until_written(lambda: _agreed(ranks, part, work), ranks.any)
 
         agreed(partial(_emptied, part) if main else _nothing)
         mine: dict[str, tuple[str, str]] = {}

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.rounds import Rollouts
     from student.plugin.terms import Term
+    from student.rollout.sampling import Sampling
     from student.settings.recipe import Recipe
 
 
@@ -65,29 +65,29 @@ class DynamicSampling(Strategy[DynamicSamplingSettings]):
         """See `drops_what_is_learnt`."""
         return drops_what_is_learnt(self, recipe)
 
-    def run(self, plan: StepPlan, rollouts: Rollouts) -> list[Row]:
+    def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
-        want = sum(rollouts.gather(len({row.key.group for row in plan.rows})))
+        want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         pool: list[Row] = []
         kept: dict[str, None] = {}
         drawn = 0
         for left in reversed(range(self.settings.rounds)):
-            rows = rollouts.judge(plan.rows)
+            rows = sampling.judge(plan.rows)
             pool += rows
-            groups = rewards_of(rollouts.outcomes(rows), rollouts.drawn)
+            groups = rewards_of(sampling.outcomes(rows), sampling.drawn)
             drawn += len(groups)
             kept |= {group: None for group, rewards in groups.items() if len(rewards) > 1}
             sure = set(list(kept)[:want])
             # Teachers can start on these groups, because later rounds only append to them.
-            rollouts.keep([row for row in rows if row.key.group in sure])
+            sampling.keep([row for row in rows if row.key.group in sure])
             missing = want - len(kept)
             if missing <= 0 or not left:
                 break
-            plan = rollouts.more(missing if self.settings.draw == "missing" else want)
+            plan = sampling.more(missing if self.settings.draw == "missing" else want)
         chosen = set(list(kept)[:want])
         # All ranks have the same numbers, so counting them on each rank does not change the ratio.
-        rollouts.measure("dynamic_sampling/kept_share", len(kept), drawn)
-        rollouts.measure("dynamic_sampling/filled", len(chosen), want)
+        sampling.measure("dynamic_sampling/kept_share", len(kept), drawn)
+        sampling.measure("dynamic_sampling/filled", len(chosen), want)
         return [row for row in pool if row.key.group in chosen]
 
 

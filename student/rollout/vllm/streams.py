@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from student.rollout.sampling import draw_mixed, most_likely
+from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.vllm.draws import DRAWS, Draw
 
 __all__ = ["RowStreams"]

@@ -26,10 +26,12 @@ class StepRewards:
 
     Attributes:
         rows: all rows rewarded so far.
+        reads_signals: whether any reward reads the scores of models.
     """
 
     def __init__(self, chain: RewardChain, services: RewardServices) -> None:
         self._chain, self._services = chain, services
+        self.reads_signals = chain.reads_signals
         self._fired = chain.counted()
         self._given: list[_Given] = []
         self._groups: dict[str, list[Row]] = {}

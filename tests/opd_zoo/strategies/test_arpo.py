@@ -88,9 +88,9 @@ def test_branches_fill_the_group_early_turns_first_and_branch_again_in_the_next_
 
 def test_without_branches_the_rest_is_played_from_the_start() -> None:
     made = build("arpo", probability=0.0, gain=0.0)
-    ((rows, rollouts, _),) = together(1, lambda: made, episode, plan=of(4), groups=3)
+    ((rows, sampling, _),) = together(1, lambda: made, episode, plan=of(4), groups=3)
     assert len(rows) == 12 and all(row.origin == "policy" for row in rows)
-    assert metrics_of(rollouts)["arpo/branched_share"] == 0
+    assert metrics_of(sampling)["arpo/branched_share"] == 0
     single = lambda planned: episode(planned, turns=1)  # noqa: E731
     ((rows, _, _),) = together(1, lambda: build("arpo", probability=1.0), single, plan=of(4), groups=3)
     assert len(rows) == 12 and all(row.key.parent == -1 for row in rows)

@@ -76,24 +76,24 @@ def test_a_critic_reads_wrong_answers_with_the_solution_and_may_be_missing() -> 
             return row
 
         student = Student()
-        ((_, rollouts, _),) = together(1, lambda: build("critique", **settings), answer, plan=of(4), groups=6)
+        ((_, sampling, _),) = together(1, lambda: build("critique", **settings), answer, plan=of(4), groups=6)
         asked = [body["messages"][0]["content"] for _, body, _ in judge.asked]
         assert asked and all(text.startswith("none {response}|{critique} ") for text in asked)
         wrong = [text for text in student.told if "right." not in text]
         assert wrong and all("You forgot to carry." in text for text in wrong)
-        assert metrics_of(rollouts)["critique/unanswered_share"] == 0
+        assert metrics_of(sampling)["critique/unanswered_share"] == 0
         judge.say = lambda path, body: 400
         student = Student()
         settings["question"] = "again {response}"
-        ((_, rollouts, _),) = together(1, lambda: build("critique", **settings), answer, plan=of(4), groups=6)
-        assert metrics_of(rollouts)["critique/unanswered_share"] == 1
+        ((_, sampling, _),) = together(1, lambda: build("critique", **settings), answer, plan=of(4), groups=6)
+        assert metrics_of(sampling)["critique/unanswered_share"] == 1
         assert all("The answer is" in text for text in student.told)
 
 
 def test_a_group_whose_refinements_do_not_fit_is_one_answer_smaller() -> None:
-    ((rows, rollouts, _),) = together(1, lambda: build("critique"), Student(), plan=of(4), groups=6, longest=20)
+    ((rows, sampling, _),) = together(1, lambda: build("critique"), Student(), plan=of(4), groups=6, longest=20)
     assert len(rows) == 18 and all(row.on_policy for row in rows)
-    found = metrics_of(rollouts)
+    found = metrics_of(sampling)
     assert found["critique/refined_share"] == 0 and found["hint/too_long_share"] == 1
 
 

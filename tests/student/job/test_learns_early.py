@@ -42,8 +42,8 @@ class Blind(OnPolicyDistillation):
 class Choosing(Single):
     """Looks at rows that have been scored."""
 
-    def run(self, plan: Any, rollouts: Any) -> list[Row]:
-        return super().run(plan, rollouts)[:1]
+    def run(self, plan: Any, sampling: Any) -> list[Row]:
+        return super().run(plan, sampling)[:1]
 
 
 def early(**changes: Any) -> bool:

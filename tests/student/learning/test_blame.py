@@ -34,7 +34,7 @@ class FaultyTerm(Term):
 
 
 class FaultyStrategy(Strategy):
-    def run(self, plan: Any, rollouts: Any) -> Any:
+    def run(self, plan: Any, sampling: Any) -> Any:
         return fault(plan)
 
 

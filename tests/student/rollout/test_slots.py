@@ -23,8 +23,8 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.batches import BatchDecoder
+from student.rollout.draw import draw
 from student.rollout.requests import Request
-from student.rollout.sampling import draw
 from student.rollout.slots import SlotDecoder, takes_slots
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout

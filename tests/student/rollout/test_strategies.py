@@ -34,19 +34,19 @@ def test_oversampling_grows_with_what_the_last_steps_lost() -> None:
         sizes.append(made.size(8))
     assert sizes == [8, 16, 32, 32, 32]
     made.observe(StepReport(0, {"adaptive_oversampling/discarded_share": 0.6}, []))
-    ((rows, rollouts, cursor),) = together(1, lambda: made)
-    assert rollouts.rounds == 1 and cursor.taken == 10
+    ((rows, sampling, cursor),) = together(1, lambda: made)
+    assert sampling.rounds == 1 and cursor.taken == 10
     assert all(len({r.verdict.value for r in rows if r.key.group == row.key.group}) == 2 for row in rows)
     assert len({row.key.group for row in rows}) <= 4
-    assert 0 < metrics_of(rollouts)["adaptive_oversampling/discarded_share"] < 1
+    assert 0 < metrics_of(sampling)["adaptive_oversampling/discarded_share"] < 1
 
 
 def test_answers_are_added_until_both_kinds_are_there_and_all_count_in_the_mean() -> None:
     def third(planned: PlannedRow) -> Row:
         return sampled(planned, float(place(planned) > 0 and planned.key.sample in (1, 9, 11)))
 
-    ((rows, rollouts, _),) = together(1, lambda: build("reinforce_ada", rounds=2), third, plan=of(8), groups=6)
-    assert rollouts.rounds == 2
+    ((rows, sampling, _),) = together(1, lambda: build("reinforce_ada", rounds=2), third, plan=of(8), groups=6)
+    assert sampling.rounds == 2
     groups = {row.key.uid: [r for r in rows if r.key.uid == row.key.uid] for row in rows}
     for mine in groups.values():
         assert len(mine) == 16 and sum(row.trained for row in mine) == 4
@@ -56,7 +56,7 @@ def test_answers_are_added_until_both_kinds_are_there_and_all_count_in_the_mean(
         credit = dict(zip([r.key for r in mine], chain.estimate([outcome_of(r) for r in mine]), strict=True))
         if right:
             assert credit[right[0].key] == 0.8125 and min(credit.values()) == -0.1875
-    assert 0 < metrics_of(rollouts)["reinforce_ada/mixed_share"] < 1
+    assert 0 < metrics_of(sampling)["reinforce_ada/mixed_share"] < 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -92,15 +92,15 @@ def test_a_reward_compares_the_answers_of_all_rounds(ranks: int) -> None:
     ],
 )
 def test_models_are_asked_about_what_a_strategy_keeps_and_nothing_else(name: str, settings: dict[str, Any]) -> None:
-    ((rows, rollouts, _),) = together(1, lambda: build(name, **settings), hopeless, plan=of(4), groups=6)
-    asked = rollouts._stages.asked
-    assert asked == rollouts.scored and {id(row) for row in asked} == {id(row) for row in rows}
-    assert len(asked) == len(rows) < len(rollouts.rows)
+    ((rows, sampling, _),) = together(1, lambda: build(name, **settings), hopeless, plan=of(4), groups=6)
+    asked = sampling._scorer.asked
+    assert asked == sampling.scored and {id(row) for row in asked} == {id(row) for row in rows}
+    assert len(asked) == len(rows) < len(sampling.rows)
 
 
 def test_rewards_that_read_what_models_say_get_it_for_every_row() -> None:
-    ((rows, rollouts, _),) = together(1, lambda: build("lte"), hopeless, plan=of(4), groups=6, judges_first=False)
-    assert len(rows) < len(rollouts.scored) == len(rollouts.rows) == len(rollouts._stages.asked)
+    ((rows, sampling, _),) = together(1, lambda: build("lte"), hopeless, plan=of(4), groups=6, judges_first=False)
+    assert len(rows) < len(sampling.scored) == len(sampling.rows) == len(sampling._scorer.asked)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -131,8 +131,8 @@ def test_a_prompt_that_is_solved_draws_no_more() -> None:
     def lucky(planned: PlannedRow) -> Row:
         return sampled(planned, float(planned.key.sample == 0))
 
-    ((rows, rollouts, _),) = together(1, lambda: build("reinforce_ada", rule="positive"), lucky, plan=of(8))
-    assert rollouts.rounds == 1 and len(rows) == 32
+    ((rows, sampling, _),) = together(1, lambda: build("reinforce_ada", rule="positive"), lucky, plan=of(8))
+    assert sampling.rounds == 1 and len(rows) == 32
 
 
 def test_prompts_that_greedy_decoding_solves_are_passed_over() -> None:
@@ -142,10 +142,10 @@ def test_prompts_that_greedy_decoding_solves_are_passed_over() -> None:
         seen.append(planned)
         return sampled(planned, float(place(planned) == 0 and planned.temperature == 0.0))
 
-    ((rows, rollouts, _),) = together(1, lambda: build("self_interference", rounds=8), greedy)
+    ((rows, sampling, _),) = together(1, lambda: build("self_interference", rounds=8), greedy)
     assert len(rows) == 8 and all(int(row.key.uid, 16) % 3 for row in rows)
     assert {row.key for row in rows}.isdisjoint(p.key for p in seen if p.temperature == 0.0)
-    assert 0 < metrics_of(rollouts)["self_interference/solved_share"] < 1
+    assert 0 < metrics_of(sampling)["self_interference/solved_share"] < 1
 
 
 def hopeless(planned: PlannedRow) -> Row:
@@ -163,7 +163,7 @@ def test_lte_tells_all_wrong_groups_of_their_answers_and_right_ones_take_places(
         told.append(planned)
         return hopeless(planned)
 
-    ((rows, rollouts, _),) = together(1, lambda: build("lte"), answer, plan=of(4), groups=6)
+    ((rows, sampling, _),) = together(1, lambda: build("lte"), answer, plan=of(4), groups=6)
     hinted = [planned for planned in told if planned.behaviour_prompt]
     assert hinted and all(place(planned) for planned in hinted)
     for planned in hinted:
@@ -177,7 +177,7 @@ def test_lte_tells_all_wrong_groups_of_their_answers_and_right_ones_take_places(
         helped = [row for row in mine if row.origin == "hinted"]
         assert len(mine) == 4 and len(helped) == (2 if int(uid, 16) % 3 else 0)
         assert all(row.verdict.value == 1 and row.tags["context"] == "hinted" for row in helped)
-    assert metrics_of(rollouts)["lte/helped_share"] == 1.0 and 0 < metrics_of(rollouts)["hinted_share"] < 0.5
+    assert metrics_of(sampling)["lte/helped_share"] == 1.0 and 0 < metrics_of(sampling)["hinted_share"] < 0.5
 
 
 def shown(made: Any, rows: list[Row], answers: list[str]) -> list[str | None]:
@@ -203,11 +203,11 @@ def test_the_hint_of_lte_goes_by_what_was_cut_off() -> None:
 
 
 def test_guide_replaces_whole_groups_and_keeps_the_band() -> None:
-    ((rows, rollouts, _),) = together(1, lambda: build("guide", column="solution"), hopeless, plan=of(4), groups=6)
+    ((rows, sampling, _),) = together(1, lambda: build("guide", column="solution"), hopeless, plan=of(4), groups=6)
     for row in rows:
         assert (row.origin == "hinted") == bool(int(row.key.uid, 16) % 3)
     assert all(sum(r.key.uid == row.key.uid for r in rows) == 4 for row in rows)
-    assert metrics_of(rollouts)["guide/tried_share"] > 0
+    assert metrics_of(sampling)["guide/tried_share"] > 0
     with pytest.raises(DataError, match="keep_columns"):
         build("guide")._hint(Prompt.make("q"))
 
@@ -234,10 +234,10 @@ def test_a_hint_over_the_length_limit_is_cut_or_left_out_and_counted(
 
     made = build(name, **settings)
     for _ in range(2):
-        ((rows, rollouts, _),) = together(1, lambda: made, answer, plan=of(4), groups=6, longest=longest)
+        ((rows, sampling, _),) = together(1, lambda: made, answer, plan=of(4), groups=6, longest=longest)
     assert rows and max(len(str((planned.behaviour_prompt or planned.prompt).text)) for planned in read) <= longest
     assert any(planned.behaviour_prompt for planned in read) == (hinted != "none")
-    found = metrics_of(rollouts)
+    found = metrics_of(sampling)
     assert found["hint/too_long_share"] == (hinted == "none") and (found["hint/cut_share"] > 0) == (hinted == "cut")
     said = [record.getMessage() for record in caplog.records if "max_prompt_tokens" in record.getMessage()]
     assert len(said) == (hinted != "whole")
@@ -250,13 +250,13 @@ def test_icpo_keeps_the_answer_after_an_example_where_it_is_right_and_pays_it() 
         return sampled(planned, float(planned.behaviour_prompt is not None and place(planned) > 0))
 
     made = build("icpo", examples=["1+1=2"], steps=4, beta=1.0)
-    ((rows, rollouts, _),) = together(1, lambda: made, answer, plan=of(4, step=1), groups=6)
+    ((rows, sampling, _),) = together(1, lambda: made, answer, plan=of(4, step=1), groups=6)
     for uid in {row.key.uid for row in rows}:
         mine = [row for row in rows if row.key.uid == uid]
         experts = [row for row in mine if row.origin == "hinted"]
         assert len(mine) == (4 if int(uid, 16) % 3 else 3) and len(experts) == len(mine) - 3
         assert all(outcome_of(row).reward == 1.75 for row in experts)
-    assert 0 < metrics_of(rollouts)["icpo/kept_share"] < 1
+    assert 0 < metrics_of(sampling)["icpo/kept_share"] < 1
 
 
 def test_examples_come_from_a_file_too(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
 from opd_zoo.curricula.sage import with_answer
 from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
-from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, outcome_of
 from student.data.row import Row
 from student.data.row_state import row_from_state, row_to_state
@@ -25,8 +24,9 @@ from student.job.plugins import build_plugins
 from student.methods.curricula.turns import note_turns, turn_metrics
 from student.methods.windows.probe import cut_row
 from student.model.ranks import Ranks
-from student.plugin.rounds import Rollouts
 from student.report.samples import sample_of
+from student.report.telemetry import StageClock
+from student.rollout.sampling import Sampling
 from student.settings.recipe import Recipe
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 from tests.support.scripted import Scripted, make_player, plan
@@ -192,15 +192,10 @@ def test_a_short_episode_is_not_summarised_and_the_step_says_so(tokenizer: Any) 
 
 
 def metrics_of(rows: list[Row]) -> dict[str, float]:
-    class Stages:
-        judges_first = False
-
-        def sample(self, planned: Any, *, ask: bool) -> list[Row]:
-            return rows
-
-    rollouts = Rollouts(Stages(), lambda prompts: plan([]), PromptCursor.__new__(PromptCursor), Ranks())  # type: ignore[arg-type]
-    rollouts.sample([])
-    return rollouts.metrics(rollouts.counts())
+    nothing: Any = None
+    sampling = Sampling(nothing, nothing, nothing, plan, nothing, Ranks(), StageClock())
+    sampling.rows = rows
+    return sampling.metrics(sampling.counts())
 
 
 def test_summaries_survive_a_checkpoint_and_a_cut_and_are_no_action_of_a_recorded_path(tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from opd.errors import DataError, NonFiniteError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row, RowKey
-from student.rollout.sampling import draw
+from student.rollout.draw import draw
 from student.rollout.transformers import RolloutSpec, rollout
 
 

@@ -51,13 +51,13 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_run_waits_for_space_and_writes_the_weights_then(tmp_path: Path, full: threading.Event) -> None:
-    folder, lines = WeightsFolder(tmp_path / "weights"), list[str]()
+    lines: list[str] = []
 
     def freed(line: str) -> None:
         lines.append(line)
         full.clear()
 
-    folder.space = Space(60.0, log=freed)
+    folder = WeightsFolder(tmp_path / "weights", space=Space(60.0, log=freed))
     full.set()
     _, written = folder.put(WEIGHTS, "{}", FILES)
     assert torch.equal(load_file(written / FILES[0])["w"], WEIGHTS["w"])
@@ -73,8 +73,7 @@ def test_ranks_wait_together_where_the_disk_of_one_is_full(tmp_path: Path, full:
         full.clear()
 
     def write(index: int) -> tuple[str, Path]:
-        folder = WeightsFolder(tmp_path / "weights")
-        folder.space = Space(60.0, log=freed)
+        folder = WeightsFolder(tmp_path / "weights", space=Space(60.0, log=freed))
         # Only the first rank's file is larger than the disk has room for.
         tensors = WEIGHTS if index == 0 else {"v": torch.ones(2)}
         return folder.put_together([(f"{index}.safetensors", tensors)], "{}", meeting.rank(index))
