@@ -121,7 +121,7 @@ def measure(recipe: Recipe, *, rows: int = 64) -> PremiseReport:
     recipe = recipe.model_copy(update={"objective": [term], "methods": []})
     with ExitStack() as stack:
         job = build_job(recipe, stack, poll=lambda: None)
-        job.local.start(job.models.local)
+        job.local.kept.start(job.models.local)
         settings = recipe.rollout
         prompts = job.services.training_prompts(rows, seed_names=("premise",))
         plan = plan_step(

@@ -116,7 +116,7 @@ def _students_answers(recipe: Recipe, count: int) -> tuple[list[Row], dict[str, 
     recipe = recipe.model_copy(update={"objective": terms, "methods": [], "rewards": []})
     with ExitStack() as stack:
         job = build_job(recipe, stack, poll=lambda: None)
-        job.local.start(job.models.local)
+        job.local.kept.start(job.models.local)
         found = job.services.training_prompts(count, seed_names=("doctor",))
         asked = list({prompt.content_hash: prompt for prompt in found}.values())
         if any(ENVIRONMENT in prompt.extra for prompt in asked):

@@ -40,7 +40,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
         kept = sorted(job.models.local - {STUDENT})
         if kept:
             raise ConfigError(f"model {kept[0]!r} exists only within a run; set eval.reverse_kl=false.")
-        job.local.start(job.models.local)
+        job.local.kept.start(job.models.local)
         result = job.services.evaluate(
             job.source.prompts("heldout", recipe.eval.prompts),
             seed_names=("heldout",),

@@ -114,7 +114,7 @@ class Loop:
         stops = self._stop_ratios(rows)  # may ask the fleet, whose failure must not come after the updates
         updated = self._learn(rows, step, clock)
         # The weights have moved: the step counts as done, and a run interrupted from here on resumes after it.
-        moved = job.local.after_step(step)
+        moved = job.local.kept.after_step(step)
         self.state.steps = step + 1
         if job.ahead is not None:
             job.ahead.done(self.state.steps)

@@ -105,7 +105,7 @@ def open_ahead(
         return sampler.lend() if own is None else nullcontext(own)
 
     def pack(weights: Mapping[str, Tensor], version: int) -> PackedWeights:
-        with local.holding(weights):
+        with local.kept.holding(weights):
             return sampler.pack(version)
 
     player = EpisodePlayer(found.recipe.rollout.episodes, tokenizer, setup.spec)

@@ -236,7 +236,7 @@ class Saver:
         """Everything except the model, by the file that it is written to."""
         job = self._job
         found = {"learner": job.learner.state_dict()}
-        if kept := job.local.state_dict():
+        if kept := job.local.kept.state_dict():
             found["local"] = kept
         if job.ahead is not None:
             found["ahead"] = job.ahead.state_dict(state.steps)
@@ -283,7 +283,7 @@ class Saver:
                 )
             job.learner.load_state_dict(load_state(trainer, "learner", mesh))
             if (trainer / "local.json").exists():
-                job.local.load_state_dict(load_state(trainer, "local", mesh))
+                job.local.kept.load_state_dict(load_state(trainer, "local", mesh))
             if job.ahead is not None:
                 job.ahead.load_state_dict(load_state(trainer, "ahead", mesh), int(state["steps"]))
             job.learner.objective.load_state_dict(state["objective"])

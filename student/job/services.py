@@ -126,7 +126,7 @@ class LoopServices:
 
     def refresh(self, model: str, decay: float) -> None:
         """See `Services.refresh`."""
-        self._local.refresh(model, decay)
+        self._local.kept.refresh(model, decay)
 
     def gather(self, value: T) -> list[T]:
         """See `Services.gather`."""

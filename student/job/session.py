@@ -125,7 +125,7 @@ class Session:
         self.saver = Saver(job, folder, sinks.log, sinks.saved)
         self.state = self.saver.open(checkpoint)
         self.loop = Loop(job, self.state, self.saver, sinks, interrupts, spans)
-        job.local.start(job.models.local, fresh=checkpoint is None)
+        job.local.kept.start(job.models.local, fresh=checkpoint is None)
 
     def run(self) -> dict[str, Any]:
         """Take all remaining steps and return the summary; an error that stops them is raised after saving."""

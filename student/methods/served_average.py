@@ -75,7 +75,7 @@ class ServedAverage(Controller):
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
         """Serve the new average. No row waits for the teacher between steps, so no step mixes two averages."""
-        metrics = self._follow(step + 1) if self._local.moves[EMA] != self._served else {}
+        metrics = self._follow(step + 1) if self._local.kept.moves[EMA] != self._served else {}
         self._steps = step + 1
         return metrics
 
@@ -96,7 +96,7 @@ class ServedAverage(Controller):
             OpdError: no server took it; the run can go on from its checkpoint.
         """
         began = time.perf_counter()
-        with self._local.average():
+        with self._local.kept.average():
             parts = model_parts("model", self._student, self._tokenizer, self._ranks)
             folder = save_checkpoint(self._folder, steps, parts, keep=_KEPT, ranks=self._ranks)
         # Only rank 0 has the servers load it; the clients of the other ranks accept what is served.
@@ -105,7 +105,7 @@ class ServedAverage(Controller):
         if not main:
             self._fleet.adopt(self.teacher, loaded)
         gap = self._measured()
-        self._served = self._local.moves[EMA]
+        self._served = self._local.kept.moves[EMA]
         return {"follow/seconds": time.perf_counter() - began, "follow/gap": gap}
 
     def _measured(self) -> float:

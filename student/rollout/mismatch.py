@@ -92,7 +92,7 @@ class Mismatch:
         fresh = [row for row in rows if row.on_policy and bool((_sampled(row, version)).any())]
         chosen = fresh[: self._settings.mismatch_rows]
         self._costs.add("train", "local_positions", sum(row.positions for row in chosen))
-        with self._precision(), nullcontext() if weights is None else self._local.holding(weights):
+        with self._precision(), nullcontext() if weights is None else self._local.kept.holding(weights):
             scores = self._local.score(STUDENT, chosen, learning=True)
         gaps = [np.zeros(0)]
         for row, score in zip(chosen, scores, strict=True):

@@ -1,18 +1,14 @@
 """Models in this process that answer score requests as a teacher server would, with weights of the student.
 
-student   the current weights: the old policy before an update, or a teacher that reads a context of its own
-initial   the weights of step 0: a reference without a server
-ema       e <- decay e + (1 - decay) w after a step, kept in float32: a teacher that follows slowly
+    student        the current weights: the old policy before an update, or a teacher that reads a context of its own
+    initial, ema   see `student.model.kept_weights`
 
 Payloads are sampled, topk, gather and hidden, always in float32, because the signal of a self-teacher is often smaller
-than the rounding of a payload on the wire. `initial` and `ema` cost one copy of the trained tensors each. With
-`model.lora` these are the adapters, and `initial` is the model with its adapters off and costs nothing. `ema` averages
-the factors, not their products.
+than the rounding of a payload on the wire.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,21 +16,20 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from opd import maths
-from opd.errors import CheckpointError, ConfigError
+from opd.errors import ConfigError
 from opd.heads import OutputHead
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.batch import packed
 from student.data.hooks import Pass, Reading
-from student.data.needs import EMA, INITIAL, LOCAL_MODELS, STUDENT
+from student.data.needs import STUDENT
 from student.data.row import Row
-from student.model.lora import adapters_off
+from student.model.kept_weights import KeptWeights
 from student.model.model import Student, evaluating
 from student.model.ranks import Ranks
-from student.model.sharding import full, placed, reshard, units
+from student.model.sharding import units
 from student.settings.teachers import EmaSettings
 from student.settings.train import TrainSettings
 
@@ -54,8 +49,8 @@ class LocalModels:
         temperature: the temperature of rollouts, which divides logits unless a caller gives another.
 
     Attributes:
-        models: names of the models that may be asked; see `start`.
-        moves: how often each kept copy was updated.
+        kept: the weights of the other models.
+        temperature: see above.
     """
 
     def __init__(
@@ -69,49 +64,18 @@ class LocalModels:
         valid_vocab: int,
         temperature: float,
     ) -> None:
-        self._student, self._ranks, self._ema, self._device = student, ranks, ema, device
+        self._student, self._ranks, self._device = student, ranks, device
+        self.kept = KeptWeights(student, ema)
         self._micro_batch_tokens = settings.micro_batch_tokens
         self._scratch_bytes = settings.logit_scratch_mib * 2**20
         self._valid_vocab = valid_vocab
         self.temperature = temperature
-        self.models: tuple[str, ...] = ()
-        self.moves: Counter[str] = Counter()
-        self._copies: dict[str, dict[str, Tensor]] = {}
         self._heads: dict[str, OutputHead] = {}
 
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        # After a forward pass, parameters of a sharded root are still gathered tensors instead of the shards.
-        reshard(self._student)
-        return ((name, p) for name, p in self._student.lm.named_parameters() if p.requires_grad)
-
-    @torch.no_grad()
-    def start(self, models: Iterable[str], *, fresh: bool = True) -> None:
-        """Prepare `models`; a fresh run copies its initial weights, a resumed run has loaded them already.
-
-        Raises:
-            ConfigError: for a model that is not one of this process.
-            CheckpointError: if a resumed run needs weights that its checkpoint does not have.
-        """
-        wanted = set(models)
-        for model in sorted(wanted):
-            if model not in LOCAL_MODELS:
-                raise ConfigError(
-                    f"model {model!r} is not one of those computed in process, {', '.join(LOCAL_MODELS)}."
-                )
-        self.models = tuple(model for model in LOCAL_MODELS if model in wanted)
-        for model in self.models:
-            if model == STUDENT or model in self._copies or self._is_base(model):
-                continue
-            if not fresh:
-                raise CheckpointError(
-                    f"the checkpoint holds no weights of model {model!r}; resume with the recipe that wrote it, or "
-                    "begin a new run."
-                )
-            self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
-
-    def _is_base(self, model: str) -> bool:
-        """Whether `model` is the student with its adapters off, which needs no copy."""
-        return model == INITIAL and self._student.starts_at_base and model not in self._copies
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that may be asked."""
+        return self.kept.models
 
     @torch.no_grad()
     def score(
@@ -178,7 +142,7 @@ class LocalModels:
         if not parts:
             return []
         found: dict[int, Scores] = {}
-        with self._weights(model):
+        with self.kept.lent(model):
             head = self._student.head()
             if spec.kind is PayloadKind.HIDDEN:
                 # The student's head is copied, because the update changes it while the signal is still in use.
@@ -261,106 +225,6 @@ class LocalModels:
     def head(self, model: str) -> OutputHead:
         """The head that `model` had when it last returned hidden states, float32 on the device."""
         return self._heads[model]
-
-    @contextmanager
-    def _weights(self, model: str) -> Iterator[None]:
-        """Within the block, the student has the weights of `model`."""
-        if model == STUDENT:
-            yield
-            return
-        if self._is_base(model):
-            with adapters_off(self._student.lm):
-                yield
-            return
-        with self.holding(self._copies[model]):
-            yield
-
-    def average(self) -> AbstractContextManager[None]:
-        """Within the block, the student's trained tensors are those of its moving average."""
-        return self.holding(self._copies[EMA])
-
-    @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within the block, the student's trained tensors are `tensors`, given by name."""
-        own: dict[str, Tensor] = {}
-        try:
-            # Inside the try, so that an error half-way (out of memory) restores what was replaced so far.
-            for name, p in self._trained():
-                # Storage is swapped without a copy, except for shards, whose all-gathers are bound to their storage.
-                own[name] = p.detach().clone() if isinstance(p, DTensor) else p.data
-                _put(p, tensors[name])
-            yield
-        finally:
-            for name, p in self._trained():
-                if name in own:
-                    _put(p, own[name])
-
-    @torch.no_grad()
-    def refresh(self, model: str, decay: float) -> None:
-        """Update a kept copy: e <- decay e + (1 - decay) w with the student's weights w; decay 0 copies them.
-
-        Raises:
-            ConfigError: for a model of which no copy is kept.
-        """
-        if self._is_base(model) and model in self.models:
-            if decay:
-                raise ConfigError(
-                    "model initial is the base without adapters, of which no average can be kept; copy it instead."
-                )
-            self._copies[model] = {name: _kept(p, model) for name, p in self._trained()}
-        if model not in self._copies:
-            raise ConfigError(
-                f"no weights were kept for model {model!r}; name it in the needs of the plug-in that moves it."
-            )
-        for name, p in self._trained():
-            kept = self._copies[model][name]
-            kept.copy_(p) if decay == 0.0 else kept.lerp_(p.detach().to(kept.dtype), 1.0 - decay)
-        self.moves[model] += 1
-
-    def after_step(self, step: int) -> dict[str, float]:
-        """Update the average after `step` as `teachers.ema` says; returns metrics."""
-        if EMA not in self._copies:
-            return {}
-        copied, moved = (bool(n) and (step + 1) % n == 0 for n in (self._ema.copy_every, self._ema.every))
-        if copied or moved:
-            self.refresh(EMA, 0.0 if copied else self._ema.decay)
-        return {"ema_distance": self._distance(EMA), "ema_moved": float(copied or moved)}
-
-    @torch.no_grad()
-    def _distance(self, model: str) -> float:
-        """Euclidean distance between a kept copy and the student's weights."""
-        gaps = [(p.detach().float() - self._copies[model][name].float()).norm() for name, p in self._trained()]
-        return float(torch.stack([full(gap) for gap in gaps]).norm())
-
-    def state_dict(self) -> dict[str, Any]:
-        """The kept weights, by model and name of the parameter."""
-        return dict(self._copies)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            CheckpointError: if it is from another model.
-        """
-        for model, tensors in state.items():
-            here = dict(self._trained())
-            if set(here) != set(tensors):
-                raise CheckpointError(f"the weights of model {model!r} in the checkpoint are those of another student.")
-            self._copies[model] = {name: placed(tensors[name], p) for name, p in here.items()}
-
-
-@torch.no_grad()  # independent of the caller, because a shard is written in place
-def _put(parameter: Tensor, value: Tensor) -> None:
-    if isinstance(parameter, DTensor):
-        parameter.copy_(placed(value, parameter))
-    else:
-        parameter.data = value.to(parameter.device, parameter.dtype)
-
-
-def _kept(parameter: Tensor, model: str) -> Tensor:
-    """A copy to keep; an average is float32, because in bfloat16 a decay of 0.999 would change nothing."""
-    copy = parameter.detach().clone()
-    return copy.float() if model != INITIAL else copy
 
 
 def _detached(head: OutputHead, *, copied: bool) -> OutputHead:

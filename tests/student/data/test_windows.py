@@ -56,7 +56,7 @@ def local() -> Callable[[Any], LocalModels]:
         models = LocalModels(
             learner.student, Ranks(), learner.settings, EmaSettings(), device, valid_vocab=size, temperature=1.0
         )
-        models.start(["student"])
+        models.kept.start(["student"])
         return models
 
     return made

@@ -30,7 +30,7 @@ def made(bench: Callable[..., Any]) -> Callable[..., tuple[Mismatch, Any, Costs]
             valid_vocab=len(one.tokenizer),
             temperature=1.0,
         )
-        local.start(["student"])
+        local.kept.start(["student"])
         found = RolloutEngineSettings(name="other", **settings)
         return Mismatch(found, local, learner.ranks, learner.accelerator.autocast, costs), one.rows(), costs
 

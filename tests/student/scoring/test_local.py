@@ -38,7 +38,7 @@ def make(bench: Callable[..., Any]) -> Make:
             valid_vocab=len(one.tokenizer),
             temperature=temperature,
         )
-        local.start(["student", "initial", "ema"])
+        local.kept.start(["student", "initial", "ema"])
         return one, local
 
     return made
@@ -104,11 +104,11 @@ def test_payload_full_and_a_model_that_was_not_made_ready_are_refused(make: Make
     rows = one.rows()
     with pytest.raises(ConfigError, match="use hidden"):
         local.score("student", rows, PayloadSpec.full())
-    local.start(["student"])
+    local.kept.start(["student"])
     with pytest.raises(ConfigError, match="'ema' was not prepared"):
         local.score("ema", rows)
     with pytest.raises(ConfigError, match="'teacher' is not one of those computed in process"):
-        local.start(["teacher"])
+        local.kept.start(["teacher"])
     assert local.score("student", []) == []
 
 
@@ -134,16 +134,16 @@ def test_initial_stays_and_the_average_follows_by_its_formula(make: Make) -> Non
     seen = []
     for step in range(4):
         one.step(one.rows(step), step)
-        metrics = local.after_step(step)
+        metrics = local.kept.after_step(step)
         seen.append(weights(one))
         assert metrics["ema_distance"] > 0
     for a, b in zip(before, local.score("initial", rows), strict=True):
         np.testing.assert_array_equal(a.sampled, b.sampled)
-    state = local.state_dict()["ema"]
+    state = local.kept.state_dict()["ema"]
     for name, tensor in first.items():
         wanted = 0.75 * (0.75 * tensor + 0.25 * seen[1][name]) + 0.25 * seen[3][name]
         torch.testing.assert_close(state[name], wanted, rtol=1e-6, atol=1e-8)
-    local.refresh("ema", 0.0)
+    local.kept.refresh("ema", 0.0)
     for a, b in zip(local.score("ema", rows), local.score("student", rows), strict=True):
         np.testing.assert_array_equal(a.sampled, b.sampled)
 
@@ -160,14 +160,14 @@ def test_an_average_of_bfloat16_weights_moves(make: Make) -> None:
         valid_vocab=len(one.tokenizer),
         temperature=1.0,
     )
-    local.start(["ema"])
-    begin = {name: tensor.clone() for name, tensor in local.state_dict()["ema"].items()}
+    local.kept.start(["ema"])
+    begin = {name: tensor.clone() for name, tensor in local.kept.state_dict()["ema"].items()}
     with torch.no_grad():
         for p in student.parameters():
             p.add_(1.0)
     for step in range(3):
-        local.after_step(step)
-    for name, tensor in local.state_dict()["ema"].items():
+        local.kept.after_step(step)
+    for name, tensor in local.kept.state_dict()["ema"].items():
         assert tensor.dtype == torch.float32
         assert ((tensor - begin[name]) > 0.002).all()
     assert len(local.score("ema", [ScoreItem(np.arange(5, dtype=np.uint32), 2)])) == 1
@@ -194,15 +194,15 @@ def test_kept_weights_survive_a_checkpoint_and_others_are_refused(make: Make, tm
     one, local = make()
     rows = one.rows()
     one.step(rows, 0)
-    local.after_step(0)
-    save_state(tmp_path, "local", local.state_dict())
+    local.kept.after_step(0)
+    save_state(tmp_path, "local", local.kept.state_dict())
     _, other = make()
-    other.load_state_dict(load_state(tmp_path, "local"))
+    other.kept.load_state_dict(load_state(tmp_path, "local"))
     for model in ("initial", "ema"):
-        for name, tensor in local.state_dict()[model].items():
-            assert torch.equal(other.state_dict()[model][name], tensor)
+        for name, tensor in local.kept.state_dict()[model].items():
+            assert torch.equal(other.kept.state_dict()[model][name], tensor)
     with pytest.raises(CheckpointError, match="another student"):
-        other.load_state_dict({"ema": {"strange": torch.zeros(1)}})
+        other.kept.load_state_dict({"ema": {"strange": torch.zeros(1)}})
     fresh = LocalModels(
         one.learner.student,
         Ranks(one.learner.accelerator),
@@ -213,7 +213,7 @@ def test_kept_weights_survive_a_checkpoint_and_others_are_refused(make: Make, tm
         temperature=1.0,
     )
     with pytest.raises(CheckpointError, match="no weights of model 'initial'"):
-        fresh.start(["initial"], fresh=False)
+        fresh.kept.start(["initial"], fresh=False)
 
 
 def test_a_role_that_does_not_exist_is_refused() -> None:
@@ -248,7 +248,7 @@ def gather(value):
 def models(student):
     local = LocalModels(student, SimpleNamespace(gather=gather), TrainSettings(micro_batch_tokens=8),
                         EmaSettings(decay=0.5), torch.device("cpu"), valid_vocab=38, temperature=1.0)
-    local.start(["student", "initial", "ema"])
+    local.kept.start(["student", "initial", "ema"])
     return local
 
 def build():
@@ -269,7 +269,7 @@ def answers(student, items):
     with torch.no_grad():
         for p in student.parameters():
             p.mul_(1.1)
-    local.after_step(0)
+    local.kept.after_step(0)
     return [[s.sampled.tolist() for s in local.score(m, items)] for m in ("student", "initial", "ema")]
 
 items = [ScoreItem(np.arange(i, i + 6, dtype=np.uint32), 2) for i in range(5)]
