@@ -133,6 +133,17 @@ def _run(interrupts: Sequence[int]) -> None:
         with contextlib.suppress(OSError, ValueError):  # output that cannot be written must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OpdError.exit_code)
+    except ModuleNotFoundError as error:
+        # Of a checkout that is used where its dependencies are not all installed.
+        package = str(error.name).partition(".")[0]
+        if package in ("opd", "student", "teacher_server", "opd_zoo", "opd_lab"):
+            raise
+        logging.getLogger(__name__).debug("traceback of the error", exc_info=True)
+        echo(
+            f"error: this needs the package {package!r}, which is not installed; install it (pip install opd).",
+            err=True,
+        )
+        sys.exit(ConfigError.exit_code)
     except Exception as error:
         # Errors of the command line itself know how to print their usage message.
         show = getattr(error, "show", None)

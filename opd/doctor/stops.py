@@ -16,7 +16,7 @@ from opd.model_path import refuse_missing
 from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
-from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, stop_set
+from opd.tasks.stops import STOP_ADVICE, StopSet, ends_differ, generation_stops, shown, stop_set
 from opd.wire.bounds import RequestBounds
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 
@@ -66,9 +66,9 @@ class StopExaminer:
             return
         # From here on, ids mean the same text on both sides.
         theirs = sorted(set(info.stop_token_ids) or {info.tokenizer.eos_id} - {-1})
-        foreign = [self.tokenizer.convert_ids_to_tokens(token) for token in theirs if token not in self.stops.ids]
+        foreign = [token for token in theirs if token not in self.stops.ids]
         if foreign:
-            yield False, f"also ends with {', '.join(map(repr, foreign))}, after which the student goes on writing"
+            yield False, f"also ends with {shown(foreign, self.tokenizer)}, after which the student goes on writing"
         if not self.endings:
             yield (
                 False,

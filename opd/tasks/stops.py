@@ -4,7 +4,7 @@ Chat models usually end a turn with a token other than the tokenizer's end of se
 generation_config.json. A model that is sampled with only one of them may run to the length limit.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,14 @@ def stop_set(tokenizer: Any, generation: Sequence[int] = (), further: Sequence[i
             StopToken(token, str(tokenizer.convert_ids_to_tokens(token)), " and ".join(origins))
             for token, origins in found.items()
         )
+    )
+
+
+def shown(ids: Iterable[int], tokenizer: Any) -> str:
+    """Tokens for a message; those that the tokenizer does not have by their ids."""
+    tokens = ((token, tokenizer.convert_ids_to_tokens(token)) for token in ids)
+    return ", ".join(
+        f"id {token} (not a token of the student)" if text is None else repr(text) for token, text in tokens
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from opd.errors import ConfigError, IncompatibleTeacherError
 from opd.heads import OutputHead
-from opd.tasks.stops import STOP_ADVICE
+from opd.tasks.stops import STOP_ADVICE, shown
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import TEACHER, Needs
@@ -152,8 +152,8 @@ def foreign_stops(
     for name, info in infos.items():
         foreign = sorted(teacher_stops(info) - mine)
         if foreign:
-            pieces = ", ".join(repr(tokenizer.convert_ids_to_tokens(token) or f"id {token}") for token in foreign)
             what = "its probability of them is mapped onto the student's stop tokens" if mapped else STOP_ADVICE
+            pieces = shown(foreign, tokenizer)
             yield f"teacher {name} also ends with {pieces}, after which the student continues: {what}"
 
 

@@ -51,6 +51,13 @@ def test_a_part_that_fails_is_told_beside_its_figures_and_those_of_the_others(
     assert "error" not in again["broken"] and again["race"] == race
 
 
+def test_dependencies_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.lacking() == []
+    known = gpu.distributions
+    monkeypatch.setattr(gpu, "distributions", lambda name: [] if name == "httpcore2" else known(name=name))
+    assert gpu.lacking() == ["httpcore2"]
+
+
 def test_a_part_that_leaves_no_whole_file_is_told_and_the_others_go_on(
     collect: Callable[..., bool], tmp_path: Path
 ) -> None:

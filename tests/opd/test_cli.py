@@ -12,6 +12,7 @@ import typer
 
 import opd
 import opd.cli
+from opd.errors import ConfigError
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -33,6 +34,15 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_version_needs_no_verb(call: Call) -> None:
     assert call("--version") == (0, f"opd {opd.__version__}\n", "")
+
+
+def test_a_dependency_that_is_not_installed_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verbs(words: list[str]) -> None:
+        raise ModuleNotFoundError("No module named 'httpcore2.pool'", name="httpcore2.pool")
+
+    monkeypatch.setattr(opd.cli, "_add_verbs", verbs)
+    code, _, said = call("watch")
+    assert code == ConfigError.exit_code and said.count("\n") == 1 and "'httpcore2'" in said
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ class OpenEnv:
             )
         self._address = f"{address}/ws"
         self._session: Any = None
+        self._opened = contextlib.ExitStack()
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Begin an episode."""
@@ -103,9 +104,8 @@ class OpenEnv:
 
     def close(self) -> None:
         """End the session."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        self._session = None
+        self._opened.close()
 
     def _begin(self, data: dict[str, Any]) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed
@@ -114,12 +114,13 @@ class OpenEnv:
             # A server may have ended a session in which nothing was sent for long.
             with contextlib.suppress(ConnectionClosed):
                 return self._ask("reset", data)
-        self._session = self._connect(
+        opening = self._connect(
             self._address,
             proxy=None,
             open_timeout=self._options.connect_seconds,
             max_size=self._options.message_bytes,
         )
+        self._session = self._opened.enter_context(opening)
         return self._ask("reset", data)
 
     def _call(self, call: Call | BadCall) -> tuple[str, Observation]:

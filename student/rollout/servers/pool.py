@@ -51,8 +51,8 @@ class Pool:
         known: the known row.
 
     Raises:
-        ConfigError: if a server cannot be used.
-        RolloutEngineError: if a server does not answer.
+        ConfigError: if no server can be used, and the first one answers.
+        RolloutEngineError: if no server can be used, and the first one does not answer.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Pool:
         for server in self.servers:
             try:
                 self._look_at(server)
-            except (LostError, RolloutEngineError, *MALFORMED) as error:
+            except (LostError, ConfigError, RolloutEngineError, *MALFORMED) as error:
                 server.lost = one_line(error)
                 failures.append(self._unusable(server, error))
         if len(failures) == len(self.servers):
@@ -94,6 +94,8 @@ class Pool:
         self.longest, server.known = min(self.longest, facts.longest), True
 
     def _unusable(self, server: Server, error: Exception) -> OpdError:
+        if isinstance(error, ConfigError):
+            return error
         if isinstance(error, MALFORMED):
             return ConfigError(
                 f"rollout server {server.url} does not describe itself as servers of engine {self._settings.name} do "

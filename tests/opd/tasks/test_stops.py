@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from opd.errors import ConfigError
 from opd.tasks import Prompt
-from opd.tasks.stops import answer_end, generation_stops, stop_set
+from opd.tasks.stops import answer_end, generation_stops, shown, stop_set
 
 
 def test_tokenizer_generation_config_and_recipe_name_stop_tokens(chat_model):
@@ -32,6 +32,11 @@ def test_without_a_generation_config_the_model_config_names_them(chat_model, tmp
 
 def test_ids_of_padding_rows_are_left_out(chat_model):
     assert stop_set(AutoTokenizer.from_pretrained(chat_model), (263, 2)).ids == (2,)
+
+
+def test_a_stop_token_that_the_tokenizer_lacks_is_shown_by_its_id(chat_model):
+    text = shown([2, 263, 2**32 - 1], AutoTokenizer.from_pretrained(chat_model))
+    assert text == "'<|im_end|>', id 263 (not a token of the student), id 4294967295 (not a token of the student)"
 
 
 @pytest.mark.parametrize(("token", "words"), [(260, "ids 0 to 259"), ("two", "is 3 tokens"), (-1, "names id -1")])

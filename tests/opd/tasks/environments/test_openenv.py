@@ -93,6 +93,7 @@ def observed(reward: float | None = None, done: bool = False, **observation: Any
     return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_a_served_lock_is_opened_over_the_wire_as_it_is_here(lock_server: str) -> None:
     prompt = Lock(LockOptions(digits=3, turns=5)).draw(Random(4))
     env = client(lock_server, **TEXT)

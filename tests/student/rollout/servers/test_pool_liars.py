@@ -12,12 +12,22 @@ from slow_cases import slow
 
 from opd.errors import ConfigError, RolloutEngineError
 from student.rollout.servers import server as server_module
+from student.rollout.servers.dialect import Dialect
 from student.rollout.servers.engine import ServersEngine
 from student.rollout.servers.pool import Pool
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
+from student.rollout.servers.vllm import VllmDialect
 
 FACTS = said({"context_length": 500})
+
+
+def of_vllm(**other: Any) -> Wire:
+    """What a vLLM server reports, that has the flags unless they are given."""
+    model = {"max_model_len": 500, "max_logprobs": 20, "logprobs_mode": "processed_logprobs"} | other
+    return said({"vllm_config": {"model_config": model}})
+
+
 Open = Callable[..., Pool]
 
 
@@ -37,11 +47,11 @@ def open_pool(engine: ServersEngine, monkeypatch: pytest.MonkeyPatch) -> Open:
     """The servers of the engine, and others."""
     monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.3)
 
-    def make(*urls: str) -> Pool:
+    def make(*urls: str, dialect: type[Dialect] = SglangDialect) -> Pool:
         settings = ServersSettings(name="sglang_server", endpoints=[*urls], patience_seconds=0.0)
         asked: Any = engine._pool
         unchanged: Any = {"adapters": False, "lock": asked._lock, "ask": asked._ask, "count": lambda *_: None}
-        return Pool(settings, SglangDialect, engine.setup, **unchanged)
+        return Pool(settings, dialect, engine.setup, **unchanged)
 
     return make
 
@@ -79,3 +89,21 @@ def test_a_server_that_lies_at_a_sync_costs_nothing_beside_another(
     pool.servers.pop(0)
     with pytest.raises(RolloutEngineError, match=liar.url):
         pool.spread(engine._weights)
+
+
+@pytest.mark.parametrize(
+    ("lie", "fix"),
+    [
+        (WIRES["answers 404 Not Found"], "VLLM_SERVER_DEV_MODE=1"),
+        (of_vllm(logprobs_mode="raw_logprobs"), "--logprobs-mode processed_logprobs"),
+    ],
+)
+def test_a_server_that_lacks_a_flag_costs_nothing_beside_another(
+    open_pool: Open, liar: Liar, lie: Wire, fix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    liar.lie = lie
+    with lying(of_vllm()) as good:
+        assert lost(open_pool(liar.url, good.url, dialect=VllmDialect)) == [True, False]
+    assert liar.url in caplog.text and fix in caplog.text
+    with pytest.raises(ConfigError, match=fix):
+        open_pool(liar.url, dialect=VllmDialect)
