@@ -13,7 +13,6 @@ from opd.files import check_writable, write_whole
 from opd_lab.curve import Curve
 from opd_lab.experiment import ROUTED, RULE, Experiment
 from opd_lab.experiments import NAMES, load_experiment
-from opd_lab.plots import plot_experiment
 from opd_lab.runner import find_plan, read_results
 from opd_lab.stored import join, read_stored, rejudged
 from student.data.intervals import t_interval
@@ -41,6 +40,10 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
         ConfigError: when none of the experiments has been begun, so that no empty report replaces another.
         OutputError: when `out` cannot be written.
     """
+    try:
+        from opd_lab.plots import plot_experiment
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the lab's report needs the package matplotlib ({error}); install opd[lab].") from error
     listed = [*(name for name in names if name not in NAMES), *NAMES] if {*names} & {*NAMES} else names
     experiments = [load_experiment(name) for name in listed]
     asked = [one for name, one in zip(listed, experiments, strict=True) if name in names]

@@ -86,7 +86,7 @@ def _run(orbit: OrbitRecipe, state: State, stages: StageProcesses, log: Log) -> 
             merged, taught = state.checkpoints[MERGE], _teacher_accuracy(orbit)
             _train(orbit, state, stages, FUSION, partial(fusion_recipe, orbit, merged, endpoints, taught), log)
     folders = {mode: orbit.stage_folder(mode) for mode in orbit.trained}
-    plot_modes(list(orbit.modes), folders, orbit.stage_folder(FUSION), orbit.run / "modes.png")
+    plot_modes(list(orbit.modes), folders, orbit.stage_folder(FUSION), orbit.run / "modes.svg")
 
 
 def _teacher_accuracy(orbit: OrbitRecipe) -> dict[str, float]:

@@ -5,46 +5,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opd.files import write_whole
+from student.report.page.chart import picture
+
 Points = list[tuple[float, float]]
 
 
 def plot_modes(modes: Sequence[str], stages: Mapping[str, Path], fusion: Path, out: Path) -> None:
-    """Write the figure as a PNG, or nothing if the fusion was not evaluated.
+    """Write the figure as an SVG, or nothing if the fusion was not evaluated.
 
     Args:
-        modes: names of the modes in the order of their budgets. The lines of modes without a stage are dashed.
+        modes: names of the modes in the order of their budgets. The legend says which have no stage.
         stages: run folder of the stage of each trained mode.
         fusion: run folder of the fusion.
         out: the output file.
     """
-    paths = {mode: mode_path(fusion, mode) for mode in modes}
-    if not any(paths.values()):
+    if not any(mode_path(fusion, mode) for mode in modes):
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for index, mode in enumerate(modes):
-        colour = f"C{index}"
-        if paths[mode]:
-            tokens, accuracy = zip(*paths[mode], strict=True)
-            trained = mode in stages
-            style = "-" if trained else "--"
-            label = mode if trained else f"{mode} (never trained)"
-            axes.plot(tokens, accuracy, color=colour, marker=".", linestyle=style, label=label)
-            axes.plot(tokens[0], accuracy[0], color=colour, marker="o", markerfacecolor="none", markersize=9)
-            axes.plot(tokens[-1], accuracy[-1], color=colour, marker="o", markersize=9)
-        teacher = mode_path(stages[mode], mode)[-1:] if mode in stages else []
-        for x, y in teacher:
-            axes.plot(x, y, color=colour, marker="*", markersize=13, linestyle="none")
-    axes.set_xlabel("tokens of an answer (ring: the merge, dot: the student, star: the mode's teacher)")
-    axes.set_ylabel("accuracy within the mode's budget")
-    axes.grid(alpha=0.3)
-    axes.legend(title="mode")
-    figure.savefig(out, dpi=100, metadata={"Software": None})
-    pyplot.close(figure)
+    series = []
+    for colour, mode in enumerate(modes):
+        paths = {f"{mode}, from the merge to the student": mode_path(fusion, mode)}
+        if mode in stages:
+            paths[f"{mode}, the mode's teacher"] = mode_path(stages[mode], mode)[-1:]
+        else:
+            paths = {f"{name} (never trained)": points for name, points in paths.items()}
+        for name, points in paths.items():
+            if points:
+                x, y = zip(*points, strict=True)
+                series.append({"name": name, "x": x, "y": y, "half": None, "colour": colour})
+    chart = {"title": "Accuracy within each mode's budget over tokens of an answer", "series": series}
+    write_whole(out, picture(chart, "tokens of an answer"))
 
 
 def mode_path(folder: Path, mode: str) -> Points:

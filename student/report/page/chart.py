@@ -14,6 +14,13 @@ COLOURS = 8
 """Colours of the page's style, --c0 ...; lines are dashed too, so that not colour alone tells them apart."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _FEW = 16
+PALETTE = (
+    "--c0:#2563c9; --c1:#c2410c; --c2:#15803d; --c3:#9333ea; --c4:#0e7490; --c5:#b91c5c; --c6:#854d0e; --c7:#475569;"
+)
+"""The colours on a light background."""
+STYLE = "svg .g { stroke: var(--line) } svg polyline { fill: none; stroke-width: 2 } svg line { stroke-width: 1.5 }"
+_ALONE = f"svg {{ --line:#dfe3e8; {PALETTE} font: 14px system-ui, sans-serif; fill: #5b6470 }} {STYLE}"
+_ROW = 18
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -69,41 +76,63 @@ class Frame:
 
 def lines(chart: Mapping[str, Any]) -> str:
     """A line chart of `series`, each with x, y and half widths of an interval where they are known."""
+    return _svg(chart["title"], *_lines(chart, "step")) if chart["series"] else ""
+
+
+def picture(chart: Mapping[str, Any], across: str) -> str:
+    """A line chart as a file of its own, with its legend below; series with the same `colour` belong together.
+
+    Args:
+        chart: as for `lines`, with at least one series.
+        across: name of the horizontal axis.
+    """
+    said, body = _lines(chart, across)
+    key = "".join(
+        f'<g transform="translate({LEFT} {HEIGHT + _ROW * row})"><line x2="26" y1="-4" y2="-4" {_stroke(one, row)}/>'
+        f'<text x="34">{_said(one["name"])}</text></g>'
+        for row, one in enumerate(chart["series"], 1)
+    )
+    drawn = _svg(chart["title"], said, f"<style>{_ALONE}</style>{body}{key}", _ROW * (len(chart["series"]) + 1))
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _lines(chart: Mapping[str, Any], across: str) -> tuple[str, str]:
+    """What a line chart shows in words, and its elements."""
     series = chart["series"]
-    if not series:
-        return ""
     xs = [x for s in series for x in s["x"]]
     lows = [y - (h or 0.0) for s in series for y, h in _points(s)]
     highs = [y + (h or 0.0) for s in series for y, h in _points(s)]
     # Start at 0 if the curve comes near it; otherwise a curve with small changes far from 0 would look flat.
     low = min(0.0, *lows) if min(lows) < 0.5 * max(highs) else min(lows)
     frame = Frame((min(xs), max(xs)), ticks(low, max(highs)))
-    body = [frame.grid("step")]
-    for index, one in enumerate(series):
-        body.append(_line(frame, one, index))
+    body = [frame.grid(across), *(_line(frame, one, index, across) for index, one in enumerate(series))]
     said = "; ".join(f"{s['name']} from {number(s['y'][0])} to {number(s['y'][-1])}" for s in series)
-    return _svg(chart["title"], said, "".join(body))
+    return said, "".join(body)
 
 
 def _points(series: Mapping[str, Any]) -> list[tuple[float, float | None]]:
     return list(zip(series["y"], series["half"] or [None] * len(series["y"]), strict=True))
 
 
-def _line(frame: Frame, series: Mapping[str, Any], index: int) -> str:
+def _stroke(series: Mapping[str, Any], index: int) -> str:
+    colour = series.get("colour", index)
+    dash = _DASHES[colour % len(_DASHES)] or "none"
+    return f'style="stroke:var(--c{colour % COLOURS})" stroke-dasharray="{dash}"'
+
+
+def _line(frame: Frame, series: Mapping[str, Any], index: int, across: str) -> str:
     places = [frame.at(x, y) for x, y in zip(series["x"], series["y"], strict=True)]
-    style = f"stroke:var(--c{index % COLOURS})"
+    colour = f"var(--c{series.get('colour', index) % COLOURS})"
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    dash = _DASHES[index % len(_DASHES)] or "none"
-    parts = [f'<polyline points="{path}" style="{style}" stroke-dasharray="{dash}"/>']
+    parts = [f'<polyline points="{path}" {_stroke(series, index)}/>']
     for (x, y), at, (value, half) in zip(places, series["x"], _points(series), strict=True):
         if half is not None:
             low, high = frame.at(at, value - half)[1], frame.at(at, value + half)[1]
-            parts.append(f'<line style="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
+            parts.append(f'<line style="stroke:{colour}" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>')
         if len(places) <= _FEW:
-            title = f"{series['name']}, step {number(at)}: {number(value)}"
+            title = f"{series['name']}, {across} {number(at)}: {number(value)}"
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:var(--c{index % COLOURS})">'
-                f"<title>{_said(title)}</title></circle>"
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour}"><title>{_said(title)}</title></circle>'
             )
     return "".join(parts)
 
@@ -131,8 +160,8 @@ def _said(text: str) -> str:
     return escape(printable(text))
 
 
-def _svg(title: str, description: str, body: str) -> str:
+def _svg(title: str, description: str, body: str, below: int = 0) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{_said(title)}</title>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT + below}" role="img"><title>{_said(title)}</title>'
         f"<desc>{_said(description)}</desc>{body}</svg>"
     )

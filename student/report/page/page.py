@@ -13,7 +13,7 @@ from opd.config.text import write_yaml
 from opd.errors import one_line
 from opd.files import as_bytes, write_out
 from opd.printable import printable
-from student.report.page.chart import COLOURS, lines, number, stacks
+from student.report.page.chart import COLOURS, PALETTE, STYLE, lines, number, stacks
 from student.report.page.read import read_run
 from student.run.reading import group, is_number, is_token
 
@@ -109,6 +109,8 @@ def _page(data: Mapping[str, Any], samples: Sequence[Any], most: int) -> str:
         facts=[(name, _cut(value, width)) for name, value in _facts(data)],
         error=_cut(str(data["status"]["error"]), width),
         colours=COLOURS,
+        palette=PALETTE,
+        chart_style=STYLE,
         number=number,
     )
 

@@ -133,7 +133,7 @@ def test_all_stages_run_one_after_the_other_from_the_step_where_the_first_was_st
     across = {name for name in figures if name.startswith("leakage/")}
     assert across == {f"leakage/{mode}/{teacher}" for mode in ("long", "short") for teacher in ("long", "short")}
     assert {"tokens/between", "accuracy/between"} <= figures.keys()  # a budget that no stage has trained
-    assert (Path(data["run"]) / "modes.png").stat().st_size > 0
+    assert (Path(data["run"]) / "modes.svg").stat().st_size > 0
 
 
 WAITS = """
