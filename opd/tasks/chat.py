@@ -170,6 +170,9 @@ class CachingClient:
         readable = isinstance(score, int | float) and abs(score) <= sys.float_info.max
         return {"score": score if readable else None}
 
+    def close(self) -> None:
+        """Release what is open; here nothing, as each call has its own connection."""
+
     def _read(self, key: str) -> Any:
         folder = self.settings.cache
         if folder is None:

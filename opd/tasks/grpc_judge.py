@@ -34,12 +34,19 @@ class GrpcSettings(ServiceSettings):
 
 
 class GrpcJudgeClient(CachingClient):
-    """Asks a judge over gRPC; the first call opens the channel."""
+    """Asks a judge over gRPC; the first call opens the channel.
+
+    Raises:
+        ConfigError: if a token would leave this host unencrypted; checked at once instead of for every answer.
+        AuthError: if a token or certificate cannot be read.
+    """
 
     settings: GrpcSettings
 
     def __init__(self, settings: GrpcSettings) -> None:
         super().__init__(settings)
+        open_blocking_channel(settings.endpoint, settings.security).close()
+        settings.security.metadata()
         self._channel: grpc.Channel | None = None
 
     @property

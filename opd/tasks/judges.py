@@ -1,4 +1,4 @@
-"""Judges of answers, as rewards and as verifiers: a chat model that grades, or a service that speaks JSON or gRPC.
+"""Judges of answers, which verifiers compare with a threshold and rewards weigh: chat models, JSON or gRPC services.
 
     chat    score = grade / best,   grade the last number of the model's answer to `question` (8 in "8/10")
     HTTP    score = number,         POST {"prompt", "answer", "reference"} -> {"score": number or null}
@@ -17,12 +17,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opd.config import Settings, parse_settings
-from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings, EndpointSettings, JsonClient
+from opd.tasks.chat import CachingClient, ChatClient, ChatFailed, ChatSettings, EndpointSettings, JsonClient
 from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
 from opd.tasks.messages import message_text
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from opd.wire.channel import open_blocking_channel
 
 _GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:[\s*_()}]*(?:/|out of)[\s*_]*\d+(?:\.\d+)?)?")
 """A number, without the maximum it may be followed by: "8/10", "**8**/10" and "8 (out of 10)" are an 8."""
@@ -51,24 +50,51 @@ class ScorerSettings(EndpointSettings):
     path: str = Field("", description="Path that is appended to the endpoint for every call.")
 
 
-def graded(client: ChatClient, settings: GraderSettings, prompt: Prompt, answer: str) -> float | None:
-    """A chat model's grade, in [0, 1]; None if its answer contains no number.
+class ChatScorer(ChatClient):
+    """Asks a chat model for grades."""
 
-    Raises:
-        ChatFailed: if the model gave no answer.
-    """
-    text = filled(settings.question, prompt, answer)
-    found = _GRADE.findall(client.ask([{"role": "user", "content": text}]))
-    return min(max(float(found[-1]), 0.0), settings.best) / settings.best if found else None
+    settings: GraderSettings
+
+    def __init__(self, settings: GraderSettings) -> None:
+        super().__init__(settings)
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """The grade, in [0, 1]; None if the model's answer contains no number.
+
+        Raises:
+            ChatFailed: if the model gave no answer.
+        """
+        found = _GRADE.findall(self.ask([{"role": "user", "content": filled(self.settings.question, prompt, answer)}]))
+        best = self.settings.best
+        return min(max(float(found[-1]), 0.0), best) / best if found else None
 
 
-def scored(client: JsonClient | GrpcJudgeClient, path: str, prompt: Prompt, answer: str) -> float | None:
-    """A service's score, if it is finite; None if the service gives none.
+class HttpScorer(JsonClient):
+    """Asks a service that speaks JSON for scores."""
 
-    Raises:
-        ChatFailed: if the service gave no answer.
-    """
-    reference = prompt.answer if isinstance(client, JsonClient) else prompt.answer or ""
+    settings: ScorerSettings
+
+    def __init__(self, settings: ScorerSettings) -> None:
+        super().__init__(settings)
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """The score, if it is finite; None if the service gives none.
+
+        Raises:
+            ChatFailed: if the service gave no answer.
+        """
+        return _scored(self, self.settings.path, prompt, answer, prompt.answer)
+
+
+class GrpcScorer(GrpcJudgeClient):
+    """Asks a service that speaks gRPC for scores."""
+
+    def score(self, prompt: Prompt, answer: str) -> float | None:
+        """See `HttpScorer.score`."""
+        return _scored(self, "judge", prompt, answer, prompt.answer or "")
+
+
+def _scored(client: CachingClient, path: str, prompt: Prompt, answer: str, reference: str | None) -> float | None:
     score = client.post(path, {"prompt": text_of(prompt), "answer": answer, "reference": reference})["score"]
     return None if score is None else float(score)
 
@@ -109,7 +135,7 @@ class GrpcJudgeOptions(GrpcSettings, _Threshold):
 
 
 class JudgeVerifier:
-    """Base class of judges as verifiers; subclasses implement `score`.
+    """Base class of judges as verifiers.
 
     Args:
         timeout: seconds after which a call counts as failed, unless the options set fewer.
@@ -117,24 +143,18 @@ class JudgeVerifier:
     """
 
     Options: ClassVar[type[Settings]]
+    Scorer: ClassVar[Any]
 
     def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
         parsed: Any = parse_settings(self.Options, options or {}, source="prompts.verifier_options")
         # prompts.verifier_timeout bounds every verifier; a judge's own limit can only be tighter.
         self.options = parsed.model_copy(update={"timeout": min(timeout, parsed.timeout)})
-
-    def score(self, prompt: Prompt, answer: str) -> float | None:
-        """The judge's score; None if it gives none.
-
-        Raises:
-            ChatFailed: if it gave no answer.
-        """
-        raise TypeError(f"{type(self).__name__} does not implement score")
+        self.client = self.Scorer(self.options)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         try:
-            score = self.score(prompt, completion)
+            score = self.client.score(prompt, completion)
         except ChatFailed as error:
             return Verdict.unknown(str(error))
         if score is None:
@@ -143,57 +163,23 @@ class JudgeVerifier:
         return Verdict.of(True) if score >= threshold else Verdict.partial(score / max(threshold, 1.0))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Close the connection; the next call opens a new one."""
+        self.client.close()
 
 
 class ChatJudge(JudgeVerifier):
     """A grade by a chat model at an OpenAI-compatible endpoint."""
 
-    Options = ChatJudgeOptions
-
-    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(timeout, options)
-        self.client = ChatClient(self.options)
-
-    def score(self, prompt: Prompt, answer: str) -> float | None:
-        """See `graded`."""
-        return graded(self.client, self.options, prompt, answer)
+    Options, Scorer = ChatJudgeOptions, ChatScorer
 
 
 class HttpJudge(JudgeVerifier):
     """A score by any service that speaks JSON."""
 
-    Options = HttpJudgeOptions
-
-    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(timeout, options)
-        self.client = JsonClient(self.options)
-
-    def score(self, prompt: Prompt, answer: str) -> float | None:
-        """See `scored`."""
-        return scored(self.client, self.options.path, prompt, answer)
+    Options, Scorer = HttpJudgeOptions, HttpScorer
 
 
 class GrpcJudge(JudgeVerifier):
-    """A score by any service that speaks gRPC (judge.proto).
+    """A score by any service that speaks gRPC (judge.proto)."""
 
-    Raises:
-        ConfigError: if a token would leave this host unencrypted; checked at once instead of for every answer.
-        AuthError: if a token or certificate cannot be read.
-    """
-
-    Options = GrpcJudgeOptions
-
-    def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(timeout, options)
-        open_blocking_channel(self.options.endpoint, self.options.security).close()
-        self.options.security.metadata()
-        self.client = GrpcJudgeClient(self.options)
-
-    def score(self, prompt: Prompt, answer: str) -> float | None:
-        """See `scored`."""
-        return scored(self.client, "judge", prompt, answer)
-
-    def close(self) -> None:
-        """Close the channel; the next call opens a new one."""
-        self.client.close()
+    Options, Scorer = GrpcJudgeOptions, GrpcScorer

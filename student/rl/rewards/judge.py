@@ -11,64 +11,60 @@ content (`opd.tasks.chat`), so a step that is repeated is judged alike. Source: 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from opd.tasks.chat import ChatClient, JsonClient
-from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
-from opd.tasks.judges import GraderSettings, ScorerSettings, graded, scored
-from student.rl.rewards.asked import Asked, AskedSettings
+from opd.tasks.grpc_judge import GrpcSettings
+from opd.tasks.judges import ChatScorer, GraderSettings, GrpcScorer, HttpScorer, ScorerSettings
+from student.rl.rewards.asked import Asked, AskedSettings, AskedSettings_co
 
 if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
+
+
+class Judged(Asked[AskedSettings_co]):
+    """Base of rewards from a judge, which the verifier of its kind asks in the same way."""
+
+    Scorer: ClassVar[Any]
+
+    def __init__(self, settings: AskedSettings_co) -> None:
+        super().__init__(settings)
+        self.client = self.Scorer(settings)
+
+    def value(self, prompt: Prompt, answer: str) -> float | None:
+        """The judge's score; None if it gives none."""
+        found: float | None = self.client.score(prompt, answer)
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
 
 
 class JudgeSettings(AskedSettings, GraderSettings):
     """Settings of a chat model that grades."""
 
 
-class Judge(Asked[JudgeSettings]):
+class Judge(Judged[JudgeSettings]):
     """A grade from a chat model at an OpenAI-compatible endpoint."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
-
-    def value(self, prompt: Prompt, answer: str) -> float | None:
-        """The grade over the best one; None if it cannot be read."""
-        return graded(self.client, self.settings, prompt, answer)
+    Scorer = ChatScorer
 
 
 class HttpJudgeSettings(AskedSettings, ScorerSettings):
     """Settings of a service that scores."""
 
 
-class HttpJudge(Asked[HttpJudgeSettings]):
+class HttpJudge(Judged[HttpJudgeSettings]):
     """A score from any HTTP service that speaks JSON."""
 
-    def __init__(self, settings: HttpJudgeSettings) -> None:
-        super().__init__(settings)
-        self.client = JsonClient(settings)
-
-    def value(self, prompt: Prompt, answer: str) -> float | None:
-        """The service's score; None if it gives none."""
-        return scored(self.client, self.settings.path, prompt, answer)
+    Scorer = HttpScorer
 
 
 class GrpcJudgeSettings(AskedSettings, GrpcSettings):
     """Settings of a judge that speaks gRPC."""
 
 
-class GrpcJudge(Asked[GrpcJudgeSettings]):
+class GrpcJudge(Judged[GrpcJudgeSettings]):
     """A score from any gRPC service (judge.proto)."""
 
-    def __init__(self, settings: GrpcJudgeSettings) -> None:
-        super().__init__(settings)
-        self.client = GrpcJudgeClient(settings)
-
-    def value(self, prompt: Prompt, answer: str) -> float | None:
-        """The service's score; None if it gives none."""
-        return scored(self.client, "judge", prompt, answer)
-
-    def close(self) -> None:
-        """Close the channel."""
-        self.client.close()
+    Scorer = GrpcScorer
