@@ -25,8 +25,8 @@ VERIFIERS = Registry(
     "opd.verifiers",
     member="verify",
     names={
-        "exact": "opd.tasks.exact:ExactVerifier",
-        "numeric": "opd.tasks.numeric:NumericVerifier",
+        "exact": "opd.tasks.equal:ExactVerifier",
+        "numeric": "opd.tasks.equal:NumericVerifier",
         "json_schema": "opd.tasks.json_answer:JsonVerifier",
         "math": "opd.tasks.maths:MathVerifier",
         "reasoning_gym": "opd.tasks.gym:GymVerifier",

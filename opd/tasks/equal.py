@@ -1,4 +1,4 @@
-"""Verification of numbers without an expression parser: the last number in an answer against the reference."""
+"""Verification by equality: of whole texts, or of the last numbers in them, without an expression parser."""
 
 import math
 import re
@@ -13,6 +13,25 @@ _NUMBER = re.compile(
 """A number and an optional divisor, not within a word or ordinal; a unit may follow directly, as in "1.5cm"."""
 TOLERANCE = 1e-6
 """Relative difference up to which two numbers are equal; absolute if the reference is 0."""
+
+
+class ExactVerifier:
+    """The completion equals the answer, white space aside.
+
+    Correct if the completion equals the answer after normalising white space; unknown without an answer.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self.timeout = timeout
+
+    def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
+        if prompt.answer is None:
+            return Verdict.unknown("the prompt has no reference answer")
+        return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class NumericVerifier:

@@ -1,7 +1,7 @@
 import pytest
 
+from opd.tasks.equal import NumericVerifier, last_number
 from opd.tasks.json_answer import JsonVerifier, find_json
-from opd.tasks.numeric import NumericVerifier, last_number
 from opd.tasks.prompt import Prompt
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
