@@ -142,12 +142,18 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "rorecomp": "opd_zoo.strategies.rorecomp:RoRecomp",
     },
     "task": {
+        "running_sum": "opd_zoo.tasks.traces:RunningSum",
+        "restate": "opd_zoo.tasks.traces:Restate",
+        "parts": "opd_zoo.tasks.traces:Parts",
+        "sorting": "opd_zoo.tasks.sorting:Sorting",
+        "rooms": "opd_zoo.environments.rooms:Rooms",
         "textworld": "opd_zoo.environments.textworld:TextWorld",
         "alfworld": "opd_zoo.environments.alfworld:ALFWorld",
         "scienceworld": "opd_zoo.environments.scienceworld:ScienceWorld",
         "simulated": "opd_zoo.environments.simulated:Simulated",
     },
     "environment": {
+        "rooms": "opd_zoo.environments.rooms:Rooms",
         "textworld": "opd_zoo.environments.textworld:TextWorld",
         "alfworld": "opd_zoo.environments.alfworld:ALFWorld",
         "scienceworld": "opd_zoo.environments.scienceworld:ScienceWorld",

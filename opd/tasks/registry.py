@@ -10,13 +10,8 @@ TASKS = Registry(
         "addition": "opd.tasks.arithmetic:Addition",
         "subtraction": "opd.tasks.arithmetic:Subtraction",
         "multiplication": "opd.tasks.arithmetic:Multiplication",
-        "running_sum": "opd.tasks.traces:RunningSum",
-        "restate": "opd.tasks.traces:Restate",
-        "parts": "opd.tasks.traces:Parts",
-        "sorting": "opd.tasks.sorting:Sorting",
         "reasoning_gym": "opd.tasks.gym:ReasoningGym",
         "lock": "opd.tasks.environments.lock:Lock",
-        "rooms": "opd.tasks.environments.rooms:Rooms",
     },
 )
 

@@ -9,7 +9,6 @@ ENVIRONMENTS = Registry(
     member="Options",
     names={
         "lock": "opd.tasks.environments.lock:Lock",
-        "rooms": "opd.tasks.environments.rooms:Rooms",
         "factory": "opd.tasks.environments.factory:Factory",
         "python": "opd.tasks.environments.python_tool:PythonTool",
         "again": "opd.tasks.environments.again:Again",

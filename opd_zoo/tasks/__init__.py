@@ -1,0 +1,1 @@
+"""Procedural tasks of the tiny worlds, with worked solutions."""
