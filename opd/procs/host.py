@@ -118,6 +118,7 @@ def main(name: str, argument: str, memory_mib: int) -> None:
     children: set[int] = set()
     while sent := socket.recv_fds(caller, 1, 1)[1]:
         connection = socket.socket(fileno=sent[0])
+        connection.set_inheritable(False)  # else a program that a child leaves behind would keep it open
         if child := os.fork():
             connection.close()
             _reap(children)

@@ -28,6 +28,9 @@ def check(request):
         case "grind": sum(itertools.repeat(0, 10**15))  # in C, which lets no thread and no handler run
         case "raise": raise ZeroDivisionError("oops")
         case "die": os._exit(3)
+        case "leave":
+            os.system("sleep 600 &")
+            os._exit(3)
         case "print": print("noise on standard output")
         case "garble": answers().sendall(request["text"].encode() + b"\\n")
         case "flood":

@@ -88,6 +88,12 @@ def test_a_check_that_kills_the_child_is_a_failed_check(worker):
     assert worker.ask({"do": "b"})["echo"] == "b"
 
 
+def test_a_child_that_ends_is_noticed_at_once_whatever_it_leaves_behind(worker):
+    with pytest.raises(ChildFailed) as caught:
+        worker.ask({"do": "leave"})
+    assert caught.value.kind == "died"
+
+
 def test_what_a_check_prints_does_not_disturb_the_answers(worker):
     assert worker.ask({"do": "print"})["echo"] == "print"
 
