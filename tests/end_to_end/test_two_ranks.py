@@ -89,7 +89,7 @@ def test_a_window_is_chosen_from_the_rows_of_all_ranks_also_after_a_resume(
     hashes: Callable[[Path], dict[str, str]],
 ) -> None:
     changes = {
-        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2},
+        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 12},
         "objective": [{"name": "opd", "payload": "topk", "k": 8, "aggregation": "constant"}],
         "methods": [
             {"name": "prune_opd", "k": 8, "threshold": 0.6, "smoothing": 2, "shortest": 2, "quantile": 0.5},
