@@ -47,7 +47,7 @@ How to read the tables:
 
 ELSEWHERE = (
     "student/rollout/test_strategies.py",
-    "student/rollout/test_rounds.py",
+    "student/rollout/test_sampling.py",
     "opd/tasks/test_chat.py",
     "opd/tasks/test_grpc_judge.py",
 )

@@ -18,7 +18,7 @@ SUITES = {
     "ranking": "tests/student/rl/advantages/test_conformance.py",
     "brief": "tests/student/rl/rewards/test_conformance.py",
     "forgotten": "tests/opd_zoo/samplers/test_conformance.py",
-    "second_try": "tests/student/plugin/test_rounds.py",
+    "second_try": "tests/student/rollout/test_sampling.py",
 }
 
 
