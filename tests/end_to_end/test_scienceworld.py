@@ -148,7 +148,7 @@ def test_what_cannot_be_played_is_refused_in_a_sentence(game: ScienceWorld, monk
 
 def machine_of(pool: EnvironmentPool, number: int) -> psutil.Process:
     """The Java process of an episode."""
-    (java,) = psutil.Process(pool._slots[number]._pid).children()
+    (java,) = psutil.Process(pool._slots[number].pid).children()
     return java
 
 
@@ -170,7 +170,7 @@ def test_episodes_keep_their_java_and_take_it_along_when_they_are_killed(
         machines = [machine_of(pool, number) for number in range(3)]
         assert pool.reset({0: (prompts[0], 9)})[0] == seen[0] and machine_of(pool, 0) == machines[0]
         assert {os.getpgid(java.pid) for java in machines} == {java.pid for java in machines}  # where no Ctrl-C comes
-        os.kill(pool._slots[1]._pid, signal.SIGKILL)
+        os.kill(pool._slots[1].pid, signal.SIGKILL)
         assert gone(machines[1])
         machines[2].kill()
         found = pool.step({number: prompts[number].extra["path"][0] for number in range(3)})

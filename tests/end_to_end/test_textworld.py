@@ -113,7 +113,7 @@ def test_a_hundred_games_at_once_are_each_won(games: Path) -> None:
         began = time.monotonic()
         pool.reset({number: (prompt, 0) for number, prompt in enumerate(many)})
         reset = time.monotonic() - began
-        children = psutil.Process(pool._host.pid).children()
+        children = psutil.Process(pool._host._process.pid).children()
         private = sum(child.memory_full_info().uss for child in children) / len(children) / 2**20
         ended: dict[int, Any] = {}
         steps, began = 0, time.monotonic()
