@@ -24,12 +24,15 @@ class ConstantEngine:
         model: any name.
         seconds_per_token: how long a batch takes, times its tokens.
         fresh: make the arrays of every answer anew and in the dtype asked for, as an engine does that computes them.
+        leak: bytes that are lost at each batch, as a negative control.
     """
 
-    def __init__(self, model: str, *, seconds_per_token: float = 0.0, fresh: bool = False) -> None:
+    def __init__(self, model: str, *, seconds_per_token: float = 0.0, fresh: bool = False, leak: int = 0) -> None:
         self._model = model
         self._pace = seconds_per_token
         self._fresh = fresh
+        self._leak = leak
+        self._leaked: list[bytearray] = []
         self._made: dict[tuple[int, int], Scores] = {}
 
     @property
@@ -51,6 +54,8 @@ class ConstantEngine:
 
     def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
         """Prepared answers."""
+        if self._leak:
+            self._leaked.append(bytearray(b"x") * self._leak)
         if self._pace:
             time.sleep(self._pace * sum(len(entry.item.token_ids) for entry in batch))
         return [self._answer(entry) for entry in batch]

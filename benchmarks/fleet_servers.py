@@ -12,6 +12,8 @@ import numpy as np
 from opd.wire.types import ScoreItem
 
 VOCAB = 151_936
+_ROOT = Path(__file__).resolve().parents[1]
+_PATH = os.pathsep.join(str(_ROOT / part) for part in ("", "benchmarks", "tests/support"))
 
 
 def free_port() -> int:
@@ -39,7 +41,8 @@ class ServerProcess:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._starts = 0
-        self._command = [sys.executable, "-m", "teacher_server", "--model", "t=constant", "--port", str(port)]
+        program = "faulty_server" if "--fault" in flags else "teacher_server"
+        self._command = [sys.executable, "-m", program, "--model", "t=constant", "--port", str(port)]
         self._command += ["--engine", "constant_engine:ConstantEngine", "--metrics-port", "-1", "--log-level", "error"]
         self._command += ["--engine-option", f"seconds_per_token={seconds_per_token}", *flags]
         self.start()
@@ -48,7 +51,7 @@ class ServerProcess:
         """Start a process; returns before it serves."""
         self._starts += 1
         self._ready = self._folder / f"port{self._starts}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _PATH}
         self.process = subprocess.Popen([*self._command, "--port-file", str(self._ready)], env=environment)
 
     def wait(self) -> None:

@@ -135,7 +135,8 @@ def main() -> None:
     parser.add_argument("--leak", action="store_true", help="leak memory on purpose; exits with 0 if that is noticed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
-        flags = (*CONSTANT_ENGINE, "--log-level", "error", *(["--fault", f"leak={LEAK_BYTES}"] if args.leak else []))
+        leak = LEAK_BYTES if args.leak else 0
+        flags = (*CONSTANT_ENGINE, "--log-level", "error", "--engine-option", f"leak={leak}")
         # One arena for all threads: otherwise memory that the allocator keeps looks like a leak.
         arena = {"MALLOC_ARENA_MAX": "1"}
         with running_server(Path(text) / "port", *flags, environment=arena) as (popen, (address, metrics_port, _)):

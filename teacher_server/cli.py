@@ -23,7 +23,7 @@ from opd.printable import echo
 from opd.signals import NOTICES, stop_signals
 
 _GROUPS = {
-    "": ("host", "port", "metrics_port", "fault"),
+    "": ("host", "port", "metrics_port"),
     "engine": ("engine", "device", "dtype", "deterministic", "memory_budget_bytes"),
     "limits": ("max_batch_tokens", "max_tokens_in_flight", "max_sequence_tokens", "max_k", "allow_full"),
     "security": ("tls_cert", "tls_key", "client_ca", "tokens", "allow_insecure"),
@@ -116,7 +116,6 @@ def serve(
         bool | None,
         typer.Option(help="Export OpenTelemetry spans, configured by OTEL_* variables; needs the extra otel."),
     ] = None,
-    fault: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""
     values = {_FLAGS[flag]: value for flag, value in locals().items() if flag in _FLAGS}

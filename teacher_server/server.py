@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +26,6 @@ from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
-from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 from teacher_server.observe.allocator import Allocator
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.observe.supervisor import notify
@@ -37,7 +36,7 @@ from teacher_server.rpc.admin import AdminService
 from teacher_server.rpc.health import Health
 from teacher_server.rpc.interceptor import RequestInterceptor
 from teacher_server.rpc.receive import OVERSIZE_BYTES, RequestReceiver
-from teacher_server.rpc.score_call import Shared
+from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
 from teacher_server.rpc.tracing import tracing_from_environment
@@ -67,7 +66,10 @@ class TeacherServer:
         metrics_port: port of /metrics; 0 if it is off.
         exit_code: `EXIT_FATAL` once `fail` was called, else 0.
         shared: what all calls share: budget, teachers, metrics and more.
+        score_call: handles a Score call; tests put a class in its place that fails.
     """
+
+    score_call: Callable[..., ScoreCall] = ScoreCall
 
     def __init__(self, settings: ServerSettings, factory: EngineFactory) -> None:
         check_listen(settings.host, settings.security)
@@ -84,12 +86,11 @@ class TeacherServer:
         self._metrics_server: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
-        limits, metrics, faults = settings.limits, ServerMetrics(), FaultPoints()
+        limits, metrics = settings.limits, ServerMetrics()
         teachers = Teachers(
             factory,
             limits=limits,
             engine=settings.engine,
-            faults=faults,
             on_state=self._on_state,
             on_fatal=self.fail,
             on_batch=metrics.observe_batch,
@@ -100,8 +101,6 @@ class TeacherServer:
             teachers=teachers,
             budget=Budget(limits.max_tokens_in_flight, limits.max_reply_bytes_in_flight, limits.max_client_share),
             metrics=metrics,
-            faults=faults,
-            injector=FaultInjector(FaultPlan.parse(settings.fault)),
             threads=ThreadPoolExecutor(2, thread_name_prefix="codec"),
             instance_id=secrets.token_hex(8),
             tracing=tracing_from_environment() if settings.log.tracing else None,
@@ -214,7 +213,7 @@ class TeacherServer:
 
     def add_services(self, server: Any) -> None:
         """Register the services with a gRPC server."""
-        teacher_pb2_grpc.add_TeacherServiceServicer_to_server(TeacherService(self.shared), server)
+        teacher_pb2_grpc.add_TeacherServiceServicer_to_server(TeacherService(self.shared, self.score_call), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.shared), server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
 

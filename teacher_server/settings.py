@@ -189,5 +189,3 @@ class ServerSettings(Settings):
     """How teachers are run: engine, device, memory and restarts."""
     log: LogSettings = LogSettings()
     """What is logged."""
-    fault: str = ""
-    """Faults to inject, for chaos tests; see `teacher_server.faults`."""

@@ -24,7 +24,6 @@ from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.batching.client import Client
 from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import Engine, EngineItem
-from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import describe_error
 
 _log = logging.getLogger(__name__)
@@ -70,7 +69,6 @@ class EngineWorker:
         turn: the lock that the workers of a device share.
         max_batch_tokens: most tokens in a batch.
         max_batch_sequences: most sequences in a batch.
-        faults: named fault points, for tests.
         post: runs a function on the callers' side; it is used for `on_dead` and the `deliver` of a batch's jobs.
         on_dead: called once with the reason, if the engine is dead.
         on_batch: called on this thread after each batch, with the sequences and tokens scored and the engine's seconds.
@@ -89,7 +87,6 @@ class EngineWorker:
         *,
         max_batch_tokens: int,
         max_batch_sequences: int,
-        faults: FaultPoints,
         post: Callable[[Callable[[], None]], None],
         on_dead: Callable[[str], None],
         on_batch: Callable[[int, int, float], None],
@@ -104,7 +101,6 @@ class EngineWorker:
         self._turn = turn
         self._max_tokens = max_batch_tokens
         self._max_sequences = max_batch_sequences
-        self._faults = faults
         self._post = post
         self._on_dead = on_dead
         self._on_batch = on_batch
@@ -326,9 +322,7 @@ class EngineWorker:
 
     def _attempt(self, batch: list[SequenceJob]) -> list[Scores | Exception] | Exception:
         try:
-            self._faults.reach_sync("engine_start")
             results = self.engine.score([job.item for job in batch])
-            self._faults.reach_sync("engine_end")
             if len(results) != len(batch):
                 raise RuntimeError(f"the engine returned {len(results)} results for {len(batch)} sequences.")
         except Exception as error:

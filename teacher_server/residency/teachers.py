@@ -26,7 +26,6 @@ from opd.errors import (
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.worker import DeviceTurn, EngineWorker
 from teacher_server.engines.base import Engine, Exchange
-from teacher_server.faults import FaultPoints
 from teacher_server.observe.logs import describe_error
 from teacher_server.residency.completion import run_to_completion
 from teacher_server.residency.loader import Loader
@@ -49,7 +48,6 @@ class Teachers:
         factory: builds engines.
         limits: limits on requests and batches.
         engine: settings for residency: memory, restarts, time limits, self-test.
-        faults: named fault points, for tests.
         on_state: awaited after each change of a teacher's state; the state is 0 after it was unloaded.
         on_fatal: called with the reason if the process should end.
         on_batch: called on a worker's thread after each batch, with teacher, sequences, tokens and seconds.
@@ -65,7 +63,6 @@ class Teachers:
         *,
         limits: LimitSettings,
         engine: TeacherEngineSettings,
-        faults: FaultPoints,
         on_state: Callable[[Teacher], Awaitable[None]],
         on_fatal: Callable[[str], None],
         on_batch: Callable[[str, int, int, float], None],
@@ -74,7 +71,6 @@ class Teachers:
         self._factory = factory
         self._limits = limits
         self._settings = engine
-        self._faults = faults
         self._on_state = on_state
         self._on_fatal = on_fatal
         self._on_batch = on_batch
@@ -296,7 +292,6 @@ class Teachers:
             self._turn,
             max_batch_tokens=self._limits.max_batch_tokens,
             max_batch_sequences=self._limits.max_batch_sequences,
-            faults=self._faults,
             # Only the event loop may change the state of calls and teachers.
             post=lambda function: _call_if_open(loop, function),
             on_dead=lambda reason: self._dead(teacher, reason),

@@ -16,13 +16,12 @@ from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
 from opd.wire.bounds import RequestBounds, reply_bytes, unpacked_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
-from opd.wire.types import PayloadKind, Scores, Timings
+from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
 from teacher_server.batching.client import Client
 from teacher_server.batching.queue import JobTimes
 from teacher_server.batching.worker import EngineWorker
-from teacher_server.faults import CallFaults, FaultInjector, FaultPoints
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Teachers
@@ -52,8 +51,6 @@ class Shared:
     teachers: Teachers
     budget: Budget
     metrics: ServerMetrics
-    faults: FaultPoints
-    injector: FaultInjector
     threads: ThreadPoolExecutor
     instance_id: str
     tracing: Tracing | None = None
@@ -81,7 +78,7 @@ class Stopwatch:
 
 
 class ScoreCall:
-    """A Score call.
+    """A Score call. Its stages are methods, so that tests can stop or spoil a call before and after each.
 
     Args:
         shared: what the calls of this server share.
@@ -111,7 +108,6 @@ class ScoreCall:
         self.arrived = arrived
         self._deadline = arrived + min(seconds_left if seconds_left is not None else limit, limit)
         self._watch = Stopwatch(arrived)
-        self._call_faults = shared.injector.draw() if shared.injector.active else CallFaults()
         self._header_hash = ""
         self.request_id, self.teacher = message.request_id, message.teacher
         self.sequences = len(message.sequences)
@@ -130,7 +126,6 @@ class ScoreCall:
             OpdError: a refusal or failure, which becomes the status of the call.
         """
         try:
-            await self._call_faults.at_start()
             return await self._run()
         except OpdError:
             await self._sender.flush()  # the client still gets what was scored before the failure
@@ -148,10 +143,8 @@ class ScoreCall:
         client, prices, reservation = self._admit(bounds, known.running())
         try:
             async with teachers.use(self.teacher) as teacher:
-                await self._shared.faults.reach("admitted")
                 worker = teacher.running()
                 request = await self._parse(bounds, reservation)
-                await self._shared.faults.reach("parsed")
                 # Early, so that a request for other weights costs no forward pass; `_check_hash` checks the actual
                 # scores.
                 if request.expected_weights_hash not in ("", teacher.info.weights_hash):
@@ -163,7 +156,6 @@ class ScoreCall:
                 window = self._window(request, client, prices, worker)
                 try:
                     window.advance()
-                    await self._shared.faults.reach("queued")
                     return await self._stream(teacher, request, bounds, window, reservation)
                 finally:
                     # Before the reservation: the budget must not be free for others while this call's jobs can still
@@ -217,23 +209,33 @@ class ScoreCall:
         reservation: Reservation,
     ) -> Timings:
         for index in range(len(request.items)):
-            scores, weights_hash = await self._result(window.first())
-            await self._check_hash(request, weights_hash, len(request.items))
-            pending = window.drop_first()  # not earlier: `close` cancels what is in the window and not computed yet
-            self.model_tokens += pending.price.tokens
-            encoded = await self._encode(scores, request, bounds, index, pending.price.reply_bytes)
-            del scores  # a slow reader holds the encoded form only
-            await self._shared.faults.reach("encoded")
-            self._watch.until("encode", time.monotonic())
-            await self._send_sequence(teacher.name, request, index, encoded)
-            self.scored_tokens += request.items[index].scored_length
-            # Released once the transport has taken it (all but a held batch), so that a slow reader accumulates no
-            # scores.
-            window.sent(pending.price)
-            reservation.release(pending.price)
-            await self._shared.faults.reach("sequence_sent")
-            self._call_faults.after_sequence()
-        await self._shared.faults.reach("before_trailer")
+            await self._answer(teacher.name, request, index, bounds, window, reservation)
+        return await self._send_trailer()
+
+    async def _answer(
+        self,
+        teacher: str,
+        request: ParsedRequest,
+        index: int,
+        bounds: RequestBounds,
+        window: SendWindow,
+        reservation: Reservation,
+    ) -> None:
+        """Wait for the scores of a sequence, and send them."""
+        scores, weights_hash = await self._result(window.first())
+        await self._check_hash(request, weights_hash)
+        pending = window.drop_first()  # not earlier: `close` cancels what is in the window and not computed yet
+        self.model_tokens += pending.price.tokens
+        encoded = await self._encode(scores, request, index, bounds, pending.price.reply_bytes)
+        del scores  # a slow reader holds the encoded form only
+        self._watch.until("encode", time.monotonic())
+        await self._send_sequence(teacher, request, index, encoded)
+        self.scored_tokens += request.items[index].scored_length
+        # Released once the transport has taken it (all but a held batch), so that a slow reader accumulates no scores.
+        window.sent(pending.price)
+        reservation.release(pending.price)
+
+    async def _send_trailer(self) -> Timings:
         self._watch.until("send", time.monotonic())
         timings = self._watch.timings()
         trailer = pb.ScoreTrailer(
@@ -241,7 +243,6 @@ class ScoreCall:
         )
         await self._sender.send(pb.ScoreResponse(trailer=trailer))
         await self._sender.flush()
-        await self._shared.faults.reach("after_trailer")
         return timings
 
     async def _result(self, pending: PendingScores) -> tuple[Scores, str]:
@@ -257,10 +258,9 @@ class ScoreCall:
             self._watch.until("queue", min(job.picked_at or now, now))
             self._watch.until("batch_wait", min(job.started_at or now, now))
             self._watch.until("engine", min(job.ended_at or now, now))
-        await self._shared.faults.reach("result_ready")
         return scores, weights_hash
 
-    async def _check_hash(self, request: ParsedRequest, weights_hash: str, count: int) -> None:
+    async def _check_hash(self, request: ParsedRequest, weights_hash: str) -> None:
         """Checks that all sequences come from the same, expected weights; sends the header before the first of them."""
         if self._header_hash == "":
             if request.expected_weights_hash not in ("", weights_hash):
@@ -268,30 +268,28 @@ class ScoreCall:
                     "the teacher's weights were replaced while the request was queued; call Describe again."
                 )
             self._header_hash = weights_hash
-            header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
             self._watch.until("encode", time.monotonic())
-            await self._sender.send(pb.ScoreResponse(header=header))
+            await self._send_header(request, weights_hash)
             self._watch.until("send", time.monotonic())
-            await self._shared.faults.reach("header_sent")
         elif weights_hash != self._header_hash:
             raise UnavailableError(
                 "the teacher's weights were replaced between two sequences of the request; send it again."
             )
 
+    async def _send_header(self, request: ParsedRequest, weights_hash: str) -> None:
+        count = len(request.items)
+        header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
+        await self._sender.send(pb.ScoreResponse(header=header))
+
     async def _encode(
-        self, scores: Scores, request: ParsedRequest, bounds: RequestBounds, index: int, nbytes: int
+        self, scores: Scores, request: ParsedRequest, index: int, bounds: RequestBounds, nbytes: int
     ) -> EncodedSequence:
-        # Only `mislead` looks at this: the scores by which replicas are compared have this form, and the fault spares
-        # them.
-        comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
-        scores = self._call_faults.on_scores(scores, comparing=comparing)
-        rows = request.items[index].scored_length
         transport = self._shared.settings.transport
         encode = functools.partial(
             encode_scores,
             scores,
             request.spec,
-            rows,
+            request.items[index].scored_length,
             vocab_size=bounds.vocab_size,
             hidden_size=bounds.hidden_size,
             zstd=request.accept_zstd and transport.zstd,
@@ -307,8 +305,7 @@ class ScoreCall:
         await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
         shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
         for chunk in chunk_responses(encoded.buffers, self._chunk_bytes(request)):
-            await self._sender.send(self._call_faults.on_chunk(chunk))
-            await shared.faults.reach("chunk_sent")
+            await self._sender.send(chunk)
         self._watch.until("send", time.monotonic())
 
     def _chunk_bytes(self, request: pb.ScoreRequest | ParsedRequest) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -33,10 +34,16 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
-    """Serves Describe, Score, GetHead and GetLoad."""
+    """Serves Describe, Score, GetHead and GetLoad.
 
-    def __init__(self, shared: Shared) -> None:
+    Args:
+        shared: what all calls of the server share.
+        score_call: handles a Score call.
+    """
+
+    def __init__(self, shared: Shared, score_call: Callable[..., ScoreCall] = ScoreCall) -> None:
         self._shared = shared
+        self._score_call = score_call
         self._heads: weakref.WeakValueDictionary[str, asyncio.Future[Head]] = weakref.WeakValueDictionary()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
@@ -56,7 +63,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         """Streams the scores of the request's sequences, in their order."""
         if self._shared.refusing:
             raise UnavailableError("the server is shutting down and takes no new calls; ask another replica.")
-        call = ScoreCall(
+        call = self._score_call(
             self._shared,
             request,
             context.write,

@@ -25,6 +25,7 @@ from teacher_server.engines.base import EngineItem
 
 ENGINE = Path(__file__).parents[1] / "teacher_server"
 ROOT = Path(__file__).parents[2]
+PROGRAMS = f"{ENGINE}{os.pathsep}{ROOT / 'tests' / 'support'}"
 
 
 def engine_class() -> Any:
@@ -55,7 +56,7 @@ class Replica:
             *self.prefix,
             sys.executable,
             "-m",
-            "teacher_server",
+            "faulty_server" if "--fault" in (flags or self.flags) else "teacher_server",
             "--port",
             str(self.port),
             "--metrics-port",
@@ -64,7 +65,11 @@ class Replica:
         command += ["--port-file", str(port_file), *(flags or self.flags)]
         if "--model" not in command:
             command += ["--engine", "numpy_teacher:NumpyEngine", "--model", "t=numpy"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ENGINE)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{ENGINE}{os.pathsep}{ENGINE.parent / 'support'}",
+        }
         log = self._folder / "log"
         if self.prefix:
             with log.open("ab") as file:

@@ -19,6 +19,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
+from faults import FaultyServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import PATIENCE, until, wait_until
 
@@ -31,7 +32,6 @@ from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import EngineItem
 from teacher_server.observe.logs import JsonLines
-from teacher_server.server import TeacherServer
 from teacher_server.settings import ServerSettings
 
 
@@ -45,6 +45,8 @@ def _load_engine_class() -> Any:
 
 NumpyEngine: Any = _load_engine_class()
 VOCAB = NumpyEngine.VOCAB
+PROGRAMS = os.pathsep.join(str(Path(__file__).parents[1] / name) for name in ("teacher_server", "support"))
+"""Where the programs and engines of server processes lie."""
 
 
 def expected(engine: Any, item: ScoreItem, spec: PayloadSpec, temperature: float = 1.0) -> Scores:
@@ -56,7 +58,7 @@ def expected(engine: Any, item: ScoreItem, spec: PayloadSpec, temperature: float
 class Client:
     """A thin client of one running server."""
 
-    server: TeacherServer
+    server: FaultyServer
     engines: dict[str, Any]
     channel: grpc.aio.Channel
     stub: Any
@@ -192,6 +194,7 @@ async def start() -> AsyncIterator[Start]:
         *,
         security: ClientSecurity | None = None,
         make: Callable[[str], Any] | None = None,
+        fault: str = "",
         **settings: Any,
     ) -> Client:
         settings.setdefault("metrics_port", -1)
@@ -205,7 +208,7 @@ async def start() -> AsyncIterator[Start]:
             engines[model] = (make or NumpyEngine)(model)
             return engines[model]
 
-        server = TeacherServer(ServerSettings(limits=limits, **settings), factory)
+        server = FaultyServer(ServerSettings(limits=limits, **settings), factory, fault)
         await server.start({"t": "numpy"} if teachers is None else teachers)
         security = security or ClientSecurity()
         channel = open_channel(f"127.0.0.1:{server.port}", security)
@@ -254,8 +257,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     def run(*flags: str, wait: bool = True, model: str = "t=numpy", env: dict[str, str] | None = None) -> Process:
         number = len(running)
         port_file, log = tmp_path / f"port{number}", tmp_path / f"log{number}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), **(env or {})}
-        command = [sys.executable, "-m", "teacher_server", "--engine", "numpy_teacher:NumpyEngine"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PROGRAMS, **(env or {})}
+        program = "faulty_server" if "--fault" in flags else "teacher_server"
+        command = [sys.executable, "-m", program, "--engine", "numpy_teacher:NumpyEngine"]
         command += ["--model", model, "--port-file", str(port_file), *flags]
         popen = forked.Program(command, env=environment, log=log, cwd=Path(__file__).parents[2])
         running.append(popen)

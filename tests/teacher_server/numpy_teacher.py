@@ -19,7 +19,7 @@ class NumpyEngine:
     """A bigram softmax teacher: the next token depends on the present one; exact, deterministic, quick.
 
     `seconds_per_batch` and the `before_score` hook let tests slow it down or break it; in a process of its own, a batch
-    waits while there is a file `hold`, and a load while there is a file `hold_load`.
+    waits while there is a file `hold`, and a load while there is a file `hold_load`. A batch loses `leak` bytes.
     """
 
     VOCAB = 97
@@ -34,6 +34,7 @@ class NumpyEngine:
         seconds: float = 0.0,
         hold: str = "",
         hold_load: str = "",
+        leak: int = 0,
     ) -> None:
         _wait_while(hold_load)
         self.model = model
@@ -46,6 +47,7 @@ class NumpyEngine:
         self.spans = True
         self.threads: set[int] = set()
         self.bytes = 0
+        self._leak, self._leaked = leak, []
         self.before_prepare: Callable[[Path], None] = lambda folder: None
         self._weights(seed)
 
@@ -86,6 +88,8 @@ class NumpyEngine:
         self.batches.append(len(batch))
         self.before_score(batch)
         _wait_while(self.hold)
+        if self._leak:
+            self._leaked.append(bytearray(b"x") * self._leak)
         if self.seconds_per_batch:
             time.sleep(self.seconds_per_batch)
         return [None if entry.cancelled() else cut(self._one(entry), entry.item) for entry in batch]

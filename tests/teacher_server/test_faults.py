@@ -4,13 +4,13 @@ from typing import Any
 
 import grpc
 import pytest
+from faults import FaultInjector, FaultPlan, FaultPoints
 from waiting import PATIENCE
 
 from opd.errors import ConfigError, CorruptPayloadError, UnavailableError
 from opd.fleet.membership.answers import answer_distance
 from opd.wire.status import error_from_rpc
 from opd.wire.types import Head, PayloadSpec
-from teacher_server.faults import FaultInjector, FaultPlan, FaultPoints
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,6 @@ def test_a_malformed_plan_is_refused(spec: str) -> None:
         FaultPlan.parse(spec)
 
 
-def test_no_plan_is_inactive() -> None:
-    assert not FaultInjector(FaultPlan.parse("")).active
-    assert not FaultInjector(FaultPlan.parse("seed=4")).active
-    assert FaultInjector(FaultPlan.parse("kill=0.1")).active
+def test_a_point_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="point"):
         FaultPoints().set_sync("nowhere", lambda: None)

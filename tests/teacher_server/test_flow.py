@@ -255,7 +255,7 @@ async def test_hundreds_of_calls_leave_tasks_descriptors_and_objects_as_they_wer
 
 async def test_the_leak_check_finds_a_leak(launch: Any, items: Any) -> None:
     """The negative control: a server that leaks on purpose grows, in a process whose heap no other test has widened."""
-    server = launch("--fault", "leak=1000000")
+    server = launch("--engine-option", "leak=1000000")
     process = psutil.Process(server.popen.pid)
     async with open_channel(server.address) as channel:
         stub = teacher_pb2_grpc.TeacherServiceStub(channel)

@@ -218,7 +218,6 @@ def test_a_taken_port_is_one_sentence_and_its_own_exit_code(launch: Callable[...
         (["--host", "0.0.0.0"], 2, "allow-insecure"),
         (["--max-batch-tokens", "0"], 2, "max_batch_tokens"),
         (["--threads", "100000"], 2, "--threads is 100000, but it must be from 0 to 1024"),
-        (["--fault", "nonsense=1"], 2, "fault 'nonsense'"),
         (["--tls-cert", "x"], 2, "tls_cert and tls_key"),
         (["--engine-option", "wrong=1"], 2, "no option 'wrong'"),
         (["--engine-option", "x=[1"], 2, "'x=[1' is not valid YAML"),

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 import pytest
+from faults import POINTS
 from waiting import EngineGate, until, wait_until
 
 from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec
-from teacher_server.faults import POINTS
 
 TOPK = PayloadSpec.topk(20)
 
@@ -23,7 +23,7 @@ class Gate:
         self._loop = asyncio.get_running_loop()
         self._open = asyncio.Event()
         self._open_sync = threading.Event()
-        faults = client.server.shared.faults
+        faults = client.server.points
         if point.startswith("engine"):
             faults.set_sync(point, self._stop_sync)
         else:
@@ -77,7 +77,7 @@ async def test_a_call_that_ends_at_any_point_releases_everything_once(
     await client.settled()
     budget = client.server.shared.budget
     assert budget.opened == budget.closed <= attempts
-    client.server.shared.faults.clear()
+    client.server.points.clear()
     if ending != "shutdown":
         assert len(await client.score(items(2), TOPK)) == 2
         await client.settled()

@@ -215,7 +215,7 @@ async def test_an_engine_that_comes_back_to_a_full_memory_sleeps_whatever_its_ca
         sent.release()
         await leave.wait()
 
-    client.server.shared.faults.set("before_trailer", slow_reader)
+    client.server.points.set("before_trailer", slow_reader)
     answered = asyncio.create_task(client.score(items(1), SAMPLED))
     await sent.acquire()
     again = True

@@ -24,7 +24,6 @@ from teacher_server.batching.client import Client
 from teacher_server.batching.queue import SequenceJob
 from teacher_server.batching.worker import AWAY_SECONDS, DeviceTurn, EngineWorker, out_of_memory
 from teacher_server.engines.base import EngineItem
-from teacher_server.faults import FaultPoints
 
 SPEC = PayloadSpec.topk(4, "f32")
 GUILTY = 9
@@ -147,7 +146,7 @@ async def test_scores_are_freed_as_they_are_sent_and_not_when_the_call_or_the_ne
         during.append(alive())
 
     engine.score = score
-    client.server.shared.faults.set("before_trailer", look)
+    client.server.points.set("before_trailer", look)
     gc.disable()  # memory that waits for the collector is memory in use
     try:
         await client.score(items(5), SPEC, accept_batches=False)  # each is waited for, as a slow reader's are
@@ -254,7 +253,6 @@ def worker_of(engine: Any, turn: DeviceTurn, on_dead: Any = lambda reason: None)
         turn,
         max_batch_tokens=8,
         max_batch_sequences=1,
-        faults=FaultPoints(),
         post=lambda function: function(),
         on_dead=on_dead,
         on_batch=lambda *_: None,

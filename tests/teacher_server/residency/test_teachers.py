@@ -82,7 +82,7 @@ async def test_a_call_beyond_the_grace_is_cut_with_a_retryable_error(start: Any,
         admitted.set()
         await release.wait()
 
-    client.server.shared.faults.set("admitted", stay)
+    client.server.points.set("admitted", stay)
     running = asyncio.create_task(client.score(items(1), SAMPLED))
     await asyncio.wait_for(admitted.wait(), 120)
     await client.server.shared.teachers.unload("t", 0.05)

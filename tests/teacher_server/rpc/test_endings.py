@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from faults import POINTS
 from prometheus_client import generate_latest
 from waiting import EngineGate, until
 
@@ -19,7 +20,6 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.queue import SequenceJob
 from teacher_server.engines.base import EngineItem
-from teacher_server.faults import POINTS
 from teacher_server.rpc.score_call import ScoreCall
 
 HELD = (pb.ScoreRequest, ScoreItem, Scores, EngineItem, SequenceJob, ScoreCall, np.ndarray, FrameType, TracebackType)
@@ -95,7 +95,7 @@ async def test_what_a_call_held_is_freed_without_a_collection(
         async def stop() -> None:
             raise RuntimeError("no")
 
-        client.server.shared.faults.set("encoded", stop)
+        client.server.points.set("encoded", stop)
     asked = items(2, rows=20, k=9)
     if ending == "invalid":
         asked = [ScoreItem(np.full(24, 999, np.uint32), 4, one.gather_ids) for one in asked]
@@ -124,7 +124,7 @@ async def test_what_a_call_held_is_freed_when_its_caller_leaves(
         reached.set()
         await go_on.wait()
 
-    client.server.shared.faults.set(point, stop)
+    client.server.points.set(point, stop)
     message = build_score_request(items(2, rows=20, k=9), PayloadSpec.gather(9), teacher="t", request_id="r")
     garbage()
     call = client.stub.Score(message)
@@ -147,7 +147,7 @@ async def test_a_caller_that_has_left_before_the_server_is_told_is_not_an_unexpe
     async def gone() -> None:
         raise grpc.aio.InternalError("Failed execute_batch")
 
-    client.server.shared.faults.set(point, gone)
+    client.server.points.set(point, gone)
     call = client.stub.Score(build_score_request(items(2), PayloadSpec.topk(9), teacher="t", request_id="r"))
     reading = asyncio.create_task(ended(call))
     await until(lambda: client.server.shared.budget.closed == 1 and client.server._interceptor.authorised.used == 0)

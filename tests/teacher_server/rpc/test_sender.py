@@ -43,7 +43,7 @@ async def test_what_was_scored_before_a_call_fails_is_delivered(start: Any, item
         raise UnavailableError("as asked")
 
     sent = []
-    client.server.shared.faults.set("sequence_sent", fail)
+    client.server.points.set("sequence_sent", fail)
     request = build_score_request(items(2), PayloadSpec.sampled(), teacher="t", request_id="r", accept_batches=True)
     with pytest.raises(grpc.aio.AioRpcError):
         async for answer in client.stub.Score(request, timeout=60.0):

@@ -1,7 +1,7 @@
-"""Fault injection: named points at which tests can stop the server, and random failures for chaos runs.
+"""A teacher server that fails: named points at which tests can stop a call, and random failures for chaos runs.
 
-`opd serve --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1"` makes a server fail in these ways, drawn from a
-seeded generator. Each key is a probability per Score call unless a unit is given:
+`python -m faulty_server --fault "unavailable=0.05,corrupt=0.01,latency=0.5s,seed=1" ...` serves like `opd serve ...`,
+and fails in these ways, drawn from a seeded generator. Each key is a probability per Score call unless a unit is given:
 
 | key         | effect                                                                             |
 |-------------|------------------------------------------------------------------------------------|
@@ -14,7 +14,6 @@ seeded generator. Each key is a probability per Score call unless a unit is give
 | hang        | the call is never answered                                                         |
 | kill        | the process dies at once, as by SIGKILL                                            |
 | latency     | a duration such as 0.5s that every call waits before it is admitted                |
-| leak        | bytes that every call leaks: the negative control of memory tests                  |
 | seed        | seed of the generator, 0 by default                                                |
 """
 
@@ -22,15 +21,22 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from opd.errors import ConfigError, UnavailableError
+from opd.wire.encoder import EncodedSequence
+from opd.wire.request import ParsedRequest
 from opd.wire.tensors import bf16_bits, bf16_to_f32
-from opd.wire.types import Scores
+from opd.wire.types import PayloadKind, Scores, Timings
+from teacher_server.engines.base import Engine, EngineItem
+from teacher_server.rpc.score_call import ScoreCall
+from teacher_server.rpc.sender import Sender
+from teacher_server.server import TeacherServer
 
 POINTS = (
     "admitted",
@@ -50,7 +56,7 @@ POINTS = (
 
 
 class FaultPoints:
-    """Hooks at named points; reaching a point without a hook costs one dictionary look-up."""
+    """Hooks at named points."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -86,13 +92,23 @@ class FaultPoints:
         if hook is not None:
             hook()
 
+    def around(self, engine: Any) -> Any:
+        """The engine, with the points engine_start and engine_end at the two ends of `score`."""
+        score = engine.score
+
+        def stopped(batch: Sequence[EngineItem]) -> Any:
+            self.reach_sync("engine_start")
+            scores = score(batch)
+            self.reach_sync("engine_end")
+            return scores
+
+        engine.score = stopped
+        return engine
+
 
 def _known(point: str) -> None:
     if point not in POINTS:
         raise ValueError(f"point must be one of {', '.join(POINTS)}, but it is {point!r}.")
-
-
-_WHOLE = ("seed", "leak")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,6 @@ class FaultPlan:
     hang: float = 0.0
     kill: float = 0.0
     latency: float = 0.0
-    leak: int = 0
     seed: int = 0
 
     @classmethod
@@ -123,13 +138,13 @@ class FaultPlan:
             if key not in cls.__dataclass_fields__:
                 raise ConfigError(f"fault {key!r} is unknown; use one of {', '.join(cls.__dataclass_fields__)}.")
             try:
-                value = int(text) if key in _WHOLE else float(text.removesuffix("s") if key == "latency" else text)
+                value = int(text) if key == "seed" else float(text.removesuffix("s") if key == "latency" else text)
             except ValueError:
                 raise ConfigError(f"fault {part!r} needs a number, for example {key}=0.1.") from None
-            if value < 0 or (key not in (*_WHOLE, "latency") and value > 1):
+            if value < 0 or (key not in ("seed", "latency") and value > 1):
                 raise ConfigError(
-                    f"fault {part!r} is out of range; give a probability from 0 to 1, or 0 or more for latency, leak "
-                    "and seed."
+                    f"fault {part!r} is out of range; give a probability from 0 to 1, or 0 or more for latency and "
+                    "seed."
                 )
             values[key] = value
         return cls(**values)
@@ -143,14 +158,10 @@ class FaultInjector:
         self._random = random.Random(plan.seed)
         # With a generator of its own, so that this fault does not change how a seed draws the others.
         self._misleads = random.Random(f"mislead {plan.seed}")
-        self._leaked: list[bytearray] = []
-        self.active = plan != FaultPlan(seed=plan.seed)
 
     def draw(self) -> "CallFaults":
         """The faults of the next call; the number of draws is fixed, so that one key does not shift the others."""
         plan, draw = self._plan, self._random.random
-        if plan.leak:
-            self._leaked.append(bytearray(os.urandom(1)) * plan.leak)
         return CallFaults(
             unavailable=draw() < plan.unavailable,
             cut=draw() < plan.cut,
@@ -217,6 +228,82 @@ class CallFaults:
         if self.cut:
             self.cut = False
             raise UnavailableError("injected fault: cut.")
+
+
+class FaultySender(Sender):
+    """A sender that damages chunks, and stops after each."""
+
+    def __init__(self, whole: Sender, points: FaultPoints, faults: CallFaults) -> None:
+        super().__init__(whole._write, whole._limit, batches=whole._batches)
+        self._points, self._faults = points, faults
+
+    async def send(self, message: Any) -> None:
+        """Only chunks come as bytes."""
+        if not isinstance(message, bytes):
+            return await super().send(message)
+        await super().send(self._faults.on_chunk(message))
+        await self._points.reach("chunk_sent")
+
+
+class FaultyCall(ScoreCall):
+    """A Score call that stops at the points, and fails as its faults say."""
+
+    def __init__(self, points: FaultPoints, injector: FaultInjector, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._points, self._faults = points, injector.draw()
+        self._sender = FaultySender(self._sender, points, self._faults)
+
+    async def run(self) -> Timings:
+        await self._faults.at_start()
+        return await super().run()
+
+    async def _parse(self, *args: Any) -> ParsedRequest:
+        await self._points.reach("admitted")
+        request = await super()._parse(*args)
+        await self._points.reach("parsed")
+        return request
+
+    async def _stream(self, *args: Any) -> Timings:
+        await self._points.reach("queued")
+        return await super()._stream(*args)
+
+    async def _result(self, *args: Any) -> tuple[Scores, str]:
+        result = await super()._result(*args)
+        await self._points.reach("result_ready")
+        return result
+
+    async def _send_header(self, *args: Any) -> None:
+        await super()._send_header(*args)
+        await self._points.reach("header_sent")
+
+    async def _encode(self, scores: Scores, request: ParsedRequest, *args: Any) -> EncodedSequence:
+        # `mislead` spares the scores by which replicas are compared, which have this form.
+        comparing = len(request.items) == 1 and request.spec.kind is PayloadKind.SAMPLED
+        scores = self._faults.on_scores(scores, comparing=comparing)
+        encoded = await super()._encode(scores, request, *args)
+        del scores
+        await self._points.reach("encoded")
+        return encoded
+
+    async def _answer(self, *args: Any) -> None:
+        await super()._answer(*args)
+        await self._points.reach("sequence_sent")
+        self._faults.after_sequence()
+
+    async def _send_trailer(self) -> Timings:
+        await self._points.reach("before_trailer")
+        timings = await super()._send_trailer()
+        await self._points.reach("after_trailer")
+        return timings
+
+
+class FaultyServer(TeacherServer):
+    """A teacher server whose calls stop at `points` and fail as `fault` says; see `FaultPlan.parse`."""
+
+    def __init__(self, settings: Any, factory: Callable[[str], Engine], fault: str = "") -> None:
+        self.points = FaultPoints()
+        self.score_call = partial(FaultyCall, self.points, FaultInjector(FaultPlan.parse(fault)))
+        super().__init__(settings, lambda model: self.points.around(factory(model)))
 
 
 def _of_another_model(scores: Scores) -> Scores:
