@@ -162,9 +162,8 @@ def _teachers(models: list[str], name: str) -> dict[str, str]:
 
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
     from teacher_server.build import engine_factory
-    from teacher_server.observe.allocator import keep_compact
+    from teacher_server.observe.host import keep_compact, notify
     from teacher_server.observe.logs import configure
-    from teacher_server.observe.supervisor import notify
     from teacher_server.server import TeacherServer
 
     configure(settings.log.level)

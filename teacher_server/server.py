@@ -26,10 +26,9 @@ from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
-from teacher_server.observe.allocator import Allocator
+from teacher_server.observe.host import Allocator, notify
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.observe.supervisor import notify
-from teacher_server.residency.completion import run_to_completion
+from teacher_server.residency.loader import run_to_completion
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
 from teacher_server.residency.teachers import EngineFactory, Teachers
 from teacher_server.rpc.admin import AdminService
@@ -303,7 +302,7 @@ class TeacherServer:
                     metrics.queued_sequences.labels(teacher.name).set(sequences)
                     metrics.queued_tokens.labels(teacher.name).set(tokens)
                     metrics.running_tokens.labels(teacher.name).set(running)
-                    metrics.token_rate.labels(teacher.name).set(teacher.worker.tokens_per_second)
+                    metrics.token_rate.labels(teacher.name).set(teacher.worker.rate.recent)
             shared.teachers.watch()
             await asyncio.to_thread(self._tokens.reload)
             freed = shared.budget.freed_bytes + self._receiver.received_bytes

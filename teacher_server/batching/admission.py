@@ -6,9 +6,25 @@ unpacked until its last sequence is handed to the transport. Used on the event l
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opd.errors import InvalidRequestError, OverloadedError
-from teacher_server.batching.client import Client
+
+
+class Client(NamedTuple):
+    """A client, as far as shares of the budgets and of the engine are concerned.
+
+    Shares are divided among principals first. A name only divides its principal's share: callers choose names freely,
+    so a new name for every call must not gain anything.
+
+    Attributes:
+        principal: the caller's identity: its token's name, or its address if there are no tokens.
+        name: the `client` field of the request; "" if it is not set.
+    """
+
+    principal: str
+    name: str
+
 
 MIN_RETRY_SECONDS = 0.05
 MAX_RETRY_SECONDS = 30.0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Client
 from teacher_server.engines.base import EngineItem
 
 T = TypeVar("T")

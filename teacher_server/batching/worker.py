@@ -21,7 +21,8 @@ import numpy as np
 
 from opd.errors import CancelledError, DeadlineError, DeviceMemoryError, OpdError, UnavailableError
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Client
+from teacher_server.batching.device import DeviceTurn, Rate
 from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import Engine, EngineItem
 from teacher_server.observe.logs import describe_error
@@ -33,31 +34,8 @@ MAX_CONSECUTIVE_FAILURES = 3
 AWAY_SECONDS = 30.0
 """Seconds of nothing but UnavailableError after which an engine counts as dead."""
 
-RATE_DECAY = 0.8
 R = TypeVar("R")
 Task = tuple[Callable[[Engine], Any], Future[Any]]
-
-
-class DeviceTurn:
-    """A first-come-first-served lock, by which the teachers on a device take turns.
-
-    `threading.Lock` guarantees no order: a busy teacher that releases it and takes it again could starve the others.
-    """
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._waiting: deque[object] = deque()
-
-    def __enter__(self) -> None:
-        ticket = object()
-        with self._condition:
-            self._waiting.append(ticket)  # the holder's ticket stays in front until it leaves
-            self._condition.wait_for(lambda: self._waiting[0] is ticket)
-
-    def __exit__(self, *_: object) -> None:
-        with self._condition:
-            self._waiting.popleft()
-            self._condition.notify_all()
 
 
 class EngineWorker:
@@ -74,9 +52,7 @@ class EngineWorker:
         on_batch: called on this thread after each batch, with the sequences and tokens scored and the engine's seconds.
 
     Attributes:
-        tokens_per_second: the engine's recent throughput; 0.0 before the first batch.
-        admission_rate: throughput in tokens per second by which calls may be refused; an upper estimate until a batch
-            was at least half full.
+        rate: the engine's throughput.
     """
 
     def __init__(
@@ -93,8 +69,7 @@ class EngineWorker:
     ) -> None:
         self.name = name
         self.engine = engine
-        self.tokens_per_second = 0.0
-        self.admission_rate = 0.0
+        self.rate = Rate(max_batch_tokens, max_batch_sequences)
         self.running_tokens = 0
         self.busy_since = 0.0
         self.dead = ""
@@ -109,7 +84,6 @@ class EngineWorker:
         self._condition = threading.Condition()
         self._closing = False
         self._failures = 0
-        self._seen_full = False
         self._away_since = 0.0
         # Last: the thread uses all of the above from its first moment.
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -255,7 +229,7 @@ class EngineWorker:
         # What failed or was cancelled was not computed to its end, and would make the engine look faster than it is.
         scored = [job.tokens for job, result in zip(batch, results, strict=True) if isinstance(result, Scores)]
         if scored:
-            self._learn_rate(len(scored), sum(scored), seconds)
+            self.rate.learn(len(scored), sum(scored), seconds)
         self.running_tokens = 0
         for job in batch:  # all before any is delivered: a call holds back what it has while its next job has ended
             job.ended_at = ended
@@ -277,23 +251,6 @@ class EngineWorker:
                 job.deliver(job, result, weights_hash)
 
         self._post(deliver)
-
-    def _learn_rate(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Average the throughput over batches at least half full, in tokens or sequences; others count only if faster.
-
-        Small batches leave the device partly idle: by their throughput, admission would refuse what a full batch does
-        in time.
-        """
-        rate, known = tokens / max(seconds, 1e-6), self.tokens_per_second
-        full = 2 * tokens >= self._max_tokens or 2 * sequences >= self._max_sequences
-        if full and self._seen_full:
-            self.tokens_per_second = RATE_DECAY * known + (1 - RATE_DECAY) * rate
-        else:
-            self.tokens_per_second = rate if full else max(rate, known)
-        self._seen_full = self._seen_full or full
-        # Until a batch was nearly full, a full one might, for all that is known, take no longer than this one did.
-        most = max(self.admission_rate, self._max_tokens / max(seconds, 1e-6))
-        self.admission_rate = self.tokens_per_second if self._seen_full else most
 
     def _score(self, batch: list[SequenceJob]) -> list[Scores | Exception]:
         """The results of a batch. If it fails as a whole it is repeated in parts, so that only the rows at fault fail.

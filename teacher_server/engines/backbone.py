@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opd.wire.types import ScoreItem
-from teacher_server.engines.host_copy import to_device
+from teacher_server.engines.project import to_device
 
 
 class Backbone:

@@ -22,9 +22,8 @@ from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.spans import cut
 from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
-from teacher_server.engines.checks import check_batch
 from teacher_server.engines.engine_topk import from_lists, without_padding
 from teacher_server.engines.loading import (
     check_same_architecture,

@@ -24,8 +24,7 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
 from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
 from teacher_server.engines.backbone import Backbone
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
-from teacher_server.engines.checks import check_batch
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
 from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
     check_finite,
@@ -110,6 +109,8 @@ class TransformersEngine:
                 f"model {model} has no base model and output head that can be run separately; use another engine."
             )
         self._backbone = Backbone(self._model.base_model, self._device)
+        rows = len(self._model.get_output_embeddings().weight)
+        self._padding = rows - counted_ids(self._tokenizer, rows)
         head = self._head()
         with torch.inference_mode():
             check_head(self._model, self._backbone, head, model)
@@ -292,9 +293,7 @@ class TransformersEngine:
     def _head(self, model: Any = None) -> OutputHead:
         projection = (self._model if model is None else model).get_output_embeddings()
         scale, cap = scale_and_cap(self._config.get_text_config())
-        rows = len(projection.weight)
-        padding = rows - counted_ids(self._tokenizer, rows)
-        return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap, padding)
+        return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap, self._padding)
 
     def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
         text = self._config.get_text_config()

@@ -24,7 +24,7 @@ from opd.heads import OutputHead
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, require_awake
+from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
 from teacher_server.engines.checkpoint import (
     Header,
     HeadLayout,
@@ -33,7 +33,6 @@ from teacher_server.engines.checkpoint import (
     load_head,
     read_header,
 )
-from teacher_server.engines.checks import check_batch
 from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
 from teacher_server.engines.loading import (
     check_same_architecture,

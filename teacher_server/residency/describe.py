@@ -1,36 +1,13 @@
-"""What `Describe` announces: the abilities of a teacher's engine within the limits that the server sets."""
+"""What `Describe` announces of a teacher."""
 
 from opd.wire.bounds import RequestBounds, kind_code
 from opd.wire.tensors import dtype_code
 from opd.wire.types import PayloadKind
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import EngineInfo
-from teacher_server.settings import LimitSettings
 
 _TOKENS = 4096
 """Most tokens in a description: some 50 kB."""
-
-
-def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> RequestBounds:
-    """What a teacher accepts: the engine's abilities, within the server's limits."""
-    payloads = info.payloads if limits.allow_full else info.payloads - {PayloadKind.FULL}
-    longest = info.max_sequence_tokens
-    if limits.max_sequence_tokens:
-        longest = min(longest, limits.max_sequence_tokens)
-    request_tokens = min(limits.max_request_tokens, limits.max_tokens_in_flight)
-    return RequestBounds(
-        teacher=name,
-        vocab_size=info.vocab_size,
-        payloads=payloads,
-        supports_temperature=info.supports_temperature,
-        max_sequence_tokens=min(longest, request_tokens),
-        max_k=min(info.max_k, limits.max_k, info.vocab_size),
-        max_sequences=limits.max_sequences,
-        max_request_tokens=request_tokens,
-        max_request_bytes=limits.max_request_bytes,
-        hidden_size=info.head.hidden_size if info.head else 0,
-        spans=info.spans,
-    )
 
 
 def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int, tokens_from: int | None = None) -> pb.TeacherInfo:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from opd.errors import DeadlineError, UnavailableError
@@ -122,3 +122,21 @@ class Turn:
 def _discard(task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
     if not task.cancelled() and task.exception() is None:
         discard(task.result())
+
+
+R = TypeVar("R")
+
+
+async def run_to_completion(work: Awaitable[R]) -> R:
+    """The result of `work`. A caller that is cancelled waits for its end too, and is cancelled only then.
+
+    A client may leave at any `await`. Without this it could leave weights half swapped behind, or a teacher whose
+    engine sleeps while its state says otherwise; and what runs on a thread cannot be stopped anyway.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await asyncio.shield(task)
+        raise

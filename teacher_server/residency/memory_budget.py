@@ -7,7 +7,7 @@ from opd.errors import ConfigError, OverloadedError, UnavailableError
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import Engine
 from teacher_server.observe.logs import describe_error
-from teacher_server.residency.completion import run_to_completion
+from teacher_server.residency.loader import run_to_completion
 from teacher_server.residency.teacher import Teacher
 
 

@@ -17,7 +17,6 @@ from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import Engine, EngineInfo, EngineItem
-from teacher_server.residency.describe import request_bounds
 from teacher_server.settings import LimitSettings
 
 SELF_TEST_TOKENS = 8
@@ -121,6 +120,28 @@ class Teacher:
         self.last_used = time.monotonic()
         if self.in_flight == 0:
             self.idle.set()
+
+
+def request_bounds(name: str, info: EngineInfo, limits: LimitSettings) -> RequestBounds:
+    """What a teacher accepts: the engine's abilities, within the server's limits."""
+    payloads = info.payloads if limits.allow_full else info.payloads - {PayloadKind.FULL}
+    longest = info.max_sequence_tokens
+    if limits.max_sequence_tokens:
+        longest = min(longest, limits.max_sequence_tokens)
+    request_tokens = min(limits.max_request_tokens, limits.max_tokens_in_flight)
+    return RequestBounds(
+        teacher=name,
+        vocab_size=info.vocab_size,
+        payloads=payloads,
+        supports_temperature=info.supports_temperature,
+        max_sequence_tokens=min(longest, request_tokens),
+        max_k=min(info.max_k, limits.max_k, info.vocab_size),
+        max_sequences=limits.max_sequences,
+        max_request_tokens=request_tokens,
+        max_request_bytes=limits.max_request_bytes,
+        hidden_size=info.head.hidden_size if info.head else 0,
+        spans=info.spans,
+    )
 
 
 def self_test(engine: Engine, name: str) -> None:

@@ -24,11 +24,11 @@ from opd.errors import (
     UnavailableError,
 )
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.batching.worker import DeviceTurn, EngineWorker
+from teacher_server.batching.device import DeviceTurn
+from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import Engine, Exchange
 from teacher_server.observe.logs import describe_error
-from teacher_server.residency.completion import run_to_completion
-from teacher_server.residency.loader import Loader
+from teacher_server.residency.loader import Loader, run_to_completion
 from teacher_server.residency.memory_budget import MemoryBudget
 from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
 from teacher_server.residency.teacher import Teacher, self_test

@@ -22,7 +22,6 @@ from opd.wire.status import WireStatus, status_of
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.rpc.call_slots import CallSlots
 from teacher_server.rpc.caller import CALLER, Caller, peer_address
-from teacher_server.rpc.endings import has_left, release
 from teacher_server.rpc.receive import RequestReceiver
 from teacher_server.rpc.security import ANONYMOUS, Tokens
 from teacher_server.settings import OpenCallSettings
@@ -165,3 +164,23 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 def _to_bytes(message: Message | bytes) -> bytes:
     """Serialises a message; bytes are a serialised message already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def has_left(error: BaseException) -> bool:
+    """Whether a call failed because its caller has left or the server has cut it off, which is not an error.
+
+    grpcio cancels the call's task when it learns of that; a read or write that fails before then raises one of these.
+    """
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError | grpc.aio.AbortError)
+
+
+def release(error: BaseException) -> None:
+    """Drop the tracebacks of an exception, and of those that it came from, once it has been dealt with.
+
+    A traceback holds the frames of the call, with its request and its scores. Where a frame or a future holds the
+    exception in turn, only a full garbage collection would free them, and a server may go for minutes without one.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__

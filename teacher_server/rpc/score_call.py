@@ -18,15 +18,13 @@ from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, ti
 from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.batching.admission import Budget, Price, Reservation, check_deadline
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Budget, Client, Price, Reservation, check_deadline
 from teacher_server.batching.queue import JobTimes
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Teachers
-from teacher_server.rpc.send_window import PendingScores, SendWindow
-from teacher_server.rpc.sender import Sender
+from teacher_server.rpc.sender import PendingScores, Sender, SendWindow
 from teacher_server.rpc.tracing import Tracing
 from teacher_server.settings import ServerSettings
 
@@ -169,14 +167,14 @@ class ScoreCall:
         message, now = self._unread(), time.monotonic()
         outline = outline_score_request(message, bounds)
         client, tokens = Client(self._principal, message.client), sum(outline.tokens)
-        check_deadline(self._deadline, now, worker.before(client, tokens), tokens, worker.admission_rate)
+        check_deadline(self._deadline, now, worker.before(client, tokens), tokens, worker.rate.admission)
         prices = _prices(outline, bounds)
         replies = [one.reply_bytes for one in prices]
         held = message.ByteSize() + unpacked_bytes(outline.spec, outline.tokens, outline.rows)
         # A chunk that a slow reader has not taken is there three times: as scores, as a message, and in the transport.
         held += len(replies) * SEQUENCE_BYTES + 2 * min(self._chunk_bytes(message), max(replies))
         price = Price(tokens, held + sum(replies))
-        return client, prices, self._shared.budget.reserve(client, price, tokens_per_second=worker.admission_rate)
+        return client, prices, self._shared.budget.reserve(client, price, tokens_per_second=worker.rate.admission)
 
     def _unread(self) -> pb.ScoreRequest:
         """The message, which is dropped once it has been unpacked."""

@@ -24,7 +24,7 @@ from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.residency.describe import teacher_info
 from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.caller import CALLER
-from teacher_server.rpc.endings import has_left
+from teacher_server.rpc.interceptor import has_left
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
 
@@ -209,7 +209,7 @@ def _load(teacher: Any, state: Any) -> pb.TeacherLoad:
     message = pb.TeacherLoad(teacher=teacher.name, state=state)
     if teacher.worker is not None:
         sequences, tokens, running = teacher.worker.load()
-        rate = teacher.worker.tokens_per_second
+        rate = teacher.worker.rate.recent
         message.queued_sequences, message.queued_tokens, message.running_tokens = sequences, tokens, running
         message.tokens_per_second = rate
         message.drain_seconds = (tokens + running) / rate if rate > 0 else 0.0

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from opd.errors import InvalidRequestError, OverloadedError
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.batching.admission import Budget, Price, check_deadline
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Budget, Client, Price, check_deadline
 from teacher_server.batching.queue import FairQueue, SequenceJob
 from teacher_server.engines.base import EngineItem
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Client
 from teacher_server.batching.queue import MAX_REMEMBERED, FairQueue, SequenceJob
 from teacher_server.engines.base import EngineItem
 

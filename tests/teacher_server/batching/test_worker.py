@@ -20,9 +20,10 @@ from waiting import until, wait_until
 from opd.errors import DeadlineError, DeviceMemoryError, NonFiniteError, UnavailableError
 from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec, ScoreItem
-from teacher_server.batching.client import Client
+from teacher_server.batching.admission import Client
+from teacher_server.batching.device import DeviceTurn
 from teacher_server.batching.queue import SequenceJob
-from teacher_server.batching.worker import AWAY_SECONDS, DeviceTurn, EngineWorker, out_of_memory
+from teacher_server.batching.worker import AWAY_SECONDS, EngineWorker, out_of_memory
 from teacher_server.engines.base import EngineItem
 
 SPEC = PayloadSpec.topk(4, "f32")
@@ -330,7 +331,7 @@ async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: A
     engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
     engine.seconds_per_batch = 0.1
     await client.score(items(4), SPEC)
-    known = worker.tokens_per_second
+    known = worker.rate.recent
     assert 0 < known <= 400  # 4 x 10 tokens in a tenth of a second
 
     def away(batch: Sequence[Any]) -> None:
@@ -339,7 +340,7 @@ async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: A
     engine.before_score = away
     with pytest.raises(grpc.RpcError):
         await client.score(items(4), SPEC)
-    assert worker.tokens_per_second == known
+    assert worker.rate.recent == known
     registry = client.server.shared.metrics.registry
     await until(lambda: registry.get_sample_value("opd_teacher_batches_total", {"teacher": "t"}) == 2)
     for name in ("model_tokens_total", "batch_tokens_sum"):
@@ -350,11 +351,11 @@ async def test_sequences_without_scores_teach_no_rate_and_count_nowhere(start: A
 async def test_an_engine_that_slows_down_is_known_by_batches_full_of_short_sequences(start: Any, items: Any) -> None:
     client = await start(limits={"max_batch_sequences": 4})
     worker = client.server.shared.teachers.get("t").worker
-    worker.tokens_per_second = known = 1e9
+    worker.rate.recent = known = 1e9
     await client.score(items(1), SPEC)  # says little of a full batch
-    assert worker.tokens_per_second == known
+    assert worker.rate.recent == known
     await client.score(items(24), SPEC)
-    assert worker.tokens_per_second < known / 2
+    assert worker.rate.recent < known / 2
 
 
 async def test_no_call_is_refused_for_its_deadline_by_the_speed_of_a_first_small_batch(start: Any, items: Any) -> None:
@@ -362,7 +363,7 @@ async def test_no_call_is_refused_for_its_deadline_by_the_speed_of_a_first_small
     engine, worker = client.engines["numpy"], client.server.shared.teachers.get("t").worker
     engine.seconds_per_batch = 0.05
     await client.score(items(1), SPEC)
-    assert worker.tokens_per_second <= 200  # 10 tokens in a twentieth of a second
+    assert worker.rate.recent <= 200  # 10 tokens in a twentieth of a second
     admitted = threading.Event()
     engine.seconds_per_batch, engine.before_score = 0.0, lambda batch: admitted.wait(60)
     calls = [asyncio.create_task(client.score(items(8, rows=300), SPEC, timeout=60.0)) for _ in range(16)]
@@ -370,4 +371,4 @@ async def test_no_call_is_refused_for_its_deadline_by_the_speed_of_a_first_small
     await until(lambda: sum(worker.load()[1:]) >= 38_912 or any(call.done() for call in calls))
     admitted.set()
     assert [len(scores) for scores in await asyncio.gather(*calls)] == [8] * 16
-    assert worker.admission_rate == worker.tokens_per_second
+    assert worker.rate.admission == worker.rate.recent

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from opd.heads import OutputHead
 from opd.wire.types import PayloadSpec
-from teacher_server.engines.host_copy import HostCopy
 from teacher_server.engines.payload import PayloadRows, reduce_logits, reduce_rows
+from teacher_server.engines.project import HostCopy
 
 
 def _logits(rows: int, vocabulary: int, seed: int, scale: float = 5.0) -> torch.Tensor:

@@ -1,10 +1,13 @@
-"""Gives freed memory back to the operating system.
+"""What the server tells the machine that it runs on: memory that it gives back, and its state to a supervisor.
 
 The allocator of glibc keeps what is freed below the highest block in use of each of its arenas, and it has an arena for
 nearly every thread. After a load of large requests, that may be more than a gigabyte.
 """
 
+import contextlib
 import ctypes
+import os
+import socket
 
 ENOUGH_BYTES = 64 * 1024 * 1024
 """Bytes that must have been freed before it is worth the time, a few milliseconds per gigabyte."""
@@ -42,3 +45,14 @@ class Allocator:
         if freed - self._seen >= ENOUGH_BYTES and _TRIM is not None:
             self._seen = freed
             _TRIM(0)
+
+
+def notify(**fields: str | int) -> None:
+    """Send fields to the supervisor, such as READY=1; does nothing if there is none, or if it does not listen."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    text = "\n".join(f"{name}={value}" for name, value in fields.items())
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        # A name that begins with @ is in the abstract namespace, where it begins with a null byte.
+        to.sendto(text.encode(), "\0" + path[1:] if path.startswith("@") else path)

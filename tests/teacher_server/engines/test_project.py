@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from teacher_server.engines.host_copy import HostCopy, to_device
+from teacher_server.engines.project import HostCopy, to_device
 
 
 class _Copies(TorchDispatchMode):
