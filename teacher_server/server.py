@@ -23,6 +23,7 @@ from prometheus_client import Gauge
 
 from opd.errors import PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
+from opd.telemetry.tracing import Spans
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
@@ -38,7 +39,6 @@ from teacher_server.rpc.receive import OVERSIZE_BYTES, RequestReceiver
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
-from teacher_server.rpc.tracing import tracing_from_environment
 from teacher_server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class TeacherServer:
             metrics=metrics,
             threads=ThreadPoolExecutor(2, thread_name_prefix="codec"),
             instance_id=secrets.token_hex(8),
-            tracing=tracing_from_environment() if settings.log.tracing else None,
+            spans=Spans.from_environment("opd-teacher", settings.log.tracing),
         )
         receiver = self._receiver = RequestReceiver(settings, metrics)
         self._interceptor = RequestInterceptor(self._tokens, metrics, receiver, settings.calls)
@@ -202,8 +202,7 @@ class TeacherServer:
             await self._server.stop(0)
         await self.shared.teachers.close()
         self.shared.threads.shutdown(wait=False, cancel_futures=True)
-        if self.shared.tracing is not None:
-            await asyncio.to_thread(self.shared.tracing.close)
+        await asyncio.to_thread(self.shared.spans.close)
         # Last, so that metrics show the shutdown to its end.
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from opd.tasks.prompt import Prompt
+from opd.telemetry.tracing import Spans
 from student.data.outcome import Outcome, gather_outcomes
 from student.data.plan import StepPlan, plan_step
 from student.data.report import StepReport
@@ -28,7 +29,6 @@ from student.learning.updates import Update, Updated, make_updates, plan_updates
 from student.plugin.controllers import Controller
 from student.report.row_counts import outcome_metrics, step_metrics
 from student.report.samples import entries, sample_of
-from student.report.spans import Spans
 from student.report.telemetry import StageClock, Telemetry
 from student.rollout.sampling import Sampling
 from student.run.interrupts import Interrupts
@@ -74,7 +74,7 @@ class Loop:
 
     def step(self, step: int) -> None:
         """Take a step; if it fails before its first update, the state is that after the last step."""
-        with self.spans.span("opd.step", **{"opd.step": step + 1}):
+        with self.spans.span("opd.step", {"opd.step": step + 1}):
             self._step(step)
 
     def finish(self, unfinished: Unfinished) -> None:
@@ -182,7 +182,7 @@ class Loop:
         return made
 
     def _clock(self) -> StageClock:
-        return StageClock(self.spans, self.sinks.timeline, self.state.steps)
+        return StageClock(self.spans, self.state.steps)
 
     def _planned(self, step: int) -> StepPlan:
         """The plan of a step; with sampling ahead, first launch the later steps that these weights have to sample."""

@@ -14,6 +14,7 @@ from typing import Any
 from opd.errors import CancelledError, OpdError, PluginError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
 from opd.fleet.metrics import register_metrics
+from opd.telemetry.tracing import Spans
 from student.data.report import EvalReport
 from student.job.evaluation import metrics_of, to_json
 from student.job.job import Job, build_job, fleet_fingerprints
@@ -23,7 +24,6 @@ from student.learning.blame import blaming
 from student.model.meeting import join
 from student.model.ranks import launched_ranks
 from student.report.ending import RunEnding
-from student.report.spans import Spans
 from student.report.telemetry import Telemetry, check_port
 from student.report.trackers import check_trackers
 from student.run.changes import changes_since
@@ -77,7 +77,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         stack.callback(sinks.close)
         for change in changes_since(folder, job) if main else ():
             sinks.log(f"warning: {change}")
-        spans = Spans.from_environment(recipe.tracing)
+        spans = Spans.from_environment("opd-student", recipe.tracing, sinks.timeline)
         stack.callback(spans.close)
         folder.space = space
         if job.fleet is not None:

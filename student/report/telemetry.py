@@ -27,10 +27,9 @@ from opd.console import Console
 from opd.errors import PortInUseError
 from opd.printable import printable
 from opd.telemetry.metrics_http import serve_metrics
+from opd.telemetry.tracing import Spans, Timeline
 from student.report.series import Series
 from student.report.shown import ALWAYS, FILE, Figures, held
-from student.report.spans import Spans
-from student.report.timeline import Timeline
 from student.report.trackers import Trackers
 from student.run.folder import RunFolder
 from student.settings.recipe import Recipe
@@ -83,8 +82,7 @@ class StageClock:
     """Measures the seconds of each stage of a step, and records a span for each.
 
     Args:
-        spans: records OpenTelemetry spans.
-        timeline: records the stages of the run; None for no timeline.
+        spans: records the spans; None for none.
         step: number of steps done at the start.
 
     Attributes:
@@ -92,11 +90,11 @@ class StageClock:
         beside: metrics of what ran at the same time in another thread.
     """
 
-    def __init__(self, spans: Spans | None = None, timeline: Timeline | None = None, step: int = 0) -> None:
+    def __init__(self, spans: Spans | None = None, step: int = 0) -> None:
         self.seconds: dict[str, float] = {}
         self.beside: dict[str, float] = {}
         self._spans = spans or Spans()
-        self._timeline, self._step = timeline, step
+        self._step = step
         self._within = 0.0  # seconds of finished stages nested in the current one
 
     @contextmanager
@@ -104,18 +102,16 @@ class StageClock:
         """Add the duration of the block to stage `name`, without that of stages nested in it."""
         begin, outer, self._within = time.monotonic(), self._within, 0.0
         try:
-            with self._spans.span(name):
+            with self._spans.span(name, {"step": self._step}, "learner"):
                 yield
         finally:
             end = time.monotonic()
             self.seconds[name] = self.seconds.get(name, 0.0) + end - begin - self._within
             self._within = outer + end - begin
-            self.draw("learner", name, begin, end)
 
     def draw(self, track: str, name: str, begin: float, end: float) -> None:
-        """Add a span to the timeline; times are seconds of `time.monotonic()`."""
-        if self._timeline is not None:
-            self._timeline.add(track, name, begin, end, step=self._step)
+        """Record a span of another track; times are seconds of `time.monotonic()`."""
+        self._spans.add(name, begin, end, {"step": self._step}, track=track)
 
 
 class Telemetry:

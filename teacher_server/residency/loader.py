@@ -124,9 +124,6 @@ def _discard(task: "asyncio.Future[R]", discard: Callable[[R], object]) -> None:
         discard(task.result())
 
 
-R = TypeVar("R")
-
-
 async def run_to_completion(work: Awaitable[R]) -> R:
     """The result of `work`. A caller that is cancelled waits for its end too, and is cancelled only then.
 

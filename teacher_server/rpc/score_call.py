@@ -9,10 +9,11 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
+from opd.telemetry.tracing import Spans
 from opd.wire.bounds import RequestBounds, reply_bytes, unpacked_bytes
 from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
@@ -25,7 +26,6 @@ from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Teachers
 from teacher_server.rpc.sender import PendingScores, Sender, SendWindow
-from teacher_server.rpc.tracing import Tracing
 from teacher_server.settings import ServerSettings
 
 SEQUENCE_BYTES = 2048
@@ -51,7 +51,7 @@ class Shared:
     metrics: ServerMetrics
     threads: ThreadPoolExecutor
     instance_id: str
-    tracing: Tracing | None = None
+    spans: Spans = field(default_factory=Spans)
     scoring: int = 0
     draining: bool = False
     refusing: bool = False

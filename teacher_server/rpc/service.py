@@ -27,6 +27,7 @@ from teacher_server.rpc.caller import CALLER
 from teacher_server.rpc.interceptor import has_left
 from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
+from teacher_server.rpc.tracing import record_call
 
 _log = logging.getLogger(__name__)
 
@@ -173,10 +174,10 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             "sequences": call.sequences,
             "scored_tokens": call.scored_tokens,
         }
-        if shared.tracing is not None:
-            shared.tracing.record(
+        if shared.spans.exported:
+            record_call(
+                shared.spans,
                 metadata,
-                name="opd.score",
                 arrived=call.arrived,
                 ended=ended,
                 attributes={f"opd.{key}": value for key, value in fields.items()},

@@ -18,11 +18,10 @@ from grpc._cython import cygrpc
 from prometheus_client import generate_latest
 from waiting import EngineGate, until
 
-from opd.telemetry.tracing import trace_id_of, trace_metadata, traceparent_of
+from opd.telemetry.tracing import Spans, trace_id_of, trace_metadata, traceparent_of
 from opd.wire.types import PayloadSpec
 from teacher_server.observe import logs
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.rpc.tracing import Tracing
 
 UNITS = ("_seconds", "_bytes", "_tokens", "_sequences", "_ratio")
 COUNTS = {"calls", "open_calls", "receiving_requests", "state", "draining", "tasks"}
@@ -90,7 +89,7 @@ async def test_stage_times_and_tokens_are_counted(start: Any, items: Any) -> Non
 
 async def test_a_call_that_fails_in_the_engine_is_none_refused_before_it(start: Any, items: Any, recorder: Any) -> None:
     client = await start()
-    client.server.shared.tracing = Tracing(recorder)
+    client.server.shared.spans = Spans(recorder)
     client.engines["numpy"].before_score = lambda batch: (_ for _ in ()).throw(ValueError("odd shape"))
 
     async def rejections(**options: Any) -> list[float]:
@@ -228,7 +227,7 @@ async def test_one_trace_id_from_the_caller_to_the_forward(start: Any, items: An
     from opd.wire.request import build_score_request
 
     client = await start()
-    client.server.shared.tracing = Tracing(recorder)
+    client.server.shared.spans = Spans(recorder)
     client.engines["numpy"].seconds_per_batch = 0.02
     with recorder.get_tracer("student").start_as_current_span("step") as step:
         metadata = trace_metadata()
@@ -256,7 +255,7 @@ async def test_the_span_of_whoever_submits_a_row_to_the_fleet_is_the_servers_par
     from opd.fleet.client import TeacherFleet
 
     client = await start()
-    client.server.shared.tracing = Tracing(recorder)
+    client.server.shared.spans = Spans(recorder)
 
     def student() -> None:
         tracer = recorder.get_tracer("student")
@@ -318,11 +317,10 @@ def test_tracing_without_the_extra_is_one_sentence(monkeypatch: pytest.MonkeyPat
     import sys
 
     from opd.errors import ConfigError
-    from teacher_server.rpc.tracing import tracing_from_environment
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"opd\[otel\]"):
-        tracing_from_environment()
+        Spans.from_environment("opd-teacher", True)
 
 
 async def test_the_weights_in_the_metrics_are_those_in_use(start: Any, tmp_path: Any) -> None:
