@@ -152,7 +152,7 @@ async def test_scores_are_freed_as_they_are_sent_and_not_when_the_call_or_the_ne
     try:
         await client.score(items(5), SPEC, accept_batches=False)  # each is waited for, as a slow reader's are
         await until(lambda: not alive())
-        assert len(made) == 5 and during == [1]
+        assert len(made) == 5 and max(during) <= 1
     finally:
         gc.enable()
 
