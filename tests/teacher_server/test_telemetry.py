@@ -100,7 +100,7 @@ async def test_a_call_that_fails_in_the_engine_is_none_refused_before_it(start: 
         return [sample.value for sample in family.samples if sample.name.endswith("_total")]
 
     assert await rejections() == []
-    assert [span.name for span in recorder.exporter.get_finished_spans()] == ["queue", "engine.forward", "opd.score"]
+    assert [span.name for span in recorder.exporter.get_finished_spans()] == ["opd.score", "queue", "engine.forward"]
     assert await rejections(expected_weights_hash="of others") == [1.0]
 
 
