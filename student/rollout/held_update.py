@@ -8,7 +8,7 @@ about half arrives, of 1e-4 a sixteenth.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -53,6 +53,20 @@ class HeldUpdate:
                 self._square += float(learned @ learned)
             yield name, tensor
 
+    def adapters(self, factors: Mapping[str, Tensor]) -> None:
+        """Look at adapters that an engine applies itself, before they are rounded; w - w0 is the product of two.
+
+        Args:
+            factors: all of them under the names of PEFT's files.
+        """
+        for name, tensor in factors.items():
+            if ".lora_B." in name:
+                b, a = tensor, factors[name.replace(".lora_B.", ".lora_A.")]
+                held_b, held_a = (factor.to(self._dtype).double() for factor in (b, a))
+                # <DC, BA> = <D'B, CA'>, without a tensor of the weight's size.
+                self._along += float(((held_b.T @ b.double()) * (held_a @ a.T.double())).sum())
+                self._square += float(((b.T.double() @ b.double()) * (a.double() @ a.T.double())).sum())
+
     def report(self, count: Callable[[str, float], None]) -> None:
         """Count what has passed since the last report, and warn the first time that much of it did not arrive."""
         along, square, self._along, self._square = self._along, self._square, 0.0, 0.0
@@ -62,8 +76,8 @@ class HeldUpdate:
             self._warned = True
             log.warning(
                 "rollouts hold %.0f %% of what was learned: the rest is lost when weights are rounded to %s; set "
-                "rollout.engine.dtype: float32, or with model.lora let servers apply the adapters (rollout.engine "
-                "vllm_server or sglang_server without merge_adapters)",
+                "rollout.engine.dtype: float32, or with model.lora let the engine apply the adapters (vllm by itself, "
+                "vllm_server and sglang_server without merge_adapters; not with dora)",
                 100 * along / square,
                 str(self._dtype).removeprefix("torch."),
             )

@@ -166,6 +166,6 @@ def distance(one: Sequence[float] | NDArray[np.float32], other: NDArray[np.float
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
 
 
-def tolerance(dtype: str) -> float:
-    """The distance in nats that the rounding of a precision explains; used if the recipe sets no tolerance."""
-    return 0.3 if dtype in ("bfloat16", "float16") else 0.005
+def tolerance(*dtypes: str) -> float:
+    """The distance in nats that rounding explains, by the precisions of engine and student; if the recipe sets none."""
+    return 0.3 if {"bfloat16", "float16"} & set(dtypes) else 0.005

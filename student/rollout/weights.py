@@ -4,7 +4,7 @@ Every sync passes all tensors, with the names and shapes of the saved model, bec
 keys and values) and fills a fused layer only when all its parts arrive. The output head is passed even if it is tied to
 the embeddings: an engine that keeps a packed copy of the head would otherwise silently keep the old one. The exception
 are families that vLLM implements without a head, for which it refuses the name. Adapters are merged into the weights,
-in float32, because a merged model decodes as fast as a plain one.
+in float32, for engines that do not apply them.
 
 Tensors come in chunks, each a layer or a tensor outside the layers, so that no more than one chunk of a sharded student
 is gathered at a time.

@@ -89,6 +89,27 @@ def test_two_ranks_whole_or_sharded_with_an_engine_each_train_like_two_without(
     assert metrics_of(vllm.run)[-1]["engine/syncs"] >= 2  # of both
 
 
+def test_adapters_over_a_base_in_bfloat16_are_sampled_with_as_they_are_learned_on_ranks_too(
+    make_recipe: Callable[..., Recipe], two_ranks: Callable[..., None], world: Path, tmp_path: Path
+) -> None:
+    model = {"path": str(world / "student"), "dtype": "bfloat16", "lora": {"rank": 4}}
+    whole, sharded = (
+        make_recipe(
+            run=str(tmp_path / sharding),
+            model=model,
+            rollout=VLLM,
+            eval={"prompts": 0},
+            train={"steps": 3, "sharding": sharding},
+        )
+        for sharding in ("none", "fsdp")
+    )
+    two_ranks(whole, sharded)
+    for recipe in (whole, sharded):
+        steps = metrics_of(recipe.run)
+        assert len(steps) == 3 and "engine/update_held" not in steps[0], "nothing was learned yet"
+        assert all(step["engine/update_held"] == pytest.approx(1.0, abs=1e-3) for step in steps[1:])
+
+
 def test_a_mismatch_over_its_limit_stops_the_run(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     # The smallest difference there is: rounding.
     engine = {"engine": {"name": "vllm", "mismatch_limit": 1e-12}}

@@ -219,7 +219,9 @@ class Pool:
         finally:
             connection.close()
         gap = distance(logp, np.array(expected))
-        bound = self._settings.tolerance or tolerance(self._setup.dtype(self._settings.dtype))
+        bound = self._settings.tolerance or tolerance(
+            *(self._setup.dtype(asked) for asked in (self._settings.dtype, "auto"))
+        )
         if gap > bound:
             raise RolloutEngineError(
                 f"after a sync, the log-probs of rollout server {server.url} for the known row differ from the "

@@ -68,7 +68,7 @@ class ServersSettings(RolloutEngineSettings):
         None,
         gt=0,
         description="Largest accepted difference in nats between the log-probs of servers and student on a known row, "
-        "checked after each sync. null means 0.005 in float32 and 0.3 in half precision.",
+        "checked after each sync. null means 0.005, or 0.3 if either computes in half precision.",
     )
 
     @field_validator("endpoints")

@@ -4,7 +4,8 @@ A resumed run therefore samples the same rows, and rows equal those of engine tr
 only if a uniform number falls within the rounding of a boundary between two tokens. Log-probs are those of the
 distribution sampled from, at the row's temperature. Any number of candidates is possible.
 
-    sync     replace all weights in place (`weights`), empty the prefix cache, compare the known row
+    sync     replace all weights in place (`weights`), or only the adapters beside them (`adapters`), empty the prefix
+             cache, compare the known row
     sample   one request per row; each row leaves as soon as it has ended
 """
 
@@ -16,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from student.plugin.terms import Term
     from student.rollout.requests import Request
     from student.rollout.rows import Finish
+    from student.rollout.vllm.adapters import Adapters
     from student.rollout.vllm.draws import Draw
     from student.settings.recipe import Recipe
 
@@ -55,13 +58,16 @@ class VllmRollout(RolloutEngine[VllmSettings]):
         self._whole = False
         self._sleep = Sleep(enabled=settings.sleep)
         self._given: dict[str, Tensor] = {}
+        self._adapters: Adapters | None = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """See `RolloutEngine.check`."""
         check_vllm(self.settings, recipe)
 
     def open(self, setup: EngineSetup) -> None:
-        """Start vLLM with random weights; the first sync brings the student's.
+        """Start vLLM with random weights, or with the base where it applies adapters itself.
+
+        The first sync brings what the student has learned.
 
         Raises:
             ConfigError: if vLLM cannot run the model, or `sleep` is set on a CPU.
@@ -72,8 +78,7 @@ class VllmRollout(RolloutEngine[VllmSettings]):
 
         from student.rollout.held_update import HeldUpdate
         from student.rollout.known_row import KnownRow
-        from student.rollout.vllm.launch import start
-        from student.rollout.vllm.streams import RowStreams
+        from student.rollout.vllm.adapters import lora_options, merged
 
         self._dtype = setup.dtype(self.settings.dtype)
         self._held = HeldUpdate(setup.model, self._dtype)
@@ -95,25 +100,29 @@ class VllmRollout(RolloutEngine[VllmSettings]):
             "seed": 0,
             "enable_sleep_mode": sleep,
         }
-        self._llm = start(
-            setup.path,
-            options
-            | self.settings.options
-            | {
-                "load_format": "dummy",
-                "skip_tokenizer_init": True,
-                "async_scheduling": False,
-                "logits_processors": [RowStreams],
-            },
-        )
-        self._whole = False
+        options |= lora_options(setup.model, self._dtype) | self.settings.options
         self._known = KnownRow.of(setup.spec, self._longest)
+        self._start(options)
+        if self._adapters is not None and (problem := self._adapters.problem(self._llm)):
+            self.close()
+            self._start(options | merged(problem))
+
+    def _start(self, options: dict[str, Any]) -> None:
+        from student.model.lora import sends_adapters
+        from student.rollout.vllm.adapters import Adapters
+        from student.rollout.vllm.launch import start
+        from student.rollout.vllm.streams import RowStreams
+
+        model, path = self.setup.model, self.setup.path
+        applies = bool(options.get("enable_lora")) and sends_adapters(model)
+        self._adapters = Adapters(model, self._dtype, self._held) if applies else None
+        ours: dict[str, Any] = {"skip_tokenizer_init": True, "async_scheduling": False}
+        ours |= {"load_format": "auto" if applies else "dummy", "logits_processors": [RowStreams]}
+        self._llm, self._whole = start(path, options | ours), False
         try:
             self._score_known_row()
         except EngineLostError as error:
-            raise ConfigError(
-                f"vLLM knows the model class of student {setup.path!r} but cannot run it: {error}"
-            ) from error
+            raise ConfigError(f"vLLM knows the model class of student {path!r} but cannot run it: {error}") from error
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`.
@@ -209,9 +218,12 @@ class VllmRollout(RolloutEngine[VllmSettings]):
             self.open(self.setup)
         self._wake()
         self._whole = False
-        tensors = self._held.through(checkpoint_tensors(self.setup.model, self._given.items()))
         try:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+            if self._adapters is not None:
+                self._adapters.load(self._llm, self._given)
+            else:
+                tensors = self._held.through(checkpoint_tensors(self.setup.model, self._given.items()))
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         except Exception as error:
             self._abandon()  # some of its layers may be half loaded
             reason = one_line(error, 300)
@@ -227,7 +239,7 @@ class VllmRollout(RolloutEngine[VllmSettings]):
         else:
             expected = known.of_answer(read_together(shards.student, known, setup.spec, 1.0))
         gap = distance(self._score_known_row(), expected)
-        bound = self.settings.tolerance or tolerance(self._dtype)
+        bound = self.settings.tolerance or tolerance(self._dtype, setup.dtype("auto"))
         if gap > bound:
             raise RolloutEngineError(
                 f"after a sync, vLLM's log-probs of the known row differ from the student's by {gap:.3g} nats, over "
@@ -283,6 +295,7 @@ class VllmRollout(RolloutEngine[VllmSettings]):
         from student.rollout.vllm.draws import DRAWS
 
         engine = self._llm.llm_engine
+        lora = None if self._adapters is None else self._adapters.request
         running: dict[str, int] = {}
         names = [draw.name for draw, *_ in work]
         try:
@@ -299,7 +312,8 @@ class VllmRollout(RolloutEngine[VllmSettings]):
                 )
                 DRAWS[draw.name] = draw
                 running[draw.name] = place
-                self._guarded(engine.add_request, draw.name, {"prompt_token_ids": list(prompt)}, params)
+                asked = {"prompt_token_ids": list(prompt)}
+                self._guarded(partial(engine.add_request, draw.name, asked, params, lora_request=lora))
             while running:
                 for output in self._guarded(engine.step):
                     if output.finished and output.request_id in running:
@@ -310,9 +324,9 @@ class VllmRollout(RolloutEngine[VllmSettings]):
             for name in names:
                 DRAWS.pop(name, None)
 
-    def _guarded(self, call: Any, *args: Any) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
-            return call(*args)
+            return call()
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
             self._abandon()

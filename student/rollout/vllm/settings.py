@@ -38,7 +38,7 @@ class VllmSettings(RolloutEngineSettings):
         None,
         gt=0,
         description="Largest accepted difference in nats between the log-probs of vLLM and student on a known row, "
-        "checked after each sync. null means 0.005 in float32 and 0.3 in half precision.",
+        "checked after each sync. null means 0.005, or 0.3 if either computes in half precision.",
     )
     sleep: bool = Field(
         False,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from student.model.lora import add_lora
+from student.model.lora import adapter_tensors, add_lora
 from student.rollout.held_update import HeldUpdate
 from student.rollout.weights import checkpoint_tensors
 from student.settings.model import LoraSettings
@@ -67,3 +67,27 @@ def test_merged_adapters_are_compared_with_their_base_from_the_first_sync_on(cap
         assert small is not None and small < 0.5 and share(measure, lm) == small
         share(measure, lm)
     assert caplog.text.count("of what was learned") == 2, "each measure warns once"
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+def test_adapters_that_are_not_merged_keep_what_was_learned(size: float) -> None:
+    lm = model()
+    add_lora(lm, LoraSettings(rank=4), base="base")
+    measure, counts = HeldUpdate(lm, "bfloat16"), dict[str, float]()
+    measure.adapters(adapter_tensors(lm, {})[0])
+    measure.report(counts.__setitem__)
+    assert counts == {"update_along": 0.0, "update_square": 0.0}, "nothing was learned yet"
+    second = [p for name, p in lm.named_parameters() if "lora_B" in name]
+    with torch.no_grad():
+        for parameter in second:
+            parameter.normal_(0, size)
+    factors, _ = adapter_tensors(lm, {})
+    measure.adapters(factors)
+    measure.report(counts.__setitem__)
+    assert counts["update_along"] / counts["update_square"] == pytest.approx(1.0, abs=1e-3)
+    products = [
+        (factors[name] @ factors[name.replace("lora_B", "lora_A")]).square().sum()
+        for name in factors
+        if "lora_B" in name
+    ]
+    assert counts["update_square"] == pytest.approx(float(sum(products)), rel=1e-4)

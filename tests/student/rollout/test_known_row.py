@@ -8,7 +8,7 @@ from other_weights import train_adapters
 from transformers import AutoModelForCausalLM
 
 from student.model.lora import adapters_off, add_lora
-from student.rollout.known_row import KnownRow, Reader, distance
+from student.rollout.known_row import KnownRow, Reader, distance, tolerance
 from student.rollout.spec import RolloutSpec
 from student.settings.model import LoraSettings
 
@@ -27,3 +27,7 @@ def test_it_is_read_with_the_adapters_while_another_thread_has_them_off_for_the_
     with adapters_off(model):
         assert np.array_equal(Reader(model, spec).log_probs(row, {}), expected)
         assert all(layer._disable_adapters for layer in model.modules() if hasattr(layer, "_disable_adapters"))
+
+
+def test_the_less_precise_of_student_and_engine_decides_how_far_apart_they_may_be() -> None:
+    assert tolerance("float32", "bfloat16") == tolerance("bfloat16", "float32") > tolerance("float32", "float32")
