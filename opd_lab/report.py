@@ -97,7 +97,7 @@ def _page(sections: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, 
 
 
 def _store(path: Path, data: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(_rounded(data), indent=1) + "\n")
+    write_whole(path, json.dumps(_rounded(data), separators=(",", ":")) + "\n")
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
