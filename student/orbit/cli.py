@@ -98,10 +98,10 @@ def _check_length(job: "OrbitRecipe", fusion: "Recipe") -> None:
         ConfigError: if a row of the fusion may be longer.
     """
     from opd.errors import ConfigError
+    from opd.lengths import most_positions
     from opd.pretrained import read_config
 
-    config = read_config(job.model.path, revision=job.model.revision).get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = most_positions(read_config(job.model.path, revision=job.model.revision))
     longest = fusion.rollout.longest_sequence(fusion.rollout.max_prompt_tokens)
     if positions and longest > positions:
         raise ConfigError(

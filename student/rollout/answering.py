@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,15 @@ from transformers import PreTrainedModel
 from opd.tasks.stops import generation_stops, stop_set
 from student.data.plan import PlannedRow
 from student.data.row import Row
-from student.model.model import load_student, load_tokenizer
+from student.model.model import Weights, load_student, load_tokenizer
+from student.rollout.row_length import check_length
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 
 if TYPE_CHECKING:
     from student.settings.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,14 @@ class AnsweringModel:
             tokenizer: tokenizer to use; None for the model's own.
             max_prompt_tokens: replaces the recipe's limit; None keeps it.
             stop_ids: ids that end an answer, besides those of tokenizer, generation config and recipe.
+
+        Raises:
+            ConfigError: if it has no positions for the longest rows, or cannot be loaded.
         """
         settings = recipe.rollout
+        prompt = settings.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
+        for note in check_length(recipe, Weights.of(recipe.model, model), prompt, "rollout.max_prompt_tokens"):
+            log.warning(note)
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
         student = load_student(
             model, dtype=recipe.model.dtype, attention=recipe.model.attention, gradient_checkpointing=False
@@ -65,7 +75,7 @@ class AnsweringModel:
             batch_rows=settings.batch_rows,
             candidates=0,
             valid_vocab=len(tokenizer),
-            max_prompt_tokens=settings.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens,
+            max_prompt_tokens=prompt,
             stop_ids=frozenset([*stops, *stop_ids]),
         )
         return cls(student.lm, tokenizer, spec)

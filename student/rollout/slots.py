@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, longrope_turn, scale_and_cap
+from opd.lengths import most_positions
 from student.model.experts import Recorder
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import Request
@@ -123,7 +124,7 @@ class SlotDecoder:
         self.capacity = settled(longest)
         text = model.config.get_text_config()
         # Prompts are padded no further than to where the model's positions end or change.
-        self.widest = longrope_turn(text) or getattr(text, "max_position_embeddings", None) or self.capacity
+        self.widest = longrope_turn(text) or most_positions(text) or self.capacity
         self.place = Place(count, model.device)
         self.cache: DynamicCache | None = None
         self.layers: list[SlotLayer] = []

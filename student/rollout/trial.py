@@ -3,19 +3,21 @@
 A trial decodes the last tokens of two short rows with a cache and compares them with whole passes. Where the config
 states a length (a sliding window, a chunk, the positions of the first training), the cache or the positions may change
 there, so the trial is repeated across it, up to the longest row that is to be decoded.
+
+What is found is kept for a model while its process lives, and not on disk: for a random model of 135M parameters the
+short trial takes 0.9 s with slots and 1.4 s with batches on one thread of a processor, less than reading its weights.
 """
 
-import re
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from opd.lengths import stated
+
 STEPS = 4
 _SHORT = 5
-_LENGTHS = r"window|position|chunk|conv|block|length|seq_len|context|n_ctx"
-"""Names in configs that may stand for a number of tokens; a length too many costs two forward passes."""
 
 
 class Crossing(NamedTuple):
@@ -39,16 +41,9 @@ class Rows(NamedTuple):
 
 def crossings(model: PreTrainedModel, longest: int) -> list[Crossing]:
     """Where to try: across a short length, and across those that the config states below `longest`."""
-    found = {n for n in stated(model.config.to_dict(), _LENGTHS) if _SHORT < n < longest}
+    found = {n for n in stated(model.config) if _SHORT < n < longest}
     beyond = [Crossing(n, max(n + 2, min(n + 2 * STEPS, longest))) for n in sorted(found)]
     return [Crossing(_SHORT, _SHORT + 2), *beyond]
-
-
-def stated(value: Any, pattern: str, name: str = "") -> set[int]:
-    """The numbers in a config, at any depth, whose names match `pattern`."""
-    if isinstance(value, dict):
-        return {found for key, one in value.items() for found in stated(one, pattern, str(key))}
-    return {value} if isinstance(value, int) and not isinstance(value, bool) and re.search(pattern, name) else set()
 
 
 def rows_across(model: PreTrainedModel, crossing: Crossing) -> Rows:

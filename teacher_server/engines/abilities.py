@@ -1,11 +1,12 @@
-"""Tests of a freshly loaded model on a few tokens: does its head reproduce its logits, and which shortcuts are exact?
+"""Trials of a freshly loaded model: does its head reproduce its logits, and which shortcuts are exact?
 
 Measured for every model, because a list of model families would go out of date.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opd.errors import ConfigError
-from opd.heads import OutputHead
+from opd.heads import OutputHead, longrope_turn
+from opd.lengths import POSITIONS, most_positions, position_turn, stated
 from opd.wire.types import ScoreItem
 from teacher_server.engines.backbone import Backbone, shareable
 
 _log = logging.getLogger(__name__)
+_UNSTATED = 1 << 20
+_BEYOND = 9
+_LONGEST = 8192
+"""Tokens beyond which attention, which grows with their square, would make trials slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +53,62 @@ def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str
         )
 
 
-def find_abilities(backbone: Backbone, head: OutputHead, *, packing: bool, sharing: bool) -> Abilities:
-    """Measure which shortcuts reproduce the hidden states of rows that are run alone.
+def find_abilities(
+    backbone: Backbone, head: OutputHead, lengths: Iterable[int] = (), *, packing: bool, sharing: bool
+) -> Abilities:
+    """Measure which shortcuts reproduce the hidden states of rows that are run alone, short ones and across `lengths`.
 
     Args:
         backbone: the base model.
         head: the output head, of which only vocabulary size and dtype are used.
+        lengths: where the model may change, as with a sliding window.
         packing: whether packing may be used: whether the attention backend keeps packed sequences apart without a mask.
         sharing: whether shared prompts may be used.
     """
-    items = _items(head.vocab_size)
-    alone = torch.cat([backbone.alone(item) for item in items])
+    trials = [_items(head.vocab_size), *(_across(head.vocab_size, length) for length in sorted(lengths))]
+    alone = [torch.cat([backbone.alone(item) for item in items]) for items in trials]
     tolerance = _tolerance(head)
 
     def exact(way: str, run: Callable[[list[ScoreItem]], Float[Tensor, "N H"]]) -> bool:
         try:
-            gap = _gap(alone, run(items))
+            gaps = [_gap(states, run(items)) for states, items in zip(alone, trials, strict=True)]
         except Exception as error:  # a model may refuse a shortcut with any exception
             _log.info("%s is off: the model refused it: %s", way, error)
             return False
-        if not gap <= tolerance:
-            _log.warning("%s is off: it changes the hidden states of this model by %.2g", way, gap)
-        return gap <= tolerance
+        for gap, items in zip(gaps, trials, strict=True):
+            if not gap <= tolerance:
+                tokens = max(len(item.token_ids) for item in items)
+                _log.warning("%s is off: it changes hidden states in rows of %d tokens by %.2g", way, tokens, gap)
+                return False
+        return True
 
     found = Abilities(
         padding=exact("padding", backbone.padded),
         packing=packing and exact("packing", backbone.packed),
-        sharing=sharing and _keeps_only_keys(backbone, items[0]) and exact("prompt sharing", backbone.shared),
+        sharing=sharing and _keeps_only_keys(backbone, trials[0][0]) and exact("prompt sharing", backbone.shared),
     )
     backbone.forget()
     return found
+
+
+def find_positions(config: Any, backbone: Backbone) -> tuple[int, int | None]:
+    """The most tokens that a model takes, and the length beyond which rows share no forward pass with shorter ones."""
+    most = most_positions(config)
+    turn = None if most is None else position_turn(backbone.at, stated(config, POSITIONS), most)
+    return most or _UNSTATED, turn or longrope_turn(config.get_text_config())
+
+
+def lengths_to_try(config: Any, backbone: Backbone, most: int) -> list[int]:
+    """The lengths that a model's config states, as far as trials of shortcuts across them take seconds.
+
+    Args:
+        config: the transformers config.
+        backbone: the base model.
+        most: most tokens of a row that may share a forward pass with others.
+    """
+    flops = 10 * sum(parameter.numel() for parameter in backbone.model.parameters())  # of a token in five rows
+    affordable = (5e11 if backbone.device.type == "cpu" else 3e15) / max(1, flops)
+    return sorted(n for n in stated(config) if 4 < n <= min(most - _BEYOND, _LONGEST, affordable))
 
 
 def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocabulary: int, most: int) -> bool:
@@ -119,6 +151,13 @@ def _items(vocabulary: int) -> list[ScoreItem]:
     draw = np.random.default_rng(0).integers(0, vocabulary, size=(4, 12), dtype=np.uint32)
     draw[1:3, :5] = draw[0, :5]
     return [ScoreItem(row[:length], 5) for row, length in zip(draw, (12, 9, 6, 11), strict=True)]
+
+
+def _across(vocabulary: int, length: int) -> list[ScoreItem]:
+    """Two samples of a prompt that end beyond a length, the second one just."""
+    ids = np.random.default_rng(0).integers(0, vocabulary, size=(2, length + _BEYOND), dtype=np.uint32)
+    ids[1, : length - 3] = ids[0, : length - 3]
+    return [ScoreItem(ids[0], length - 3), ScoreItem(ids[1, : length + 2], length - 3)]
 
 
 def _gap(expected: Tensor, found: Tensor) -> float:

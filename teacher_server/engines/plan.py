@@ -86,17 +86,21 @@ def settled_width(tokens: int, most: int) -> int:
     return max(tokens, min(-(-tokens // 16) * 16, most))
 
 
-def plan_independent(lengths: Sequence[tuple[int, int]], *, max_tokens: int, most: int) -> list[Pass]:
+def plan_independent(
+    lengths: Sequence[tuple[int, int]], *, max_tokens: int, most: int, turn: int | None = None
+) -> list[Pass]:
     """Split a batch into passes of rows of the same settled width, so that a row's width depends on the row alone.
 
     Args:
         lengths: (P, T) of each row.
         max_tokens: most tokens in a pass, padding included; a single longer row gets a pass of its own.
         most: most tokens that the model takes.
+        turn: length beyond which a pass scales its positions, to which no shorter row is padded; None if nowhere.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for row, (prompt, response) in enumerate(lengths):
-        by_width[settled_width(prompt + response - 1, most)].append(row)
+        tokens = prompt + response - 1
+        by_width[settled_width(tokens, most if turn is None or tokens > turn else min(turn, most))].append(row)
     passes = []
     for width, rows in sorted(by_width.items(), reverse=True):
         count = max(1, max_tokens // width)

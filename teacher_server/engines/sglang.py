@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
+from opd.lengths import most_positions
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.spans import cut
@@ -98,7 +99,9 @@ class SglangEngine:
         # Compared with every response, see `_ask`: other clients of the server may replace its weights.
         self._version = served.get("weight_version")
         text = self._config.get_text_config()
-        longest = server.get("max_req_input_len") or server.get("context_length") or text.max_position_embeddings
+        longest = (
+            server.get("max_req_input_len") or server.get("context_length") or most_positions(self._config) or 1 << 20
+        )
         tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
         vocabulary = counted_ids(tokenizer, int(text.vocab_size))
         self._info = EngineInfo(

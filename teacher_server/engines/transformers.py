@@ -17,12 +17,18 @@ from torch import Tensor
 
 from opd.adapters import fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError, UnavailableError
-from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
+from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.model_files import check_files
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.types import Head, PayloadKind, PayloadSpec, ScoreItem, Scores
-from teacher_server.engines.abilities import check_head, find_abilities, rows_are_independent
+from teacher_server.engines.abilities import (
+    check_head,
+    find_abilities,
+    find_positions,
+    lengths_to_try,
+    rows_are_independent,
+)
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
 from teacher_server.engines.head import DTYPE_NAMES, export, identity_of
@@ -115,10 +121,15 @@ class TransformersEngine:
         with torch.inference_mode():
             check_head(self._model, self._backbone, head, model)
             packing = "flash" in str(self._model.config._attn_implementation)
+            most, self._turn = find_positions(self._config, self._backbone)
             self._abilities = find_abilities(
-                self._backbone, head, packing=packing, sharing=share_prompts and not deterministic
+                self._backbone,
+                head,
+                lengths_to_try(self._config, self._backbone, self._turn or most),
+                packing=packing,
+                sharing=share_prompts and not deterministic,
             )
-        self._info = self._describe(model, folder, head, deterministic)
+        self._info = self._describe(model, folder, head, most, deterministic)
         # On a GPU the shape of the whole batch decides the kernel, and with it the bits of each row.
         self._independent = deterministic and self._device.type == "cpu" and self._abilities.padding
         self._independent = self._independent and rows_are_independent(
@@ -253,7 +264,7 @@ class TransformersEngine:
         lengths = [(item.prompt_length, item.response_length) for item in items]
         if self._independent:
             most = self._info.max_sequence_tokens
-            return plan_independent(lengths, max_tokens=self._max_batch_tokens, most=most)
+            return plan_independent(lengths, max_tokens=self._max_batch_tokens, most=most, turn=self._turn)
         if self._info.deterministic or not self._abilities.padding:
             return [Pass((row,)) for row in range(len(items))]
         return plan_passes(
@@ -262,7 +273,7 @@ class TransformersEngine:
             max_tokens=self._max_batch_tokens,
             share=self._abilities.sharing,
             packed=self._abilities.packing,
-            longest=longrope_turn(self._config.get_text_config()),
+            longest=self._turn,
         )
 
     def _start(self, one: Pass, batch: Sequence[EngineItem], head: OutputHead) -> list[Started]:
@@ -295,8 +306,7 @@ class TransformersEngine:
         scale, cap = scale_and_cap(self._config.get_text_config())
         return OutputHead(projection.weight, getattr(projection, "bias", None), scale, cap, self._padding)
 
-    def _describe(self, model: str, folder: Path, head: OutputHead, deterministic: bool) -> EngineInfo:
-        text = self._config.get_text_config()
+    def _describe(self, model: str, folder: Path, head: OutputHead, most: int, deterministic: bool) -> EngineInfo:
         stop_ids = load_stop_token_ids(folder, self._config, self._tokenizer, head.vocab_size)
         return EngineInfo(
             engine=f"transformers {transformers.__version__}",
@@ -308,7 +318,7 @@ class TransformersEngine:
             head=identity_of(head),
             payloads=frozenset(PayloadKind),
             supports_temperature=True,
-            max_sequence_tokens=int(getattr(text, "max_position_embeddings", 0) or 1 << 20),
+            max_sequence_tokens=most,
             max_k=head.vocab_size,
             deterministic=deterministic,
             padding_rows=head.padding,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opd.errors import ConfigError, DataError, RolloutEngineError, one_line
+from opd.lengths import most_positions
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.vllm.settings import VllmSettings, check_vllm
@@ -88,7 +89,7 @@ class VllmRollout(RolloutEngine[VllmSettings]):
             raise ConfigError("rollout.engine.sleep frees GPU memory, but there is no GPU here; remove it.")
         config = setup.model.config.get_text_config()
         cache = setup.spec.cache_tokens
-        self._longest = min(int(getattr(config, "max_position_embeddings", cache)), cache)
+        self._longest = min(most_positions(config) or cache, cache)
         options = {
             "dtype": self._dtype,
             "revision": setup.revision,

@@ -10,6 +10,7 @@ from opd.errors import ConfigError
 from student.job.family_check import check_family, check_positions
 from student.job.plugins import build_plugins
 from student.model.model import Weights, load_student
+from student.rollout.answering import AnsweringModel
 from student.rollout.batches import check_batches
 from student.settings.recipe import Recipe
 from tests.support.families import tiny
@@ -72,6 +73,14 @@ def test_rows_beyond_what_rotary_positions_were_made_for_are_noted(tmp_path: Pat
     assert "33 tokens" in note and "more than the 32" in note
 
 
+def test_rows_whose_positions_would_depend_on_their_own_length_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    tiny("llama", max_position_embeddings=32, rope_parameters=rope).config.save_pretrained(tmp_path / "model")
+    assert checked(recipe(tmp_path)) == []
+    with pytest.raises(ConfigError, match=r"have 40 tokens .* takes at most 32; lower them, because the positions"):
+        checked(recipe(tmp_path, answer=20))
+
+
 def test_the_context_of_the_student_as_its_own_teacher_counts(tmp_path: Path) -> None:
     tiny("gpt2", max_position_embeddings=32).config.save_pretrained(tmp_path / "model")
     own = {"teachers": {"default": "student"}, "objective": [{"name": "opd"}]}
@@ -79,3 +88,9 @@ def test_the_context_of_the_student_as_its_own_teacher_counts(tmp_path: Path) ->
     assert checked(recipe(tmp_path, **own)) == []
     with pytest.raises(ConfigError, match=r"33 tokens \(contexts.teacher.max_tokens"):
         checked(recipe(tmp_path, **own, **told))
+
+
+def test_a_model_that_only_answers_is_refused_beyond_its_positions_too(tmp_path: Path) -> None:
+    tiny("gpt2", max_position_embeddings=32).config.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"have 33 tokens .* takes at most 32; lower them"):
+        AnsweringModel.load(recipe(tmp_path, answer=13), str(tmp_path / "model"), tokenizer=object())

@@ -16,6 +16,7 @@ from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
+from tests.support.families import tiny
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "cohere", "phi", "falcon_h1"])
@@ -310,3 +311,34 @@ def test_a_sequence_longer_than_the_model_is_refused(make_model, make_item, entr
     engine = TransformersEngine(str(make_model("llama")))
     with pytest.raises(InvalidRequestError, match="takes at most 512"):
         engine.score([entry(make_item(500, 13), PayloadSpec.sampled())])
+
+
+def test_a_model_announces_the_positions_that_it_has_under_any_name(tmp_path: Path) -> None:
+    lm = tiny("mpt", max_seq_len=40)
+    del lm.config.max_position_embeddings, lm.config.n_positions  # which an MPT does not have
+    lm.save_pretrained(tmp_path)
+    assert TransformersEngine(str(tmp_path)).info.max_sequence_tokens == 40
+
+
+@pytest.mark.parametrize("way", ["padded", "shared"])
+def test_a_shortcut_that_changes_numbers_only_beyond_a_window_is_switched_off(
+    way: str, make_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = getattr(Backbone, way)
+
+    def changed(self: Backbone, items: list[ScoreItem], *width: int) -> torch.Tensor:
+        return run(self, items, *width) * (1.01 if max(len(item.token_ids) for item in items) > 64 else 1.0)
+
+    monkeypatch.setattr(Backbone, way, changed)
+    abilities = TransformersEngine(str(make_model("gemma2", sliding_window=64)))._abilities
+    assert (abilities.padding, abilities.sharing) == (way != "padded", way != "shared")
+
+
+def test_a_row_is_padded_to_no_length_at_which_its_positions_are_scaled(make_model, make_item, entry) -> None:
+    engine = TransformersEngine(str(make_model("phi3", original_max_position_embeddings=36)), deterministic=True)
+    one = entry(make_item(8, 26), PayloadSpec.sampled())
+    (found,) = engine.score([one])
+    with torch.inference_mode():
+        logits = engine._head().logits(engine._backbone.alone(one.item))
+    wanted = logits.log_softmax(-1).gather(1, torch.from_numpy(one.item.response_ids.astype(np.int64))[:, None])[:, 0]
+    np.testing.assert_allclose(found.sampled, wanted.numpy(), atol=1e-4)

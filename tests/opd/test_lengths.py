@@ -1,0 +1,64 @@
+"""The lengths that configs state, under every name, and positions that a row's length scales, found by trial."""
+
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from opd.lengths import POSITIONS, most_positions, position_turn, stated
+from tests.support.families import CAUSAL, tiny
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("llama", "max_position_embeddings"), ("gpt2", "n_positions"), ("mpt", "max_seq_len"), ("rwkv", "context_length"),
+     ("dbrx", "max_seq_len"), ("bloom", "max_sequence_length"), ("gemma3", "max_position_embeddings")],
+)  # fmt: skip
+def test_the_number_of_positions_is_known_under_the_name_that_a_family_gives_it(family: str, key: str) -> None:
+    config = AutoConfig.for_model(family)
+    text = config.get_text_config()
+    setattr(text, key, 77)
+    assert most_positions(config) == 77
+
+
+def test_a_family_that_states_a_number_of_positions_has_one() -> None:
+    silent = []
+    for family in sorted({*CAUSAL} - {"trocr"}):
+        try:
+            config = AutoConfig.for_model(family)
+        except (ValueError, StrictDataclassError):  # it has no defaults
+            continue
+        if most_positions(config) is None and stated(config.get_text_config(), POSITIONS):
+            silent.append(family)
+    assert silent == ["cpmant"]  # whose numbers are of buckets of distances
+
+
+def turn_of(lm: PreTrainedModel, most: int) -> int | None:
+    def states(ids: Tensor, positions: Tensor) -> Tensor:
+        return lm.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
+
+    return position_turn(states, stated(lm.config, POSITIONS), most)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "turn"),
+    [
+        ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE}, 16),
+        ("llama", {"rope_parameters": DYNAMIC}, 16),
+        ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 16}}, None),
+        ("gpt2", {}, None),
+        ("mpt", {"max_seq_len": 16}, None),
+        ("bloom", {}, None),
+    ],
+)
+def test_positions_that_the_longest_row_of_a_pass_scales_are_found(
+    family: str, changes: dict[str, Any], turn: int | None
+) -> None:
+    most = {} if family in ("mpt", "bloom") else {"max_position_embeddings": 16 if family == "llama" else 64}
+    assert turn_of(tiny(family, **(most | changes)), 64) == turn
