@@ -55,7 +55,7 @@ class OfTurnCritic(GroupEstimator):
 
     def refine(self, row: Row, credit: Credit) -> Credit:
         """[T] float32 credit per token; zeros where the critic has written none."""
-        found = row.critic_credit.get(self.critic)
+        found = row.critic.credit.get(self.critic)
         return np.zeros(row.length, np.float32) if found is None else found
 
 

@@ -59,6 +59,6 @@ class PromptValue(GroupEstimator[PromptValueSettings]):
         """The reward minus V; None for an answer that `keep` leaves out."""
         # With a cut history, tokens that were replayed before the first window have no value.
         first = row.sequences[0][1]
-        value = 0.0 if row.values is None or not row.length else float(row.values[first])
+        value = 0.0 if row.critic.values is None or not row.length else float(row.critic.values[first])
         found = float(np.mean(credit)) - value
         return None if self.settings.keep == "positive" and found <= 0 else found

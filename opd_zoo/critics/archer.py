@@ -84,7 +84,7 @@ class ArcherCritic(TurnCritic[ArcherCriticSettings]):
             credit = np.zeros(row.length, np.float32)
             for (start, end), value in zip(spans, self.advantages(before, behind), strict=True):
                 credit[start:end] = value
-            row.critic_credit[type(self).__name__] = credit
+            self.write(row, credit)
             if (rewarded := turn_rewards(row)) is None:
                 continue
             key, rewards = rewarded

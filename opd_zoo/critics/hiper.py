@@ -95,7 +95,7 @@ class HiperCritic(TurnCritic[HiperCriticSettings]):
         self._turns = []
         for row, hidden in self.states(rows):
             credit = np.zeros(row.length, np.float64)
-            row.critic_credit[type(self).__name__] = credit.astype(np.float32)
+            self.write(row, credit)
             if (rewarded := turn_rewards(row)) is None:
                 continue
             key, rewards = rewarded
@@ -111,7 +111,7 @@ class HiperCritic(TurnCritic[HiperCriticSettings]):
                 own[turn.action or slice(None)] += low
                 own[turn.subgoal or slice(0)] += high * begin
                 own[turn.switch or slice(0)] += term
-            row.critic_credit[type(self).__name__] = credit.astype(np.float32)
+            self.write(row, credit)
             seen = [(turn.switch is not None, turn.subgoal is not None, turn.action is not None) for turn in tagged]
             targets = (credits + values).T
             self._turns.append((key, np.concatenate([starts, lows, targets, begins[:, None], seen], 1)))

@@ -129,7 +129,7 @@ class DirectAdvantage(Term[DirectAdvantageSettings]):
             ends = [end for end in ends if end < row.length]
             starts = [0, *ends]
         places = np.searchsorted(np.array(ends, np.int64), np.arange(row.length), side="right")
-        values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
+        values = np.zeros(row.length) if (v := row.critic.values) is None else v.astype(np.float64)
         # V at the start of each step, then the reward: the advantages of a row add up to R - V(start).
         at = [values[start] for start in starts] + [reward_of(row) or 0.0]
         return places, np.diff(np.array(at))

@@ -66,7 +66,7 @@ class CosineLength(Reward[CosineLengthSettings]):
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward; metrics length (as a share of `longest`) and over (share of rows)."""
         for row in rows:
-            length, right = int((~row.tool_mask).sum()) if row.tool_mask is not None else row.length, is_correct(row)
+            length, right = int(row.written.sum()), is_correct(row)
             over = row.truncated or length > self.settings.longest
             known = None if right is None else self.value(right, length)
             row.reward = self.settings.over if over else known

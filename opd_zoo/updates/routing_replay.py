@@ -2,7 +2,7 @@
 
     R3, source: rollout    experts that the engine recorded while it sampled; also in the old policy's pass
     R2, source: old        experts of the student's own pass over the rows, before the first update of the step
-    gate                   softmax of the training logits over the recorded experts, see `student.model.experts`
+    gate                   softmax of the training logits over the recorded experts, see `student.model.moe_routes`
 
 A token whose router is close to a tie can change experts between sampling and learning, because another kernel rounds
 differently (R3) or because earlier minibatches have moved the weights (R2), and then its log-prob jumps. With replay
@@ -74,7 +74,7 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
     def needs(self) -> Needs:
         """The rollout's record of experts, or the student's pass over the rows."""
         if self.settings.source == "rollout":
-            return Needs(experts=True)
+            return Needs(moe_routes=True)
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
 
     def hooks(self) -> Sequence[ModelHook]:
@@ -108,7 +108,7 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
         Raises:
             ConfigError: naming the student's class.
         """
-        from student.model.experts import routers
+        from student.model.moe_routes import routers
 
         routers(lm)
 
@@ -130,7 +130,7 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
         Raises:
             ConfigError: with the setting to change.
         """
-        if any(row.tool_mask is not None for row in rows):
+        if any(row.episode is not None for row in rows):
             self._refuse_episodes()
         return rows
 
@@ -171,14 +171,14 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
 @contextmanager
 def recorded(lm: PreTrainedModel, reading: Reading) -> Iterator[None]:
     """Store in its rows the experts that one forward pass chooses."""
-    from student.model.experts import Recorder
+    from student.model.moe_routes import Recorder
 
     with Recorder(lm) as recorder:
         yield
         found = recorder.take(len(reading.rows))
     for row, mine in zip(reading.rows, found, strict=True):
         if row is not None:
-            row.experts = mine[: len(row.prompt_ids) + row.length].copy()
+            row.moe_routes = mine[: len(row.prompt_ids) + row.length].copy()
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64])
     import torch
 
     from student.data.hooks import registered
-    from student.model.experts import check_rule, gates, routers
+    from student.model.moe_routes import check_rule, gates, routers
 
     every = routers(lm)
     read = sum(len(row.prompt_ids) + row.length for row in reading.rows if row is not None)
@@ -220,7 +220,7 @@ def replayed(lm: PreTrainedModel, reading: Reading, counts: NDArray[np.float64])
 
 def _table(reading: Reading, layers: int) -> NDArray[np.int16]:
     """[B * L, layers, k] int16 expert indices of each token, NONE where there is no record."""
-    records = [None if row is None else row.experts for row in reading.rows]
+    records = [None if row is None else row.moe_routes for row in reading.rows]
     k = next((record.shape[2] for record in records if record is not None), 0)
     table = np.full((len(records), reading.width, layers, k), NONE, np.int16)
     for line, record in zip(table, records, strict=True):

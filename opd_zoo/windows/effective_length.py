@@ -78,8 +78,8 @@ class EffectiveLength(FollowingController[EffectiveLengthSettings]):
         for row in rows:
             # What an environment wrote may repeat itself; a loop is the student's, after that.
             begin = 0
-            if row.tool_mask is not None and row.tool_mask.any():
-                begin = int(np.flatnonzero(row.tool_mask)[-1]) + 1
+            if not row.written.all():
+                begin = int(np.flatnonzero(~row.written)[-1]) + 1
             end = begin + loop_start(row.response_ids[begin:], period=s.period, repeated=s.repeated, rounds=s.rounds)
             if end < row.length and not self._confirmed(row, end):
                 end = row.length

@@ -58,7 +58,7 @@ class PruneOpd(FollowingController[PruneOpdSettings]):
         for row in rows:
             if row.origin == "expert":  # on given rows, the student's top k says nothing about its own responses
                 continue
-            places = np.flatnonzero(np.ones(row.length) if row.tool_mask is None else ~row.tool_mask)
+            places = np.flatnonzero(row.written)
             overlap = self._overlaps(row)[places]  # an environment's tokens do not count as drift
             drift = self._drift_point(overlap)
             point = int(places[drift]) if drift < len(places) else row.length

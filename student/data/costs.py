@@ -35,7 +35,7 @@ def positions(rows: Sequence[Row]) -> int:
 def _written(row: Row) -> int:
     """Response tokens of a row, without tokens of the environment, of replayed actions or of a shared beginning."""
     shared = row.turns[: int(row.notes.get("branched", 0.0))]
-    return row.length - (0 if row.tool_mask is None else int(row.tool_mask.sum())) - sum(b - a for a, b in shared)
+    return int(row.written.sum()) - sum(end - start for start, end in shared)
 
 
 class Costs:

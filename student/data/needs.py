@@ -64,7 +64,7 @@ class Needs:
         reward: "verdict" if each row must be verified, "any" if it needs a reward from any source, else "".
         student: views of the student's distribution, a subset of {"scores", "scores_at_teacher", "hidden"}.
         models: a subset of {"student", "initial", "ema"}, kept for plug-ins that read them through the services.
-        experts: whether the rollout must record the experts that each token is routed to (`Row.experts`).
+        moe_routes: whether the rollout must record the experts that each token is routed to (`Row.moe_routes`).
     """
 
     signals: tuple[SignalNeed, ...] = ()
@@ -72,7 +72,7 @@ class Needs:
     reward: Literal["", "any", "verdict"] = ""
     student: frozenset[str] = field(default_factory=frozenset)
     models: frozenset[str] = field(default_factory=frozenset)
-    experts: bool = False
+    moe_routes: bool = False
 
     @property
     def served(self) -> bool:
@@ -143,7 +143,7 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         reward=max((need.reward for need in every), key=_STRENGTHS.index, default=""),
         student=frozenset().union(*(need.student for need in every)),
         models=frozenset().union(*(need.models for need in every)),
-        experts=any(need.experts for need in every),
+        moe_routes=any(need.moe_routes for need in every),
     )
 
 

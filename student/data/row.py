@@ -50,6 +50,40 @@ class RowKey:
         return f"{self.step}/{self.uid}/{self.sample}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeTrace:
+    """How an environment played a row.
+
+    Attributes:
+        tool_mask: [T] bool, True where the environment wrote the token.
+        windows: (since, start, end) if the student did not read the whole history: it wrote positions start to end
+            after the prompt and the response from `since` on. Windows cover every trained position; empty if it read
+            everything.
+        summaries: indices in `Row.turns` of the student's summaries, which the environment did not see.
+        states: for each turn, a hash of the environment's state; equal states of one prompt are comparable.
+        agents: for each turn, the agent that acted; empty if agents are not told apart.
+    """
+
+    tool_mask: NDArray[np.bool_]
+    windows: tuple[Window, ...] = ()
+    summaries: tuple[int, ...] = ()
+    states: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticValues:
+    """What critics wrote about a row.
+
+    Attributes:
+        values: [T] float32, the value of the state before each token; None without a critic of tokens.
+        credit: [T] float32, the advantage of each token by a critic of turns, by the critic's class.
+    """
+
+    values: NDArray[np.float32] | None = None
+    credit: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """One response.
@@ -68,12 +102,8 @@ class Row:
         candidates: [T, K] uint32, the student's K most likely ids in descending order; None unless needed.
         origin: who wrote the response.
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under if that is another (a hint), else None.
-        tool_mask: [T] bool, True where the environment wrote the token; None if it wrote none.
         turns: (start, end) of each turn in the response, in tokens; one turn for single-turn rows.
-        windows: (since, start, end) if the student did not read the whole history of an episode: it wrote positions
-            start to end after the prompt and the response from `since` on. Windows cover every trained position; empty
-            if it read everything.
-        summaries: indices in `turns` of the student's summaries, which the environment did not see.
+        episode: how an environment played it; None for a single answer.
         teacher: name of the teacher that the route gave, or the weighted names of several.
         teachers: (teacher, weight) if divergences to several teachers are summed; weights sum to 1. Otherwise empty.
         contexts: [P'] uint32 by role, the prompt that the role's model reads in place of the student's (a hint, a
@@ -86,15 +116,12 @@ class Row:
         rewarded: whether a plug-in's reward replaces the verdict, so that None in `reward` means unknown.
         token_rewards: [T] float32, rewards by token; None if only the whole is rewarded.
         turn_rewards: the reward of each turn; empty if only the whole is rewarded.
-        turn_states: for each turn, a hash of the environment's state; equal states of one prompt are comparable.
-        turn_agents: for each turn, the agent that acted; empty if agents are not told apart.
-        values: [T] float32, a critic's value of the state before each token; None without a critic.
-        critic_credit: [T] float32, the advantage of each token by a critic of turns, by the critic's class.
+        critic: what critics wrote about it.
         weight: multiplies the row's loss.
         trained: False for rows that count in the statistics of their group but are not learnt from.
         tags: labels such as mode, template or role, for groups, metrics and verifiers.
-        experts: [P + T or one less, layers, k] int16, the experts that each token of prompt and response was routed to,
-            in the rollout or in the old policy's pass; None unless needed.
+        moe_routes: [P + T or one less, layers, k] int16, the experts of a mixture that each token of prompt and
+            response was routed to, in the rollout or in the old policy's pass; None unless needed.
         notes: numbers by name that a method shares with all ranks about the row; the step's report contains them.
     """
 
@@ -110,10 +137,8 @@ class Row:
     candidates: NDArray[np.uint32] | None = None
     origin: Origin = "policy"
     behaviour_prompt_ids: NDArray[np.uint32] | None = None
-    tool_mask: NDArray[np.bool_] | None = None
     turns: tuple[tuple[int, int], ...] = ()
-    windows: tuple[Window, ...] = ()
-    summaries: tuple[int, ...] = ()
+    episode: EpisodeTrace | None = None
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
     contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
@@ -125,20 +150,32 @@ class Row:
     rewarded: bool = False
     token_rewards: NDArray[np.float32] | None = None
     turn_rewards: tuple[float, ...] = ()
-    turn_states: tuple[str, ...] = ()
-    turn_agents: tuple[str, ...] = ()
-    values: NDArray[np.float32] | None = None
-    critic_credit: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    critic: CriticValues = CriticValues()
     weight: float = 1.0
     trained: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)
-    experts: NDArray[np.int16] | None = None
+    moe_routes: NDArray[np.int16] | None = None
     notes: dict[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         """T, tokens of the response."""
         return len(self.response_ids)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The windows of an episode whose history was cut; empty for every other row."""
+        return () if self.episode is None else self.episode.windows
+
+    @property
+    def summaries(self) -> tuple[int, ...]:
+        """Indices in `turns` of the summaries of an episode."""
+        return () if self.episode is None else self.episode.summaries
+
+    @property
+    def written(self) -> NDArray[np.bool_]:
+        """[T] bool, True where a policy or an expert wrote the token, and not the environment."""
+        return np.ones(self.length, np.bool_) if self.episode is None else ~self.episode.tool_mask
 
     @property
     def actions(self) -> list[tuple[int, int]]:
@@ -202,7 +239,7 @@ class Row:
         prompt = self.contexts.get(role, self.prompt_ids)
         wanted = np.ones(self.length, np.bool_)
         if own:
-            wanted = self.loss_mask if self.tool_mask is None else ~self.tool_mask
+            wanted = self.loss_mask if self.episode is None else self.written
         found: list[tuple[ScoreItem, int]] = []
         for since, start, end in self.sequences:
             mask = wanted[since:end]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opd.tasks.prompt import Prompt
-from student.data.row import Row, RowKey
+from student.data.row import EpisodeTrace, Row, RowKey
 
 _ARRAYS = {
     "prompt_ids": np.uint32,
@@ -16,9 +16,8 @@ _ARRAYS = {
     "loss_mask": np.bool_,
     "candidates": np.uint32,
     "behaviour_prompt_ids": np.uint32,
-    "tool_mask": np.bool_,
     "token_rewards": np.float32,
-    "experts": np.int16,
+    "moe_routes": np.int16,
 }
 _PLAIN = ("truncated", "text", "origin", "teacher", "reward", "rewarded", "weight", "trained")
 
@@ -31,11 +30,8 @@ def row_to_state(row: Row) -> dict[str, Any]:
         "key": asdict(row.key),
         "prompt": prompt_to_state(row.prompt),
         "turns": [list(turn) for turn in row.turns],
-        "windows": [list(window) for window in row.windows],
-        "summaries": list(row.summaries),
+        "episode": None if row.episode is None else _episode_to_state(row.episode),
         "turn_rewards": list(row.turn_rewards),
-        "turn_states": list(row.turn_states),
-        "turn_agents": list(row.turn_agents),
         "reward_parts": dict(row.reward_parts),
         "tags": dict(row.tags),
     }
@@ -48,15 +44,30 @@ def row_from_state(state: dict[str, Any]) -> Row:
         key=RowKey(**state["key"]),
         prompt=Prompt.restored(state["prompt"]),
         turns=tuple((int(start), int(end)) for start, end in state["turns"]),
-        windows=tuple((int(since), int(start), int(end)) for since, start, end in state["windows"]),
-        summaries=tuple(map(int, state["summaries"])),
+        episode=None if state["episode"] is None else _episode(state["episode"]),
         turn_rewards=tuple(state["turn_rewards"]),
-        turn_states=tuple(state["turn_states"]),
-        turn_agents=tuple(state["turn_agents"]),
         reward_parts=dict(state["reward_parts"]),
         tags=dict(state["tags"]),
         **arrays,
         **{name: state[name] for name in _PLAIN},
+    )
+
+
+def _episode_to_state(episode: EpisodeTrace) -> dict[str, Any]:
+    return {
+        "tool_mask": episode.tool_mask.copy(),
+        "windows": [list(window) for window in episode.windows],
+        **{name: list(getattr(episode, name)) for name in ("summaries", "states", "agents")},
+    }
+
+
+def _episode(state: dict[str, Any]) -> EpisodeTrace:
+    return EpisodeTrace(
+        np.asarray(state["tool_mask"], np.bool_),
+        tuple((int(since), int(start), int(end)) for since, start, end in state["windows"]),
+        tuple(map(int, state["summaries"])),
+        tuple(state["states"]),
+        tuple(state["agents"]),
     )
 
 

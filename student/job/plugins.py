@@ -85,7 +85,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     _check_summaries(recipe, controllers, strategy)
     _check_staleness(recipe, terms, controllers, strategy, engine)
     _check_quantized(recipe, engine)
-    if needs.experts and not engine.records_experts:
+    if needs.moe_routes and not engine.records_moe_routes:
         raise ConfigError(
             f"rollout.engine {engine.settings.name} does not record which experts its tokens use; set rollout.engine "
             "to {name: transformers}, or source: old in method routing_replay."

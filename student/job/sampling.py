@@ -51,7 +51,7 @@ def engine_setup(found: Prepared, learner: Learner, candidates: int, space: Spac
         # `most_likely` must return more ids than it is made to keep; `map_of` has refused teachers asked at too few.
         keep_ids=keep_ids if candidates > len(keep_ids) else (),
         read_given=bool(needs.signals or needs.reward or candidates),
-        experts=needs.experts,
+        moe_routes=needs.moe_routes,
     )
     shards = Shards(learner.student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
     weights = found.weights

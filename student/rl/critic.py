@@ -22,6 +22,7 @@ while their returns are those of the policy that sampled them, so the values lag
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -119,13 +120,13 @@ class Critic(FittedCritic[CriticSettings]):
         ]
 
     def compose(self, rows: list[Row]) -> list[Row]:
-        """Read the features of the rows and set `Row.values`."""
+        """Read the features of the rows and set their values."""
         found = self.services.read(rows, PayloadSpec.hidden(), model=self.settings.features)
         self._cache = []
         for row, scores in zip(rows, found, strict=True):
             features = np.asarray(scores.hidden, np.float32)
             self._cache.append((row, features))
-            row.values = self.value(features)
+            row.critic = replace(row.critic, values=self.value(features))
         return rows
 
     def value(self, features: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class FittedCritic(Controller[FittedSettings_co]):
 
 
 class TurnCritic(FittedCritic[FittedSettings_co]):
-    """A critic of turns, which reads hidden states at turns and writes `Row.critic_credit` under its class's name."""
+    """A critic of turns, which reads hidden states at turns and writes `CriticValues.credit`."""
 
     why_not_stale = ""
 
@@ -117,6 +118,10 @@ class TurnCritic(FittedCritic[FittedSettings_co]):
         ]
         for row, scores in zip(rows, self.services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
             yield row, np.asarray(scores.hidden, np.float64)
+
+    def write(self, row: Row, credit: Array) -> None:
+        """Keep the advantage [T] of each token with the row, under the critic's class."""
+        row.critic = replace(row.critic, credit={**row.critic.credit, type(self).__name__: credit.astype(np.float32)})
 
     def in_order(self, mine: list[tuple[tuple[Any, ...], Array]], services: Services) -> list[Array]:
         """The arrays [turns, ...] of all rows on all ranks, sorted by key, so independent of how rows are spread."""

@@ -148,8 +148,8 @@ class RolloutEngine(Plugin[RolloutEngineSettings_co]):
     """Whether `sync` and `pack` gather the weights of a sharded student themselves; other engines get whole tensors."""
     packs: ClassVar[bool] = False
     """Whether `pack` is implemented; an engine that `takes_shards` needs it to sample a sharded student ahead."""
-    records_experts: ClassVar[bool] = False
-    """Whether the engine fills `Row.experts` if `RolloutSpec.experts` is set."""
+    records_moe_routes: ClassVar[bool] = False
+    """Whether the engine fills `Row.moe_routes` if `RolloutSpec.moe_routes` is set."""
     shared: ClassVar[bool] = False
     """Whether all ranks sample from one copy of the weights. When sampling ahead, no rank may then replace it before
     all ranks have their rows."""
@@ -232,7 +232,7 @@ class TransformersRollout(RolloutEngine[RolloutEngineSettings_co]):
     Samples from the trained model itself, in process; see `student.rollout.transformers`.
     """
 
-    records_experts = True
+    records_moe_routes = True
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore

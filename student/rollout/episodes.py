@@ -32,7 +32,7 @@ from opd.tasks.environments.worlds import InProcess, Seen, Worlds
 from opd.tasks.turns import Answered, check_append_only, encode_turns, with_observation
 from opd.tasks.verdict import Verdict
 from student.data.plan import EpisodePlan, PlannedRow
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.data.streams import stream
 from student.rollout.episode import Episode
 from student.rollout.summaries import CONTEXT, Summaries, notes_of
@@ -330,13 +330,15 @@ class EpisodePlayer:
             text="\n".join(episode.texts),
             candidates=np.stack(episode.candidates) if episode.candidates else None,
             origin="expert" if given else "branch" if branch else "policy",
-            tool_mask=~own,
             turns=tuple(episode.turns),
-            windows=episode.windows,
-            summaries=tuple(episode.summaries),
+            episode=EpisodeTrace(
+                tool_mask=~own,
+                windows=episode.windows,
+                summaries=tuple(episode.summaries),
+                states=tuple(episode.states),
+                agents=tuple(episode.agents) if any(episode.agents) else (),
+            ),
             turn_rewards=tuple(episode.rewards),
-            turn_states=tuple(episode.states),
-            turn_agents=tuple(episode.agents) if any(episode.agents) else (),
             verdict=verdict,
             tags={**episode.planned.tags, "ended": episode.ended},
             trained=not broken,

@@ -37,7 +37,7 @@ class Request:
         prompt_ids: [P] uint32, the prompt that the row is trained under.
         stops: ids that end the response.
         ids, logp, candidates: what has been sampled so far, one entry per token.
-        experts: arrays [*, layers, k] of the experts of the tokens read so far; empty unless they are recorded.
+        moe_routes: arrays [*, layers, k] of the experts of the tokens read so far; empty unless they are recorded.
 
     Raises:
         DataError: for a prompt that encodes to no token, or one over the limit.
@@ -64,7 +64,7 @@ class Request:
         self.ids: list[int] = []
         self.logp: list[float] = []
         self.candidates: list[NDArray[np.uint32]] = []
-        self.experts: list[NDArray[np.int16]] = []
+        self.moe_routes: list[NDArray[np.int16]] = []
 
     @property
     def longest(self) -> int:
@@ -116,7 +116,7 @@ class Request:
             turns=((prefix, length),),
             tags=dict(planned.tags),
             # Not for a hinted row, which was sampled under other tokens than it is trained under.
-            experts=np.concatenate(self.experts) if self.experts and self.behaviour_ids is None else None,
+            moe_routes=np.concatenate(self.moe_routes) if self.moe_routes and self.behaviour_ids is None else None,
         )
 
 

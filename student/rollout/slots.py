@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, longrope_turn, scale_and_cap
 from opd.lengths import most_positions
-from student.model.experts import Recorder
+from student.model.moe_routes import Recorder
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import Request
 from student.rollout.spec import LEAST_ROWS, RolloutSpec
@@ -135,7 +135,7 @@ class SlotDecoder:
         self.waiting = deque(range(len(requests)))
         self.quota = max(1, count // 8)  # free slots to wait for before prompts are read; see `_run`
         self.head = head_of(model, spec.valid_vocab)
-        self.recorder = Recorder(model) if spec.experts else None
+        self.recorder = Recorder(model) if spec.moe_routes else None
         self._mask_dtype = model.dtype if model.config._attn_implementation == "eager" else None
 
     @torch.no_grad()
@@ -194,7 +194,7 @@ class SlotDecoder:
         if self.recorder is not None:
             passed = self.recorder.take(len(prompts))
             for row, (_, index), length in zip(rows, pairs, lengths, strict=True):
-                self.requests[index].experts.append(passed[row, :length])
+                self.requests[index].moe_routes.append(passed[row, :length])
         for (slot, index), length in zip(pairs, lengths, strict=True):
             self.owner[slot], self.length[slot] = index, length
             self.uniforms[index] = self.requests[index].uniforms()
@@ -220,7 +220,7 @@ class SlotDecoder:
             passed = self.recorder.take(len(self.owner))
             for slot, owner in enumerate(self.owner):
                 if owner is not None:
-                    self.requests[owner].experts.append(passed[slot])
+                    self.requests[owner].moe_routes.append(passed[slot])
         live = [owner is not None for owner in self.owner]
         self.length = [length + here for length, here in zip(self.length, live, strict=True)]
         # An empty slot keeps its position and overwrites its own column, so that it does not run past the capacity.

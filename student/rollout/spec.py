@@ -26,7 +26,7 @@ class RolloutSpec:
         autocast: dtype of matrix products and of keys and values; None for the dtype of the weights.
         read_given: whether the student reads given answers for their log-probs and candidates; otherwise their
             log-probs are NaN.
-        experts: record the experts that each token is routed to (`Row.experts`), in rollouts for training.
+        moe_routes: record the experts that each token is routed to (`Row.moe_routes`), in rollouts for training.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class RolloutSpec:
     cache_tokens: int = 262_144
     autocast: torch.dtype | None = None
     read_given: bool = True
-    experts: bool = False
+    moe_routes: bool = False
 
     def rows(self, longest: int) -> int:
         """The number of rows to decode together if each may become `longest` tokens long."""

@@ -53,7 +53,7 @@ def rollout(
         The rows in the order of `planned`.
     """
     # Experts are recorded for training only; nothing is learnt from the rows of evaluations and probes.
-    spec = replace(spec, experts=spec.experts and purpose[:1] == ("rollout",))
+    spec = replace(spec, moe_routes=spec.moe_routes and purpose[:1] == ("rollout",))
 
     def decode(requests: Sequence[Request], order: Sequence[int], finish: Finish) -> None:
         with torch.no_grad(), evaluating(model), _precision(model, spec):
@@ -84,7 +84,7 @@ def _decode(
     if takes_slots(model, longest.longest):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))
         return
-    if spec.experts:
+    if spec.moe_routes:
         raise ConfigError(
             f"a {type(model).__name__} is not decoded in slots, which is where the experts of a mixture are recorded; "
             "set model.attention to sdpa or eager, or replay the experts of the old policy's pass (source: old of "

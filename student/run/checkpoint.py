@@ -33,7 +33,7 @@ from student.state.parts import Part
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 """Raised when a change of the code reads the files of a checkpoint in another way."""
 _ASIDE = ".writing-old-"
 

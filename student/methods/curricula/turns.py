@@ -23,7 +23,7 @@ def note_turns(row: Row) -> None:
     """
     signals = [scores for (role, _), scores in row.signals.items() if role == TEACHER]
     scores = next((found.sampled for found in signals if found.sampled is not None), None)
-    if scores is None or row.tool_mask is None or row.origin == "expert":
+    if scores is None or row.episode is None or row.origin == "expert":
         return
     first = int(row.notes.get("replayed", 0.0))
     sums = [float((row.behaviour_logp[a:b].astype(np.float64) - scores[a:b]).sum()) for a, b in row.turns]

@@ -28,7 +28,7 @@ from opd.errors import CancelledError
 from opd.wire.types import Scores
 from student.data.costs import Costs
 from student.data.plan import PlannedRow, StepPlan
-from student.data.row import Row, RowKey
+from student.data.row import EpisodeTrace, Row, RowKey
 from student.data.streams import stream
 from student.data.token_batch import TokenBatch
 from student.learning.learner import Learner
@@ -274,13 +274,20 @@ def cut_row(row: Row, end: int) -> Row:
         loss_mask=row.loss_mask[:end],
         truncated=True,
         candidates=None if row.candidates is None else row.candidates[:end],
-        tool_mask=None if row.tool_mask is None else row.tool_mask[:end],
         turns=tuple((a, min(b, end)) for a, b in row.turns if a < end),
-        windows=tuple((since, a, min(b, end)) for since, a, b in row.windows if a < end),
-        summaries=tuple(turn for turn in row.summaries if row.turns[turn][0] < end),
+        episode=None if row.episode is None else _cut_episode(row.episode, row.turns, end),
         turn_rewards=row.turn_rewards[: sum(a < end for a, _ in row.turns)],
         token_rewards=None if row.token_rewards is None else row.token_rewards[:end],
         signals={key: _cut_scores(scores, end) for key, scores in row.signals.items()},
+    )
+
+
+def _cut_episode(episode: EpisodeTrace, turns: Sequence[tuple[int, int]], end: int) -> EpisodeTrace:
+    return dataclasses.replace(
+        episode,
+        tool_mask=episode.tool_mask[:end],
+        windows=tuple((since, a, min(b, end)) for since, a, b in episode.windows if a < end),
+        summaries=tuple(turn for turn in episode.summaries if turns[turn][0] < end),
     )
 
 

@@ -67,7 +67,7 @@ def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[n
     """[T] float32 A of each token of a row with this reward; 0 where it is not trained on."""
     places = np.flatnonzero(row.loss_mask)
     found = np.zeros(row.length, np.float32)
-    values = np.zeros(row.length) if row.values is None else row.values.astype(np.float64)
+    values = np.zeros(row.length) if (v := row.critic.values) is None else v.astype(np.float64)
     gains = np.zeros(row.length) if row.token_rewards is None else row.token_rewards.astype(np.float64)
     # Backwards over trained tokens alone: tokens of the environment are not steps of the policy, so neither discount
     # nor lambda counts them.
@@ -82,4 +82,4 @@ def credit_of(row: Row, reward: float, discount: float, lam: float) -> NDArray[n
 
 def returns_of(row: Row, credit: NDArray[np.float32]) -> NDArray[np.float32]:
     """[T] float32 targets of the critic, A + V (the lambda-return)."""
-    return credit if row.values is None else credit + row.values
+    return credit if row.critic.values is None else credit + row.critic.values

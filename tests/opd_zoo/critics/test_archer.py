@@ -92,7 +92,7 @@ def test_credit_is_the_least_q_less_the_least_v_on_all_tokens_of_the_turn() -> N
     made.heads = np.concatenate([v, q], 1)
     (row,) = made.compose([episode(0, 0, GOOD, BAD)])
     first, last = min(1.5, 2.0) - min(0.25, 0.125), min(-0.5, -0.5) - min(0.75, 1.125)
-    assert row.critic_credit["ArcherCritic"].tolist() == pytest.approx([first, first, 0.0, last])
+    assert row.critic.credit["ArcherCritic"].tolist() == pytest.approx([first, first, 0.0, last])
     found = Archer(AdvantageSettings(name="archer")).refine(row, 9.0)
     assert isinstance(found, np.ndarray)
     assert found.tolist() == pytest.approx([1.375, 1.375, 0.0, -1.25])
@@ -100,11 +100,11 @@ def test_credit_is_the_least_q_less_the_least_v_on_all_tokens_of_the_turn() -> N
 
 def test_turns_that_win_come_to_be_worth_more_than_those_that_lose() -> None:
     made = critic(Services(), fits=64, learning_rate=0.02, discount=1.0)
-    assert not made.compose(rows(0))[0].critic_credit["ArcherCritic"].any()
+    assert not made.compose(rows(0))[0].critic.credit["ArcherCritic"].any()
     told = [step_of(made, step, rows(step)) for step in range(10)]
     assert told[-1]["archer/q_loss"] < told[0]["archer/q_loss"] and told[-1]["archer/buffer"] == 80
     won, _, _, lost = made.compose(rows(99))
-    last = [row.critic_credit["ArcherCritic"][-1] for row in (won, lost)]
+    last = [row.critic.credit["ArcherCritic"][-1] for row in (won, lost)]
     assert last[0] > 0.05 > -0.05 > last[1]
 
 

@@ -128,8 +128,8 @@ def test_each_token_has_the_credit_of_its_part() -> None:
     assert isinstance(found, np.ndarray) and found.tolist() == pytest.approx(expected)
     # A subgoal that is kept is not decided anew, and a turn without tags is an action.
     (kept, bare) = made.compose([episode(0, 1, FIRST, FIRST), episode(0, 2, ["hm "])])
-    assert not kept.critic_credit[KIND][13:16].any() and kept.critic_credit[KIND][3:6].all()
-    assert bare.critic_credit[KIND].tolist() == [0.5, 0.0]
+    assert not kept.critic.credit[KIND][13:16].any() and kept.critic.credit[KIND][3:6].all()
+    assert bare.critic.credit[KIND].tolist() == [0.5, 0.0]
 
 
 def test_what_wins_comes_to_be_worth_more_and_metrics_count_the_tags() -> None:
@@ -150,7 +150,7 @@ def test_rows_without_a_reward_are_given_and_teach_nothing() -> None:
     made = critic()
     unknown = make_row(3, verdict=Verdict.unknown("no answer"))
     assert step_of(made, 0, [unknown]) == {} and made.heads is None
-    assert not unknown.critic_credit[KIND].any()
+    assert not unknown.critic.credit[KIND].any()
 
 
 def test_two_ranks_fit_what_one_does_to_the_bit_and_a_checkpoint_keeps_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from opd_zoo.curricula.sopd import Sopd, SopdSettings
 from opd_zoo.distil.sage_opd import token_weights
 from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
-from student.data.row import Row, RowKey
+from student.data.row import EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
 from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
@@ -53,7 +53,7 @@ def episode(sample: int = 0) -> Row:
         loss_mask=np.array([1, 1, 0, 1, 1], np.bool_),
         truncated=False,
         text="4\nb",
-        tool_mask=np.array([0, 0, 1, 0, 0], np.bool_),
+        episode=EpisodeTrace(np.array([0, 0, 1, 0, 0], np.bool_)),
         turns=((0, 2), (3, 5)),
         tags={"ended": "turns"},
     )
@@ -161,7 +161,9 @@ def test_turns_weigh_by_the_judges_word_and_the_teachers_certainty(address: str)
 
 def test_a_judge_reads_what_the_environment_answered_behind_a_summary_too() -> None:
     """Ids are their places: turns 0-2, 3-5, a summary 6-8 and a turn 9-10, answers between."""
-    row = make_row(12, turns=((0, 2), (3, 5), (6, 8), (9, 10)), summaries=(2,))
+    row = make_row(
+        12, turns=((0, 2), (3, 5), (6, 8), (9, 10)), episode=EpisodeTrace(np.zeros(12, np.bool_), summaries=(2,))
+    )
     row.response_ids = np.arange(100, 112, dtype=np.uint32)
 
     def read(turn: int) -> list[int]:

@@ -12,7 +12,7 @@ from opd.tasks.prompt import Prompt
 from opd.wire.types import Scores
 from opd_zoo.distil.rltf import Rltf, RltfSettings
 from student.data.outcome import outcome_of
-from student.data.row import Row, RowKey
+from student.data.row import EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
 from student.settings.recipe import Recipe
 
@@ -33,7 +33,7 @@ def episode(sample: int, *rewards: float) -> Row:
         loss_mask=mask,
         truncated=False,
         text="",
-        tool_mask=~mask,
+        episode=EpisodeTrace(~mask),
         turns=tuple((5 * turn, 5 * turn + 2) for turn in range(len(rewards))),
         turn_rewards=rewards,
         tags={"ended": "success"},

@@ -11,6 +11,7 @@ from opd_zoo.losses.safe import Safe, SafeSettings
 from student.data.needs import REFERENCE, STUDENT
 from student.data.outcome import Outcome
 from student.data.report import StepReport
+from student.data.row import CriticValues, EpisodeTrace
 from student.plugin.terms import build_terms
 
 FIXED = {"name": "signed", "positive": 1.0}
@@ -59,7 +60,7 @@ def test_rover_is_reinforce_before_the_weights_move(toy: Any) -> None:
 def test_a_lol_keeps_what_beats_the_prompt_and_bounds_the_ratio_of_the_answer(toy: Any) -> None:
     made = toy(lengths=(2, 2, 2), group=3, masked=False)
     for row, reward, value in zip(made.rows, (0.9, 0.9, 0.3), (0.4, 0.4, 0.4), strict=True):
-        row.reward, row.values = reward, np.array([value, 9.0], np.float32)
+        row.reward, row.critic = reward, CriticValues(np.array([value, 9.0], np.float32))
     live = token_logps(made, made.hidden, made.head)
     shift = torch.tensor([0.1, 0.1, 2.0, 2.0, 0.0, 0.0], dtype=torch.float64)
     wanted = torch.eye(made.vocab, dtype=torch.float64)  # a reference whose log-probs of the tokens are set
@@ -93,7 +94,7 @@ def test_each_step_is_drawn_towards_its_own_advantage(toy: Any) -> None:
     made.token_ids = torch.tensor([0, 2, 1, 1, 0])  # a, break, b, b, a: two steps, of 2 and 3 tokens
     row = made.rows[0]
     row.response_ids = made.token_ids.numpy().astype(np.uint32)
-    row.reward, row.values = 1.0, np.array([0.2, 9.0, 0.6, 9.0, 9.0], np.float32)
+    row.reward, row.critic = 1.0, CriticValues(np.array([0.2, 9.0, 0.6, 9.0, 9.0], np.float32))
     (term,) = build_terms([{"name": "dapo_direct", "beta": 0.5}])
     term.bind(Letters())
     places, advantages = term.steps(row)
@@ -108,9 +109,10 @@ def test_each_step_is_drawn_towards_its_own_advantage(toy: Any) -> None:
 
 def test_the_steps_of_an_episode_begin_where_the_student_acts() -> None:
     row = make_row(7, turns=((0, 2), (4, 6)), reward=1.0)
-    row.tool_mask = np.array([0, 0, 1, 1, 0, 0, 1], np.bool_)
-    row.loss_mask = ~row.tool_mask
-    row.values = np.where(row.tool_mask, np.nan, [0.2, 9.0, 0.0, 0.0, 0.6, 9.0, 0.0]).astype(np.float32)
+    tools = np.array([0, 0, 1, 1, 0, 0, 1], np.bool_)
+    row.episode, row.loss_mask = EpisodeTrace(tools), ~tools
+    values = np.where(tools, np.nan, [0.2, 9.0, 0.0, 0.0, 0.6, 9.0, 0.0])
+    row.critic = CriticValues(values.astype(np.float32))
     (term,) = build_terms([{"name": "dapo_direct"}])
     places, advantages = term.steps(row)
     # The last turn gets the reward although its environment answered it.

@@ -157,7 +157,7 @@ def test_a_branch_begins_with_the_very_ids_and_log_probs_and_learns_from_them() 
     np.testing.assert_array_equal(branch.behaviour_logp[:cut], parent.behaviour_logp[:cut])
     np.testing.assert_array_equal(branch.loss_mask[:cut], parent.loss_mask[:cut])
     assert branch.turns[:3] == parent.turns[:3] and branch.turn_rewards[:2] == parent.turn_rewards[:2]
-    assert branch.turn_states[:3] == parent.turn_states[:3] and len(branch.turns) == 6
+    assert branch.episode.states[:3] == parent.episode.states[:3] and len(branch.turns) == 6
     assert [one.key.turn for one in student.asked] == [2, 3, 4, 5]  # nothing was sampled again
     assert branch.response_ids[cut] != parent.response_ids[cut]
     player.close()

@@ -17,7 +17,7 @@ from opd_lab.tiny.tokenizer import make_tokenizer
 from opd_zoo.strategies.future_bridge import BRIDGE, STUDENT_ARM, TEACHER_ARM, worst
 from student.data.needs import TEACHER
 from student.data.plan import EpisodePlan, PlannedRow, plan_step
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.plugin.terms import build_terms
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
@@ -42,7 +42,7 @@ def episode(planned: PlannedRow, gaps: Any = GAPS) -> Row:
     row.turns = tuple((3 * k, 3 * k + 2) for k in range(len(gaps)))
     row.tags = {"ended": "turns"}
     own = np.arange(row.length) % 3 < 2
-    row.loss_mask, row.tool_mask = own, ~own
+    row.loss_mask, row.episode = own, EpisodeTrace(~own)
     taught = np.full(row.length, np.nan, np.float32)
     for gap, (start, end) in zip(gaps, row.turns, strict=True):
         taught[start:end] = row.behaviour_logp[start:end] - gap

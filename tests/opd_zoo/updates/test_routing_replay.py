@@ -12,9 +12,9 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd_zoo.updates.routing_replay import RoutingReplay, RoutingReplaySettings, recorded, replayed
 from student.data.hooks import Reading
-from student.data.row import Row, RowKey
+from student.data.row import EpisodeTrace, Row, RowKey
 from student.data.row_state import row_from_state, row_to_state
-from student.model.experts import Recorder, gates, routers
+from student.model.moe_routes import Recorder, gates, routers
 from student.model.recompute import recompute
 
 PROMPT = Prompt.make("x")
@@ -99,7 +99,7 @@ def test_what_was_sampled_through_other_experts_has_the_sampled_log_probs_again(
     _, reading = read(sampler, batch)
     with recorded(sampler, reading), torch.no_grad():
         sampled = log_probs(sampler, batch)
-    assert batch[0].experts is not None and batch[0].experts.shape == (8, 2, 2)  # tokens, layers, k
+    assert batch[0].moe_routes is not None and batch[0].moe_routes.shape == (8, 2, 2)  # tokens, layers, k
     counts = np.zeros(3)
     with replayed(trainer, reading, counts), torch.no_grad():
         again = log_probs(trainer, batch)
@@ -155,7 +155,7 @@ def test_a_replay_of_the_own_choice_changes_no_bit_of_a_row_without_a_record_and
         plain = log_probs(lm, batch)
         with recorded(lm, reading):
             log_probs(lm, batch)
-        batch[1].experts = None
+        batch[1].moe_routes = None
         counts = np.zeros(3)
         with replayed(lm, reading, counts):
             found = log_probs(lm, batch)
@@ -175,9 +175,9 @@ def test_rows_of_which_none_has_a_record_pass_their_own_experts() -> None:
 
 def test_records_outlive_a_checkpoint_and_others_than_softmax_routers_are_refused() -> None:
     row = rows()[0]
-    row.experts = np.arange(32, dtype=np.int16).reshape(8, 2, 2)
-    again = row_from_state(row_to_state(row)).experts
-    assert again is not None and np.array_equal(again, row.experts) and again.dtype == np.int16
+    row.moe_routes = np.arange(32, dtype=np.int16).reshape(8, 2, 2)
+    again = row_from_state(row_to_state(row)).moe_routes
+    assert again is not None and np.array_equal(again, row.moe_routes) and again.dtype == np.int16
     dense = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=8))
     with pytest.raises(ConfigError, match=r"no router of experts .* in a LlamaForCausalLM"):
         routers(dense)
@@ -190,6 +190,6 @@ def test_records_outlive_a_checkpoint_and_others_than_softmax_routers_are_refuse
 
 def test_an_episode_is_not_replayed_from_its_rollout() -> None:
     row = rows()[0]
-    row.tool_mask = np.zeros(row.length, np.bool_)
+    row.episode = EpisodeTrace(np.zeros(row.length, np.bool_))
     with pytest.raises(ConfigError, match="set source: old"):
         RoutingReplay(RoutingReplaySettings(name="routing_replay")).compose([row])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opd.wire.types import PayloadKind
 from opd_zoo.windows.effective_length import EffectiveLength, EffectiveLengthSettings, loop_start
 from student.data.needs import TEACHER
+from student.data.row import EpisodeTrace
 from tests.support.rows import make_row
 
 
@@ -63,18 +64,18 @@ def test_a_loop_is_masked_where_the_teacher_would_go_on_with_it(probability: flo
 
 def test_what_an_environment_repeats_is_not_the_students_loop() -> None:
     written = np.arange(11) >= 7
-    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=written)])
+    (row,) = _method(confirmed=0).compose([_looped(0.9, episode=EpisodeTrace(written))])
     assert row.notes["effective_length"] == 11
 
 
 def test_a_loop_behind_the_last_answer_of_an_environment_is_the_students() -> None:
     written = np.isin(np.arange(11), (0, 2))  # the loop of 1 and 2 stands behind; its first round is kept
-    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=written)])
+    (row,) = _method(confirmed=0).compose([_looped(0.9, episode=EpisodeTrace(written))])
     assert row.notes == {"effective_length": 5, "looped_tokens": 6}
     written = np.isin(np.arange(11), (0, 3))  # 2 1 2 1 2 1 2 from position 4 on
-    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=written)])
+    (row,) = _method(confirmed=0).compose([_looped(0.9, episode=EpisodeTrace(written))])
     assert row.notes["effective_length"] == 6
-    (row,) = _method(confirmed=0).compose([_looped(0.9, tool_mask=np.zeros(11, np.bool_))])
+    (row,) = _method(confirmed=0).compose([_looped(0.9, episode=EpisodeTrace(np.zeros(11, np.bool_)))])
     assert row.notes["effective_length"] == 5, "an episode in which nothing was answered"
 
 

@@ -11,7 +11,7 @@ from opd.config import parse_settings
 from opd.wire.types import PayloadKind, Scores
 from opd_zoo.windows.prune_opd import PruneOpd, PruneOpdSettings
 from student.data.needs import TEACHER
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 
 K, LIMIT = 4, 12
 
@@ -61,7 +61,7 @@ def test_a_row_that_ended_by_itself_speaks_for_the_longest_window() -> None:
 
 def test_what_an_environment_wrote_does_not_count_as_drift() -> None:
     tools = np.array([0, 1, 1, 0, 0], bool)
-    row = row_with([1.0, 0.0, 0.0, 1.0, 0.0], tool_mask=tools, loss_mask=~tools)
+    row = row_with([1.0, 0.0, 0.0, 1.0, 0.0], episode=EpisodeTrace(tools), loss_mask=~tools)
     make(smoothing=1).compose([row])
     assert row.notes["drift_point"] == 4 and row.loss_mask.tolist() == [True, False, False, True, False]
     assert row.notes["overlap"] == pytest.approx(2 / 3) and row.notes["pruned_tokens"] == 1

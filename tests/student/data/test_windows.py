@@ -12,7 +12,7 @@ from rows import make_row
 from opd.wire.spans import put_back
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.data.batch import collate, split
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.data.row_state import row_from_state, row_to_state
 from student.methods.windows.probe import cut_row
 from student.model.ranks import Ranks
@@ -26,7 +26,7 @@ OWN = [0, 1, 2, 4, 5, 7, 8, 9]
 def windowed(row: Row) -> Row:
     """A row of ten tokens, of which the student wrote eight, in three windows."""
     own = np.isin(np.arange(10), OWN)
-    cut = replace(cut_row(row, 10), windows=WINDOWS, tool_mask=~own, loss_mask=own, signals={})
+    cut = replace(cut_row(row, 10), episode=EpisodeTrace(~own, WINDOWS), loss_mask=own, signals={})
     return replace(cut, turns=tuple((start, end) for _, start, end in WINDOWS))
 
 
@@ -82,7 +82,7 @@ def test_what_was_read_before_a_token_is_that_of_its_window() -> None:
     assert row.read_before(5).tolist() == [1, 12, 13, 14]
     assert row.read_before(9).tolist() == [1, 15, 16, 17, 18]
     assert row.positions == 4 + 5 + 6 and row.longest == 6
-    assert replace(row, windows=()).read_before(9).tolist() == [1, *range(10, 19)]
+    assert replace(row, episode=None).read_before(9).tolist() == [1, *range(10, 19)]
 
 
 def test_the_student_scores_and_learns_each_window_as_a_sequence_of_its_own(

@@ -17,7 +17,7 @@ from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
 from opd_zoo.advantages.prompt_value import PromptValue, PromptValueSettings
-from student.data.row import Row, RowKey
+from student.data.row import CriticValues, EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
 from student.job.session import train
 from student.model.ranks import Ranks
@@ -37,7 +37,7 @@ def row(index: int, reward: float, values: list[float] | None = None, mask: list
         key=RowKey(0, f"p{index}", 0),
         loss_mask=np.array(mask or [True] * length),
         verdict=Verdict.score(reward),
-        values=None if values is None else np.array(values, np.float32),
+        critic=CriticValues(None if values is None else np.array(values, np.float32)),
     )
 
 
@@ -66,9 +66,10 @@ def test_the_value_of_a_prompt_is_that_where_the_student_begins() -> None:
     made = row(0, 1.0, [9.0, 9.0, 0.25, 0.5], [False, False, True, True])
     assert advantage.refine(made, 1.0) == 1.0 - 9.0
     # Replayed actions that a cut history leaves out have no value; the first window begins behind them.
-    made.turns, made.windows = ((2, 3), (3, 4)), ((1, 2, 3), (2, 3, 4))
+    tools = np.array([True, True, False, False])
+    made.turns, made.episode = ((2, 3), (3, 4)), EpisodeTrace(tools, ((1, 2, 3), (2, 3, 4)))
     assert advantage.refine(made, 1.0) == 1.0 - 0.25
-    made.turns, made.windows = ((2, 4),), ((1, 2, 4),)
+    made.turns, made.episode = ((2, 4),), EpisodeTrace(tools, ((1, 2, 4),))
     (term,) = build_terms([{"name": "dapo_direct"}])
     places, advantages = term.steps(made)  # type: ignore[attr-defined]
     assert places.tolist() == [0] * 4 and advantages.tolist() == [1.0 - 0.25]

@@ -65,8 +65,8 @@ def test_a_won_episode_is_one_row_with_the_environment_masked(player: EpisodePla
         tokenizer.decode(row.response_ids[a:b]) for (_, a), (b, _) in zip(row.turns, row.turns[1:], strict=False)
     ]
     assert between == path[:-1]  # the register that is shown is the digit that was right
-    assert row.tool_mask is not None and (row.loss_mask == ~row.tool_mask).all()
-    assert np.isnan(row.behaviour_logp[row.tool_mask]).all() and (row.behaviour_logp[row.loss_mask] == -1).all()
+    assert row.episode is not None and (row.loss_mask == row.written).all()
+    assert np.isnan(row.behaviour_logp[~row.written]).all() and (row.behaviour_logp[row.loss_mask] == -1).all()
     assert row.candidates is not None and len(row.candidates) == row.length
 
 
@@ -165,10 +165,10 @@ def test_a_turn_knows_the_state_that_it_began_at_however_it_was_reached(player: 
     student._row = lambda one: say(student, one, ways[one.key.sample][one.key.turn])  # type: ignore[method-assign]
     planned = plan([prompt, prompt], episode=EpisodePlan(turns=3))
     straight, detour = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
-    assert len(straight.turn_states) == len(detour.turn_states) == 3
-    assert straight.turn_states[0] == detour.turn_states[0] == detour.turn_states[2]
-    assert len({*straight.turn_states, *detour.turn_states}) == 4 and straight.turn_agents == ()
-    assert row_from_state(row_to_state(detour)).turn_states == detour.turn_states
+    assert len(straight.episode.states) == len(detour.episode.states) == 3
+    assert straight.episode.states[0] == detour.episode.states[0] == detour.episode.states[2]
+    assert len({*straight.episode.states, *detour.episode.states}) == 4 and straight.episode.agents == ()
+    assert row_from_state(row_to_state(detour)).episode.states == detour.episode.states
     assert Outcome.from_dict(outcome_of(detour).to_dict()) == outcome_of(detour)
 
 
@@ -211,7 +211,7 @@ def test_an_environment_may_say_who_acts_next(tokenizer: Any) -> None:
     prompt = Prompt.make("Solve.", extra={"environment": {"name": "tests.support.environments:Pair"}})
     student = Scripted(tokenizer, {prompt.uid: ["a", "b", "c"]})
     (row,) = make_player(tokenizer).play(plan([prompt]), student, purpose=("rollout",), on_row=lambda row: None)
-    assert row.turn_agents == ("solver", "critic", "solver")
+    assert row.episode.agents == ("solver", "critic", "solver")
 
 
 def test_replayed_actions_are_in_the_history_and_not_trained_on(player: EpisodePlayer, tokenizer: Any) -> None:
@@ -382,8 +382,8 @@ def test_an_episode_with_tools_calls_them_and_reads_their_results(name: str) -> 
         (row,) = player.play(planned, student, purpose=("rollout",), on_row=lambda row: None)
     finally:
         player.close()
-    assert row.tags["ended"] == "success" and len(row.turns) == 2 and row.tool_mask is not None
+    assert row.tags["ended"] == "success" and len(row.turns) == 2
     (_, first), (second, _) = row.turns
     between = tokenizer.decode(row.response_ids[first:second])
     assert '"42"' in between if name == "llama-3.1" else "<tool_response>\n42\n</tool_response>" in between
-    assert row.tool_mask[first:second].all() and '"name": "python"' in tokenizer.decode(row.prompt_ids)
+    assert not row.written[first:second].any() and '"name": "python"' in tokenizer.decode(row.prompt_ids)

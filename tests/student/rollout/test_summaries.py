@@ -83,14 +83,14 @@ def test_the_students_tokens_alone_are_trained_on_its_summaries_among_them(token
     own = np.zeros(row.length, np.bool_)
     for start, end in row.turns:
         own[start:end] = True
-    assert row.tool_mask is not None and (row.loss_mask == own).all() and (row.tool_mask == ~own).all()
+    assert (row.loss_mask == own).all() and (row.written == own).all()
     inside = np.concatenate([np.arange(start, end) for _, start, end in row.windows])
     assert len(set(inside)) == len(inside) and set(np.flatnonzero(own)) <= set(inside)
     asked = row.asked(gather=False, own=True)
     places = [first + item.pick(np.arange(item.response_length)) for item, first in asked]
     assert np.concatenate(places).tolist() == np.flatnonzero(own).tolist()
     # The environment rewards actions alone; a summary has a state of its own to be compared at.
-    assert row.turn_rewards == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0) and len(set(row.turn_states)) == 6
+    assert row.turn_rewards == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0) and len(set(row.episode.states)) == 6
     assert row.notes["turns"] == 4
 
 

@@ -19,7 +19,7 @@ from opd.tasks.settings import FileSettings
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
 from student.commands.episodes_cli import app, gold
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.report.samples import entries, sample_of
 
 PROMPT = Lock(LockOptions(digits=2, turns=4)).draw(Random(0))
@@ -42,7 +42,7 @@ def episode(tokenizer: Any, ended: str = "success", kl: float = 0.5) -> Row:
         behaviour=np.where(own, -1.0, np.nan),
         loss_mask=own,
         text=f"{first}\n{second}",
-        tool_mask=~own,
+        episode=EpisodeTrace(~own),
         turns=((0, 2), (3, 5)),
         tags={"ended": ended},
     )

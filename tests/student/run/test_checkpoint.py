@@ -89,13 +89,13 @@ def test_when_every_checkpoint_is_damaged_the_error_names_the_files(tmp_path: Pa
         latest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("number", [1, 99, None, "2"])
+@pytest.mark.parametrize("number", [2, 99, None, "3"])
 def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(tmp_path: Path, number: object) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, step, FILES, keep=5)
     manifest = tmp_path / "step-000002" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": number}))
-    with pytest.raises(CheckpointError, match=rf"step-000002 has format {number}, but .* reads format 2; resume with"):
+    with pytest.raises(CheckpointError, match=rf"step-000002 has format {number}, but .* reads format 3; resume with"):
         latest_checkpoint(tmp_path)
 
 

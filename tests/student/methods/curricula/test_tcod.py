@@ -17,6 +17,7 @@ from student.data.needs import TEACHER
 from student.data.outcome import Outcome
 from student.data.plan import EpisodePlan, StepPlan, plan_step
 from student.data.report import StepReport
+from student.data.row import EpisodeTrace
 from student.methods.curricula.tcod import Tcod, TcodSettings
 from student.methods.curricula.turns import note_turns, turn_divergences, turn_metrics
 
@@ -114,7 +115,7 @@ def test_the_divergence_of_a_turn_sums_over_its_tokens_and_counts_from_the_start
         length,
         behaviour=np.array([-1, -2, np.nan, -3, -4, np.nan]),
         loss_mask=np.array([1, 1, 0, 1, 1, 0], bool),
-        tool_mask=np.array([0, 0, 1, 0, 0, 1], bool),
+        episode=EpisodeTrace(np.array([0, 0, 1, 0, 0, 1], bool)),
         turns=((0, 2), (3, 5)),
         tags={"ended": "success"},
         notes={"replayed": 2.0},
@@ -128,9 +129,8 @@ def test_summaries_are_summed_apart_and_are_no_turns() -> None:
     row = make_row(
         4,
         behaviour=np.array([-1, -2, -3, -4]),
-        tool_mask=np.zeros(4, bool),
         turns=((0, 1), (1, 3), (3, 4)),
-        summaries=(1,),
+        episode=EpisodeTrace(np.zeros(4, bool), summaries=(1,)),
         tags={"ended": "success"},
     )
     row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(4, -5.0, np.float32), weights_hash="")
@@ -143,7 +143,11 @@ def test_summaries_are_summed_apart_and_are_no_turns() -> None:
 
 def test_given_episodes_say_nothing_of_the_student() -> None:
     row = make_row(
-        3, behaviour=np.full(3, np.nan), tool_mask=np.array([0, 0, 1], bool), turns=((0, 2),), origin="expert"
+        3,
+        behaviour=np.full(3, np.nan),
+        episode=EpisodeTrace(np.array([0, 0, 1], bool)),
+        turns=((0, 2),),
+        origin="expert",
     )
     row.signals[TEACHER, PayloadKind.SAMPLED] = Scores(sampled=np.full(3, -5.0, np.float32), weights_hash="")
     note_turns(row)

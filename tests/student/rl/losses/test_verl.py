@@ -13,6 +13,7 @@ import torch
 from off_policy import LENGTHS, LIMIT, REWARDS, off_policy
 from torch import Tensor
 
+from student.data.row import CriticValues
 from student.learning.objective import Objective
 from student.plugin.terms import build_terms
 from student.rl.advantages.gae import credit_of
@@ -141,16 +142,17 @@ def test_verls_losses_agree_in_value_and_gradient(toy: Any, case: str, seed: int
 def test_verls_gae_agrees_before_it_whitens(toy: Any) -> None:
     made = toy(lengths=(6,), group=1)
     (row,) = made.rows
-    row.values = np.linspace(0.2, 0.9, 6).astype(np.float32)
+    values = np.linspace(0.2, 0.9, 6).astype(np.float32)
+    row.critic = CriticValues(values)
     gamma, lam, mask = 0.97, 0.9, row.loss_mask
     reward = np.zeros(6)
     reward[np.flatnonzero(mask)[-1]] = 1.0
     later, after, found = 0.0, 0.0, np.zeros(6)
     for t in reversed(range(6)):
-        delta = reward[t] + gamma * after - row.values[t]
+        delta = reward[t] + gamma * after - values[t]
         step = delta + gamma * lam * later
         # Masked positions hand on what comes behind them.
-        after = row.values[t] * mask[t] + (1 - mask[t]) * after
+        after = values[t] * mask[t] + (1 - mask[t]) * after
         later = step * mask[t] + (1 - mask[t]) * later
         found[t] = later
     np.testing.assert_allclose(credit_of(row, 1.0, gamma, lam), np.where(mask, found, 0.0), rtol=1e-5)

@@ -14,7 +14,7 @@ from opd.tasks.prompt import Prompt
 from opd_zoo.rewards.cosine_length import CosineLength, CosineLengthSettings
 from student.data.outcome import outcome_of, reward_of
 from student.data.report import StepReport
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.plugin.terms import build_terms
 from student.rl import REWARDS
 
@@ -226,7 +226,7 @@ def test_a_cosine_pays_short_right_answers_most_and_long_wrong_ones_least(make_r
     assert right == pytest.approx([1.1, 0.9 + 0.2 * 2**-0.5, 0.9, 0.7])
     assert wrong == pytest.approx([0.0, -0.15 + 0.15 * 2**-0.5, -0.15, -0.3])
     rows = [make_row(value=1.0, length=n) for n in (4, 9)] + [make_row(value=None), make_row(value=0.0, truncated=True)]
-    rows[0].tool_mask = np.array([True, True, False, False])  # what the environment wrote does not count
+    rows[0].episode = EpisodeTrace(np.array([True, True, False, False]))  # what the environment wrote does not count
     reward.reward(rows, services)
     assert [row.reward for row in rows] == [pytest.approx(0.9 + 0.2 * 2**-0.5), -0.5, None, -0.5]
     assert reward.fired["over"] == (2.0, 4.0)
