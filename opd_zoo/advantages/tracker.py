@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd_zoo.deviation import deviation
-from student.data.prompt_facts import never_again
+from opd_zoo.prompts import never_again
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
 from student.rl.advantages.traits import Traits
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
+from opd_zoo.losses.layer_noise import LayerNoise
 from student.data.token_batch import TokenBatch
-from student.model.layer_noise import LayerNoise
 from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import PolicyGradient
 from student.rl.losses.ratios import Ratio

@@ -18,7 +18,7 @@ from pydantic import Field
 from opd.errors import DataError
 from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
-from student.data.prompt_facts import check_kept
+from opd_zoo.prompts import check_kept
 from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from student.data.prompt_facts import never_again
+from opd_zoo.prompts import never_again
 from student.scoring.rewards.base import Reward, RewardSettings, is_correct
 
 if TYPE_CHECKING:

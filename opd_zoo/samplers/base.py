@@ -23,9 +23,9 @@ from typing_extensions import TypeVar
 
 from opd.errors import ConfigError, PluginError, short
 from opd.wire.types import PayloadSpec
+from opd_zoo.prompts import check_kept, never_again
 from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
-from student.data.prompt_facts import check_kept, never_again
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
 

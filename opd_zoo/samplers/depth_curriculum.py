@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from opd_zoo.prompts import check_kept
 from opd_zoo.samplers.base import Sampler, SamplerSettings
-from student.data.prompt_facts import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

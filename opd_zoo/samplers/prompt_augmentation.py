@@ -22,8 +22,8 @@ from pydantic import Field, field_validator
 from opd.config import Settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
+from opd_zoo.prompts import in_template
 from student.data.streams import stream
-from student.data.templates import in_template
 from student.plugin.controllers import Controller, ControllerSettings
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from pydantic import Field, model_validator
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.messages import message_text
+from opd_zoo.prompts import check_kept, filled
 from opd_zoo.strategies.hinted import Hinted, by_uid, rewards_by_row
-from student.data.prompt_facts import check_kept
-from student.data.templates import filled
 from student.plugin.strategy import StrategySettings
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from opd.errors import DataError
+from opd_zoo.prompts import check_kept
 from opd_zoo.strategies.hinted import Hint, Hinted, by_uid, rewards_by_row
-from student.data.prompt_facts import check_kept
 from student.plugin.strategy import StrategySettings
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opd.errors import ConfigError
+from opd_zoo.prompts import in_template
 from student.data.needs import Needs
-from student.data.templates import in_template
 from student.plugin.strategy import Strategy, StrategySettings_co
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from opd.errors import ConfigError
 from student.data.needs import Needs
 from student.data.outcome import reward_of
-from student.data.row_state import row_from_state, row_to_state
+from student.data.states import row_from_state, row_to_state
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
 from student.rollout.strategies.dynamic_sampling import check_groups

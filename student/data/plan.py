@@ -1,9 +1,13 @@
-"""The plan of a step: which prompts, how many samples and how long; methods rewrite it before the rollout."""
+"""The plan of a step: which prompts, how many samples and how long; methods rewrite it before the rollout.
+
+The prompts come from the run's cursor, its position in the stream of training prompts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opd.tasks.prompt import Prompt
+from opd.tasks.source import PromptSource
 from student.data.row import Row, RowKey
 
 
@@ -101,3 +105,38 @@ def plan_step(
         for sample in range(first, first + samples):
             rows.append(PlannedRow(RowKey(step, prompt.uid, sample), prompt, longest, temperature))
     return StepPlan(step, tuple(rows))
+
+
+class PromptCursor:
+    """Gives out the training prompts in order, each once.
+
+    Prompts that were taken count only after `commit`, so interrupted work starts again with the same prompts. Every
+    rank takes the same number, so all ranks have the same position.
+
+    Args:
+        source: the stream of prompts.
+
+    Attributes:
+        source: the stream of prompts.
+        position: number of prompts taken and committed; saved with the run.
+        taken: number of prompts taken since the last `commit`.
+    """
+
+    def __init__(self, source: PromptSource) -> None:
+        self.source = source
+        self.position = 0
+        self.taken = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+        prompts = self.source.prompts("train", count, self.position + self.taken)
+        self.taken += count
+        return prompts
+
+    def begin(self) -> None:
+        """Return to the last `commit`, so that prompts taken since then are given out again."""
+        self.taken = 0
+
+    def commit(self) -> None:
+        """Count the prompts that were taken as used."""
+        self.position, self.taken = self.position + self.taken, 0

@@ -20,8 +20,8 @@ from opd.fleet.membership.outage import OutageHooks
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
-from student.data.cursor import PromptCursor
 from student.data.needs import merge
+from student.data.plan import PromptCursor
 from student.job.evaluate import EvalMeasure
 from student.job.evaluator import Evaluator
 from student.job.plugins import build_measure

@@ -9,10 +9,9 @@ from torch import Tensor
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.data.costs import Costs, Purpose
-from student.data.cursor import PromptCursor
 from student.data.needs import STUDENT
 from student.data.outcome import Outcome
-from student.data.plan import StepPlan
+from student.data.plan import PromptCursor, StepPlan
 from student.data.report import EvalReport
 from student.data.row import Row
 from student.data.streams import stream

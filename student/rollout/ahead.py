@@ -33,8 +33,8 @@ from transformers import PreTrainedModel
 
 from opd.errors import CancelledError, CheckpointError
 from student.data.plan import PlannedRow, StepPlan
-from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
+from student.data.states import plan_from_state, plan_to_state
 from student.learning.learner import Learner
 from student.model.ranks import Ranks
 from student.model.sharding import full, placed

@@ -15,8 +15,7 @@ from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.tasks.settings import TaskSettings
 from opd.tasks.verdict import Verdict
-from student.data.cursor import PromptCursor
-from student.data.plan import PlannedRow, StepPlan, plan_step
+from student.data.plan import PlannedRow, PromptCursor, StepPlan, plan_step
 from student.data.row import Row
 from student.model.ranks import Ranks
 from student.plugin.strategy import STRATEGIES, Strategy

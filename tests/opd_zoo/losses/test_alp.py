@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from opd.errors import ConfigError
+from opd_zoo.losses.layer_noise import LayerNoise
 from student.data.batch import collate
 from student.data.hooks import decoder_layers
 from student.job.plugins import build_plugins
-from student.model.layer_noise import LayerNoise
 from student.model.model import Student
 from student.model.recompute import recompute
 from student.plugin.terms import build_terms

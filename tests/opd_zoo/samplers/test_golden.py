@@ -10,6 +10,7 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
+from opd_zoo.prompts import in_template
 from opd_zoo.samplers.gdro import Gdro, GdroSettings, allocate, class_weights
 from opd_zoo.samplers.gps import features_of
 from opd_zoo.samplers.gps_model import GpsModel
@@ -17,7 +18,6 @@ from opd_zoo.samplers.mopps import Mopps, MoppsSettings
 from opd_zoo.samplers.sec import Sec, SecSettings, standardised
 from student.data.outcome import Outcome, outcome_of
 from student.data.report import StepReport
-from student.data.templates import in_template
 
 Rate = Callable[[Prompt], float]
 

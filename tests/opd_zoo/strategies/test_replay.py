@@ -14,7 +14,7 @@ from student.data.outcome import outcome_of
 from student.data.plan import PlannedRow
 from student.data.report import StepReport
 from student.data.row import Row
-from student.data.row_state import row_from_state, row_to_state
+from student.data.states import row_from_state, row_to_state
 from student.plugin.strategy import Strategy
 from student.state.state_io import load_state
 

@@ -13,7 +13,7 @@ from opd.tasks.prompt import Prompt
 from opd_zoo.updates.routing_replay import RoutingReplay, RoutingReplaySettings, recorded, replayed
 from student.data.hooks import Reading
 from student.data.row import EpisodeTrace, Row, RowKey
-from student.data.row_state import row_from_state, row_to_state
+from student.data.states import row_from_state, row_to_state
 from student.model.moe_routes import Recorder, gates, routers
 from student.model.recompute import recompute
 

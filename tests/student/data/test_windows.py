@@ -13,7 +13,7 @@ from opd.wire.spans import put_back
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from student.data.batch import collate, split
 from student.data.row import EpisodeTrace, Row
-from student.data.row_state import row_from_state, row_to_state
+from student.data.states import row_from_state, row_to_state
 from student.methods.windows.probe import cut_row
 from student.model.ranks import Ranks
 from student.scoring.local import LocalModels

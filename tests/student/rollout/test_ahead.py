@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from opd.errors import CancelledError, CheckpointError, DataError
 from opd.tasks.prompt import Prompt
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
-from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import RowKey
+from student.data.states import plan_from_state, plan_to_state
 from student.model.lora import add_lora
 from student.model.ranks import Ranks
 from student.rollout.ahead import Ahead, copy_of

@@ -23,9 +23,8 @@ from opd.tasks.prompt import Prompt
 from opd_lab.tiny.tokenizer import make_tokenizer
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
-from student.data.plan_state import plan_from_state, plan_to_state
 from student.data.row import Row
-from student.data.row_state import row_from_state, row_to_state
+from student.data.states import plan_from_state, plan_to_state, row_from_state, row_to_state
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout

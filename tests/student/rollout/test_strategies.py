@@ -13,12 +13,12 @@ from thread_ranks import Ordered, build, metrics_of, of, place, sampled, togethe
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
+from opd_zoo.prompts import in_template
 from student.data.outcome import outcome_of
 from student.data.plan import PlannedRow
 from student.data.report import StepReport
 from student.data.row import Row
-from student.data.row_state import row_from_state, row_to_state
-from student.data.templates import in_template
+from student.data.states import row_from_state, row_to_state
 from student.job.plugins import build_plugins
 from student.plugin.strategy import STRATEGIES
 from student.plugin.terms import build_terms
