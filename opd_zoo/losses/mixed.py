@@ -110,10 +110,10 @@ class MixedContext(OfTwoKinds[MixedContextSettings]):
         super().assess(rows, outcomes, places)
         if self.settings.quantile is None:
             return
-        from student.model.ranks import told
+        from student.model.ranks import from_all_ranks
 
         mine = [np.zeros(0), *(self._ratios(row) for row in rows if self.selects(row) and not row.on_policy)]
-        found = np.concatenate(told(np.concatenate(mine)))
+        found = np.concatenate(from_all_ranks(np.concatenate(mine)))
         # Sorted first, so that the result does not depend on how rows are spread over ranks.
         level = float(np.quantile(np.sort(found), self.settings.quantile)) if len(found) else self.settings.gamma
         self._gamma = max(_LEAST, level)

@@ -73,8 +73,8 @@ def quoted(response: NDArray[np.uint32], hint: NDArray[np.uint32], prompt: NDArr
         prompt: [P] token ids that the student read.
     """
     grams = _grams(response)
-    told = set(_grams(hint)) - set(_grams(prompt))
-    return sum(gram in told for gram in grams) / len(grams) if grams else 0.0
+    hinted = set(_grams(hint)) - set(_grams(prompt))
+    return sum(gram in hinted for gram in grams) / len(grams) if grams else 0.0
 
 
 def _grams(ids: NDArray[np.uint32]) -> list[tuple[int, ...]]:

@@ -48,8 +48,8 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
     Raises:
         ValueError: if there are no cases, or more hits than cases.
     """
-    found = stats.binomtest(hits, count).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(hits, count).proportion_ci(LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def paired_ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Interval:

@@ -56,14 +56,14 @@ def mode_figures(rows: Sequence[Row], modes: Mapping[str, ModeSettings]) -> dict
     """
     by_mode = {name: [row for row in rows if mode_of(row.prompt) == name] for name in modes}
     figures: dict[str, float] = {}
-    for name, found in by_mode.items():
-        if not found:
+    for name, answers in by_mode.items():
+        if not answers:
             continue
-        judged = [value for row in found if (value := row.verdict_value) is not None]
+        judged = [value for row in answers if (value := row.verdict_value) is not None]
         figures |= {
-            f"tokens/{name}": _mean([float(row.length) for row in found]),
-            f"violations/{name}": _mean([float(over_budget(row, modes[name].budget)) for row in found]),
-            f"truncation/{name}": _mean([float(row.truncated) for row in found]),
+            f"tokens/{name}": _mean([float(row.length) for row in answers]),
+            f"violations/{name}": _mean([float(over_budget(row, modes[name].budget)) for row in answers]),
+            f"truncation/{name}": _mean([float(row.truncated) for row in answers]),
         }
         if judged:
             figures[f"accuracy/{name}"] = _mean(judged)
@@ -92,19 +92,19 @@ def across_modes(figures: Mapping[str, float], modes: Mapping[str, ModeSettings]
     """
     tokens = {name: figures[f"tokens/{name}"] for name in modes if f"tokens/{name}" in figures}
     trained = [name for name in widest_first(modes) if name in tokens]
-    found = {
+    compared = {
         f"neighbour_ratio/{wide}": tokens[wide] / tokens[narrow] for wide, narrow in pairwise(trained) if tokens[narrow]
     }
     points = [(tokens[name], figures[f"accuracy/{name}"]) for name in trained if f"accuracy/{name}" in figures]
     if points:
-        found["hypervolume"] = hypervolume(points, float(max(modes[name].budget for name in trained)))
+        compared["hypervolume"] = hypervolume(points, float(max(modes[name].budget for name in trained)))
     for name in tokens.keys() - set(trained):
         wider = [other for other in trained if modes[other].budget > modes[name].budget]
         narrower = [other for other in trained if modes[other].budget < modes[name].budget]
         if wider and narrower and tokens[wider[-1]] != tokens[narrower[0]]:
             low, high = tokens[narrower[0]], tokens[wider[-1]]
-            found[f"interpolation/{name}"] = (tokens[name] - low) / (high - low)
-    return found
+            compared[f"interpolation/{name}"] = (tokens[name] - low) / (high - low)
+    return compared
 
 
 def hypervolume(points: Sequence[tuple[float, float]], longest: float) -> float:
@@ -134,13 +134,13 @@ def recovery(
         start: those of the start.
         modes: settings of the modes by name.
     """
-    found = {}
+    recovered = {}
     for name, mode in modes.items():
         now, first = figures.get(f"accuracy/{name}"), start.get(f"accuracy/{name}")
         if now is None or first is None or mode.teacher_accuracy is None or mode.teacher_accuracy == first:
             continue
-        found[f"recovery/{name}"] = (now - first) / (mode.teacher_accuracy - first)
-    return found
+        recovered[f"recovery/{name}"] = (now - first) / (mode.teacher_accuracy - first)
+    return recovered
 
 
 def asked_in(row: Row, name: str, mode: ModeSettings) -> Row:
@@ -192,7 +192,7 @@ def _monotone(by_mode: Mapping[str, Sequence[Row]]) -> float | None:
     for name, rows in by_mode.items():
         for row in rows:
             lengths.setdefault(repr(row.prompt.extra[UNMARKED]), {}).setdefault(name, []).append(row.length)
-    means = [[_mean(found[name]) for name in by_mode] for found in lengths.values() if len(found) == len(by_mode)]
+    means = [[_mean(by_name[name]) for name in by_mode] for by_name in lengths.values() if len(by_name) == len(by_mode)]
     falls = [all(narrow <= wide for wide, narrow in pairwise(problem)) for problem in means]
     return _mean([float(fall) for fall in falls]) if falls and len(by_mode) > 1 else None
 

@@ -91,11 +91,11 @@ class Needs:
 
     def describe(self) -> str:
         """The payloads with their sources, and the rewards, in words."""
-        wanted = [
+        payloads = [
             f"{need.spec.kind}" + (f"({need.spec.k})" if need.spec.k else "") + f" from the {need.role}"
             for need in self.signals
         ]
-        return (", ".join(wanted) or "no teacher") + ("; rewards" if self.reward else "")
+        return (", ".join(payloads) or "no teacher") + ("; rewards" if self.reward else "")
 
 
 def needs_of(part: Any) -> Needs:
@@ -104,10 +104,10 @@ def needs_of(part: Any) -> Needs:
     Raises:
         PluginError: if its `needs` returns anything but `Needs`.
     """
-    found = part.needs()
-    if not isinstance(found, Needs):
-        raise PluginError(f"{type(part).__name__}.needs returned {found!r}; it must return a student.data.needs.Needs.")
-    return found
+    needs = part.needs()
+    if not isinstance(needs, Needs):
+        raise PluginError(f"{type(part).__name__}.needs returned {needs!r}; it must return a student.data.needs.Needs.")
+    return needs
 
 
 def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
@@ -123,9 +123,9 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         ConfigError: for a role that does not exist, for two temperatures from one role, or for top-k from two roles.
     """
     every = list(needs)
-    wanted = [signal for need in every for signal in need.signals]
-    temperatures = _temperatures(wanted, temperature)
-    widest = _widest(wanted)
+    signals = [signal for need in every for signal in need.signals]
+    temperatures = _temperatures(signals, temperature)
+    widest = _widest(signals)
     # A row has one set of candidates for all roles, as large as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
     candidates = max([need.candidates for need in every] + gathered, default=0)
@@ -147,14 +147,14 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
     )
 
 
-def _temperatures(wanted: Iterable[SignalNeed], default: float | None) -> dict[str, float | None]:
+def _temperatures(signals: Iterable[SignalNeed], default: float | None) -> dict[str, float | None]:
     """The temperature of each role's log-probs.
 
     Raises:
         ConfigError: for a role that does not exist, or for two temperatures from one role.
     """
-    found: dict[str, float | None] = {}
-    for signal in wanted:
+    temperatures: dict[str, float | None] = {}
+    for signal in signals:
         if signal.role not in ROLES:
             raise ConfigError(
                 f"a term needs signals of role {signal.role!r}, which does not exist; the roles are {', '.join(ROLES)}."
@@ -162,35 +162,35 @@ def _temperatures(wanted: Iterable[SignalNeed], default: float | None) -> dict[s
         if signal.spec.kind is PayloadKind.HIDDEN:
             continue  # the temperature divides logits; hidden states come before them
         temperature = default if signal.temperature is None else signal.temperature
-        known = found.setdefault(signal.role, temperature)
-        if known != temperature:
+        first = temperatures.setdefault(signal.role, temperature)
+        if first != temperature:
             raise ConfigError(
-                f"two terms need the {signal.role} at temperatures {known} and {temperature}; set teacher_temperature "
+                f"two terms need the {signal.role} at temperatures {first} and {temperature}; set teacher_temperature "
                 "to the same value in both, or remove it."
             )
-    return found
+    return temperatures
 
 
-def _widest(wanted: Iterable[SignalNeed]) -> dict[tuple[str, PayloadKind], PayloadSpec]:
+def _widest(signals: Iterable[SignalNeed]) -> dict[tuple[str, PayloadKind], PayloadSpec]:
     """The payload with the largest k for each role and kind, without those that another one carries.
 
     Raises:
         ConfigError: for top-k from two roles.
     """
-    found: dict[tuple[str, PayloadKind], PayloadSpec] = {}
-    for signal in wanted:
+    widest: dict[tuple[str, PayloadKind], PayloadSpec] = {}
+    for signal in signals:
         key = (signal.role, signal.spec.kind)
-        if key not in found or signal.spec.k > found[key].k:
-            found[key] = signal.spec
+        if key not in widest or signal.spec.k > widest[key].k:
+            widest[key] = signal.spec
     # Both bring the log-prob of the sampled token as well.
-    for role, kind in list(found):
-        carried = any((role, rich) in found for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
+    for role, kind in list(widest):
+        carried = any((role, rich) in widest for rich in (PayloadKind.TOPK, PayloadKind.GATHER))
         if kind is PayloadKind.SAMPLED and carried:
-            del found[role, kind]
-    lists = sorted(role for role, kind in found if kind is PayloadKind.TOPK)
+            del widest[role, kind]
+    lists = sorted(role for role, kind in widest if kind is PayloadKind.TOPK)
     if len(lists) > 1:
         raise ConfigError(
             f"payload topk is needed from {' and '.join(lists)}, but the student can be compared at the top ids of "
             "one model only; use payload gather or hidden for one of them."
         )
-    return found
+    return widest

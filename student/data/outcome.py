@@ -95,10 +95,10 @@ class Outcome:
         if part in KEYS:
             return getattr(self, part)
         if part not in self.tags:
-            known = ", ".join((*KEYS, *self.tags))
+            names = ", ".join((*KEYS, *self.tags))
             raise ConfigError(
                 f"rows have no tag {part!r}, by which an advantage forms groups (its setting group); use one of "
-                f"{known}."
+                f"{names}."
             )
         return self.tags[part]
 
@@ -194,7 +194,7 @@ def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[li
         DataError: if a reward is not finite; the other ranks are cancelled.
     """
     # A reward that is not finite must fail on all ranks, because the others would wait in the exchange.
-    parts = [[outcome_of(row) for row in rows]] if ranks is None else _told(rows, ranks)
+    parts = [[outcome_of(row) for row in rows]] if ranks is None else _of_all_ranks(rows, ranks)
     mine = 0 if ranks is None else ranks.index
     labelled = [(rank, place, outcome) for rank, part in enumerate(parts) for place, outcome in enumerate(part)]
     labelled.sort(key=lambda entry: entry[2].sort_key)
@@ -202,7 +202,7 @@ def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[li
     return [outcome for _, _, outcome in labelled], [places[place] for place in range(len(rows))]
 
 
-def _told(rows: Sequence[Row], ranks: Ranks) -> list[list[Outcome]]:
+def _of_all_ranks(rows: Sequence[Row], ranks: Ranks) -> list[list[Outcome]]:
     return ranks.gather(ranks.agree(lambda: [outcome_of(row) for row in rows]))
 
 

@@ -218,8 +218,8 @@ class Row:
 
     def log_probs(self, role: str) -> NDArray[np.float32] | None:
         """[T] log-probs of the response tokens under a role, from any payload that has them; None if none does."""
-        found = (scores.sampled for (owner, _), scores in self.signals.items() if owner == role)
-        return next((values for values in found if values is not None), None)
+        sampled = (scores.sampled for (owner, _), scores in self.signals.items() if owner == role)
+        return next((values for values in sampled if values is not None), None)
 
     def asked_positions(self, *, role: str = "", own: bool = False) -> int:
         """Number of tokens of all requests that `asked` returns."""
@@ -237,24 +237,24 @@ class Row:
                 or what was given.
         """
         prompt = self.contexts.get(role, self.prompt_ids)
-        wanted = np.ones(self.length, np.bool_)
+        scored = np.ones(self.length, np.bool_)
         if own:
-            wanted = self.loss_mask if self.episode is None else self.written
-        found: list[tuple[ScoreItem, int]] = []
+            scored = self.loss_mask if self.episode is None else self.written
+        requests: list[tuple[ScoreItem, int]] = []
         for since, start, end in self.sequences:
-            mask = wanted[since:end]
+            mask = scored[since:end]
             if start > since:
                 mask = mask & (np.arange(since, end) >= start)
-            if not mask.any() and (found or end < self.sequences[-1][2]):
+            if not mask.any() and (requests or end < self.sequences[-1][2]):
                 continue  # nothing to ask in this window; a row asks for at least one position
             ids = np.concatenate([prompt, self.response_ids[since:end]])
             item = ScoreItem(ids, len(prompt), spans=spans_of(mask))
             if gather and self.candidates is not None:
                 item = replace(item, gather_ids=item.pick(self.candidates[since:end]))
-            found.append((item, since))
-        return found
+            requests.append((item, since))
+        return requests
 
 
-def are_rows(found: Any) -> bool:
+def are_rows(result: Any) -> bool:
     """Whether the result of a plug-in is a list of rows."""
-    return isinstance(found, list | tuple) and all(isinstance(row, Row) for row in found)
+    return isinstance(result, list | tuple) and all(isinstance(row, Row) for row in result)

@@ -58,7 +58,7 @@ def position_weights(
         return torch.tensor(values, dtype=torch.long, device=device)[place]
 
     parts = {}
-    for index, (term, known) in enumerate(zip(terms, strata, strict=True)):
+    for index, (term, labels_anywhere) in enumerate(zip(terms, strata, strict=True)):
         mode = term.settings.aggregation
         of_token, count = None, 0
         if mode == "turn_mean":
@@ -69,7 +69,7 @@ def position_weights(
             of_token, count = spread(sequences), len(set(sequences))
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
         # The same order on all ranks, because `token_weights` sums counts over ranks by index.
-        every = sorted({*known, *labels})
+        every = sorted({*labels_anywhere, *labels})
         parts[str(index)] = maths.LossWeights(
             mask=trained & spread([term.selects(row) for row in rows]).bool() & positions_of(term, rows).to(device),
             mode=_MODES[mode],
@@ -80,9 +80,9 @@ def position_weights(
             length=length_limit if mode == "constant" else 1,
         )
     # All terms in one call, so that a single reduction over ranks carries all counts.
-    found = maths.token_weights(parts)
+    weights = maths.token_weights(parts)
     # A row's own weight is applied after the division: it scales the row's gradient, not the denominator.
-    return [found[str(index)] * factor for index in range(len(terms))]
+    return [weights[str(index)] * factor for index in range(len(terms))]
 
 
 def positions_of(term: Term, rows: Sequence[Row]) -> Bool[Tensor, " N"]:
@@ -98,12 +98,12 @@ def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
     Tokens between two turns belong to the earlier one, tokens before the first turn to the first. A row without turns
     is one turn.
     """
-    found, first = [np.zeros(0, np.int64)], 0
+    numbers, first = [np.zeros(0, np.int64)], 0
     for row in rows:
         starts = [start for start, _ in row.turns][1:]  # without the first, so that tokens before it belong to it
-        found.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
+        numbers.append(first + np.searchsorted(starts, np.arange(row.length), side="right"))
         first += len(starts) + 1
-    return np.concatenate(found), first
+    return np.concatenate(numbers), first
 
 
 def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:
@@ -111,11 +111,11 @@ def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[
     if whole_prompts:
         return [(row.key.step, row.key.uid) for row in rows]
     seen: dict[Hashable, int] = {}
-    found: list[Hashable] = []
+    sequences: list[Hashable] = []
     for row in rows:
         seen[row.key] = copy = seen.get(row.key, -1) + 1
-        found.append((term.sequence(row), copy))
-    return found
+        sequences.append((term.sequence(row), copy))
+    return sequences
 
 
 def _numbered(labels: Iterable[Hashable]) -> list[int]:

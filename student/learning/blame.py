@@ -34,10 +34,10 @@ def blaming(ranks: int) -> Iterator[None]:
         raise
     except Exception as error:
         memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        found = None if memory or (ranks > 1 and isinstance(error, RuntimeError)) else _culprit(error)
-        if found is None:
+        culprit = None if memory or (ranks > 1 and isinstance(error, RuntimeError)) else _culprit(error)
+        if culprit is None:
             raise
-        part, hook = found
+        part, hook = culprit
         place = traceback.extract_tb(error.__traceback__)[-1]
         _logger.error("%s failed in %s:", type(part).__name__, hook, exc_info=error)
         raise PluginError(
@@ -54,14 +54,14 @@ def _is_asked(module: str) -> bool:
 def _culprit(error: Exception) -> tuple[Any, str] | None:
     """The plug-in whose method the exception comes from, and the first of its methods that was called."""
     frames: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found: tuple[Any, str] | None = None
+    culprit: tuple[Any, str] | None = None
     for frame in reversed(frames):
         part = frame.f_locals.get("self")
         is_plugin = hasattr(type(part), "settings_type") and hasattr(part, "settings")
         if is_plugin:
-            if found is not None and part is not found[0]:
+            if culprit is not None and part is not culprit[0]:
                 break
-            found = (part, frame.f_code.co_name)
-        elif found is None and _is_asked(frame.f_globals.get("__name__", "")):
+            culprit = (part, frame.f_code.co_name)
+        elif culprit is None and _is_asked(frame.f_globals.get("__name__", "")):
             return None
-    return found
+    return culprit

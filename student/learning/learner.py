@@ -186,9 +186,9 @@ class Learner:
                 raise
             recover(self.student)
             self.optimizer.zero_grad(set_to_none=True)
-            said = str(error).splitlines()[0].rstrip(".")
+            reason = str(error).splitlines()[0].rstrip(".")
             raise DeviceMemoryError(
-                f"a micro-batch of step {step} does not fit in the device's memory ({said}); lower "
+                f"a micro-batch of step {step} does not fit in the device's memory ({reason}); lower "
                 f"train.micro_batch_tokens, now {self.settings.micro_batch_tokens}."
             ) from error
 
@@ -293,9 +293,9 @@ class Learner:
 
     def _filler(self) -> Tensor:
         """A loss of 0 whose graph contains every parameter, from a pass over one token."""
-        one = torch.ones((1, 1), dtype=torch.long, device=self.accelerator.device)
+        token = torch.ones((1, 1), dtype=torch.long, device=self.accelerator.device)
         zero = torch.zeros(1, dtype=torch.long, device=self.accelerator.device)
-        hidden = self.wrapped(torch.zeros_like(one), one, zero, zero)
+        hidden = self.wrapped(torch.zeros_like(token), token, zero, zero)
         head = self.student.head()
         # DDP waits for every parameter's gradient, so every parameter must be in the graph.
         touched = [hidden, head.weight, *self.student.beside.parameters()] + ([] if head.bias is None else [head.bias])

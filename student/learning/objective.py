@@ -62,12 +62,12 @@ class Objective:
 
     def shown(self) -> dict[str, tuple[str, ...]]:
         """What the terms show first: by label, the names that the metric may have; see `Term.shown`."""
-        found: dict[str, tuple[str, ...]] = {}
+        figures: dict[str, tuple[str, ...]] = {}
         for term in self.terms:
             for metric, label in term.shown.items():
-                shared = label in found or (metric == "loss" and len(self.terms) > 1)
-                found[f"{label} of {term.label}" if shared else label] = term.metric_names(metric)
-        return found
+                shared = label in figures or (metric == "loss" and len(self.terms) > 1)
+                figures[f"{label} of {term.label}" if shared else label] = term.metric_names(metric)
+        return figures
 
     @property
     def recomputes(self) -> bool:
@@ -76,12 +76,12 @@ class Objective:
 
     def modules(self, student: Student) -> dict[str, tuple[nn.Module, float]]:
         """Parameters of the terms' own, by the name of the term, with learning rates; see `Term.module`."""
-        found = {}
+        modules = {}
         for name, term in zip(names_of(self.terms), self.terms, strict=True):
             module = term.module(student)
             if module is not None:
-                found[name.replace(".", "/")] = module  # torch refuses a dot in the name of a module
-        return found
+                modules[name.replace(".", "/")] = module  # torch refuses a dot in the name of a module
+        return modules
 
     def hooks(self) -> list[ModelHook]:
         """The hooks of all terms; see `Term.hooks`."""
@@ -158,9 +158,9 @@ class Objective:
         load_states(self.terms, state, "objective")
 
 
-def add(one: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:
+def add(sums: Mapping[str, tuple[N, N]], other: Mapping[str, tuple[N, N]]) -> dict[str, tuple[N, N]]:
     """Add the sums of two micro-batches or ranks; loss/ entries are shares of one sum, so their denominator stays 1."""
-    total = dict(one)
+    total = dict(sums)
     for name, (top, bottom) in other.items():
         old = total.get(name, (0.0, 0.0))
         total[name] = (old[0] + top, 1.0 if name.startswith("loss/") else old[1] + bottom)

@@ -56,8 +56,8 @@ class Updated:
 
     def metrics(self) -> dict[str, float]:
         """Each metric's numerator over its denominator; metrics that measured nothing are left out."""
-        found = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom}
-        return found | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
+        metrics = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom}
+        return metrics | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
 
 
 def plan_updates(
@@ -106,7 +106,7 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
     Raises:
         OpdError: if the first update fails; weights and optimizer are then unchanged.
     """
-    found = Updated()
+    updated = Updated()
     try:
         with blaming(learner.ranks.count):
             for update in updates:
@@ -114,16 +114,16 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
                     costs.scored("train", reread(update.rows))
                 sums = learner.update(update.rows, step)
                 if sums is None:  # no pass was made
-                    found.skipped += 1
+                    updated.skipped += 1
                     continue
                 costs.trained("train", update.rows)
-                found.made += 1
+                updated.made += 1
                 for name, (top, bottom) in sums.items():
-                    old = found.sums.get(name, (0.0, 0.0))
-                    found.sums[name] = (old[0] + top, old[1] + bottom)
+                    old = updated.sums.get(name, (0.0, 0.0))
+                    updated.sums[name] = (old[0] + top, old[1] + bottom)
     except OpdError as error:
         # Before the first update nothing has moved, and the step may be taken again; afterwards it may not.
-        if not found.made:
+        if not updated.made:
             raise
-        found.failure = error
-    return found
+        updated.failure = error
+    return updated

@@ -89,7 +89,7 @@ class AdamW8bit(torch.optim.Optimizer):
         start = mesh.get_local_rank() * _rows(shape, ranks) * math.prod(shape[1:])
         for key, values in zip("12", self._values, strict=True):
             scales, codes = full(state.pop(f"scales{key}")).view(-1), _local(state[f"moment{key}"])
-            found = torch.zeros_like(codes, dtype=torch.float32)
+            moment = torch.zeros_like(codes, dtype=torch.float32)
             if codes.numel():
                 before = start % _BLOCK  # the elements of the first block that another rank holds
                 padded = torch.nn.functional.pad(codes.view(-1), (before, 0))
@@ -97,16 +97,16 @@ class AdamW8bit(torch.optim.Optimizer):
                 widened = self._library.dequantize_blockwise(
                     padded, absmax=scales, code=values.to(codes.device), blocksize=_BLOCK
                 )
-                found = widened[before:].view_as(codes)
+                moment = widened[before:].view_as(codes)
             state[f"moment{key}"] = DTensor.from_local(
-                found, mesh, [Shard(0)], run_check=False, shape=shape, stride=parameter.stride()
+                moment, mesh, [Shard(0)], run_check=False, shape=shape, stride=parameter.stride()
             )
 
 
 def _local(tensor: Any) -> Tensor:
     """What this rank holds of a tensor."""
-    found: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
 
 
 def _rows(shape: tuple[int, ...], ranks: int) -> int:

@@ -109,9 +109,9 @@ def check_same(saved: dict[str, Any], settings: LoraSettings, alphas: Mapping[st
     Raises:
         CheckpointError: naming the first difference.
     """
-    wanted = {"rank": settings.rank, "alpha": settings.alpha, "dora": settings.dora}
+    asked = {"rank": settings.rank, "alpha": settings.alpha, "dora": settings.dora}
     keys = {"rank": "r", "alpha": "lora_alpha", "dora": "use_dora"}
-    for name, value in wanted.items():
+    for name, value in asked.items():
         found = saved.get(keys[name])
         if found != value:
             raise CheckpointError(
@@ -148,21 +148,21 @@ def adapter_tensors(lm: PreTrainedModel, given: Mapping[str, Tensor]) -> tuple[d
         lm: a model with adapters.
         given: factors by name, which replace the model's own of the same name.
     """
-    found = {}
+    factors = {}
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
             stem, _, last = name.rpartition(f".{ADAPTER}.")
-            found[f"{_PREFIX}{stem}.{last}"] = given.get(name, parameter).detach()
+            factors[f"{_PREFIX}{stem}.{last}"] = given.get(name, parameter).detach()
     settings: Any = lm.peft_config[ADAPTER]
     # JSON has no sets; sorted, so that equal adapters are equal files.
     saved = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.to_dict().items()}
-    return found, saved | {"inference_mode": True}
+    return factors, saved | {"inference_mode": True}
 
 
 def sends_adapters(lm: PreTrainedModel) -> bool:
     """Whether a model has adapters that rollout engines can apply themselves: LoRA, but not DoRA."""
-    found: Any = getattr(lm, "peft_config", None) or {}
-    return has_lora(lm) and not found[ADAPTER].use_dora
+    configs: Any = getattr(lm, "peft_config", None) or {}
+    return has_lora(lm) and not configs[ADAPTER].use_dora
 
 
 def has_lora(lm: PreTrainedModel) -> bool:

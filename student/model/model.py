@@ -285,9 +285,9 @@ def _difference(student: Student) -> str:
     try:
         ids = torch.ones((1, 3), dtype=torch.long, device=lm.device)
         own = lm(input_ids=ids, use_cache=False).logits[0].float()
-        found = head.logits(student(ids, ids, torch.zeros_like(ids[0]), torch.arange(3, device=lm.device)))
+        projected = head.logits(student(ids, ids, torch.zeros_like(ids[0]), torch.arange(3, device=lm.device)))
         largest = own.abs().amax(-1).clamp_min(1e-30)  # a head of zeros agrees with itself
-        gap = float(((found[:, : own.shape[1]] - own).abs().amax(-1) / largest).max())
+        gap = float(((projected[:, : own.shape[1]] - own).abs().amax(-1) / largest).max())
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         return one_line(error, 200)
     finally:

@@ -30,13 +30,13 @@ def routers(lm: PreTrainedModel) -> list[nn.Module]:
     Raises:
         ConfigError: if the model has no router.
     """
-    found = [module for module in lm.modules() if type(module).__name__.lower().endswith("topkrouter")]
-    if not found:
+    modules = [module for module in lm.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    if not modules:
         raise ConfigError(
             f"method routing_replay found no router of experts that it can record in a {type(lm).__name__}; remove "
             "the method."
         )
-    return found
+    return modules
 
 
 def gates(

@@ -60,8 +60,8 @@ class RankWatch:
             return
         # Any free port. A collective distributes it and the secret, so only the ranks know them.
         server = socket.create_server(("", 0)) if ranks.index == 0 else None
-        told = (server.getsockname()[1], secrets.token_hex()) if server is not None else None
-        port, secret = ranks.gather(told)[0]
+        address = (server.getsockname()[1], secrets.token_hex()) if server is not None else None
+        port, secret = ranks.gather(address)[0]
         if server is not None:
             self._accept(server, secret, ranks.count - 1)
         else:
@@ -115,17 +115,17 @@ class RankWatch:
                 for line in lines:
                     self._hear(json.loads(line), peer)
 
-    def _hear(self, said: dict[str, Any], source: socket.socket) -> None:
+    def _hear(self, message: dict[str, Any], source: socket.socket) -> None:
         """Take in a message about a rank; rank 0 forwards it to the others."""
         if self._index == 0:  # the other ranks have no connections among themselves
-            self._tell(said, source)
-        if "done" in said:
-            self._done.add(said["done"])
+            self._tell(message, source)
+        if "done" in message:
+            self._done.add(message["done"])
             return
-        final = "lost" in said
-        rank = said["lost" if final else "ending"]
+        final = "lost" in message
+        rank = message["lost" if final else "ending"]
         # A reason that the rank gave before its connection broke takes precedence.
-        self._why.setdefault(rank, said["why"])
+        self._why.setdefault(rank, message["why"])
         if rank == self._index:
             return
         if self._heard is None:
@@ -137,12 +137,12 @@ class RankWatch:
         timer.daemon = True
         timer.start()
 
-    def _tell(self, said: dict[str, Any], apart_from: socket.socket | None = None) -> None:
+    def _tell(self, message: dict[str, Any], apart_from: socket.socket | None = None) -> None:
         with self._lock:
             for peer in self._peers:
                 if peer is not apart_from:
                     with contextlib.suppress(OSError):
-                        peer.sendall(_line(said))
+                        peer.sendall(_line(message))
 
     def _give_up(self, final: bool) -> None:
         """Exit this process, unless it is ending by itself; `final` says that the other rank's process is gone."""
@@ -185,15 +185,15 @@ class RankWatch:
         self._over = True
 
 
-def _line(said: dict[str, Any]) -> bytes:
-    return json.dumps(said).encode() + b"\n"
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _read_line(peer: socket.socket) -> bytes:
-    found = b""
-    while not found.endswith(b"\n") and len(found) < 1000 and (data := peer.recv(1)):
-        found += data
-    return found
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 1000 and (data := peer.recv(1)):
+        line += data
+    return line
 
 
 def _keep_alive(peer: socket.socket) -> None:

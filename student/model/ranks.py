@@ -179,27 +179,28 @@ class Ranks:
             return [value]
         if self._left is not None or self.apart:  # the error that makes this rank leave was caught on its way out
             raise CancelledError(self._reason or "this rank has failed and left the others")
-        told: list[tuple[str, Any]] = self._send((kind, value))
-        failed = [(rank, *said) for rank, (other, said) in enumerate(told) if other == _FAILED]
+        messages: list[tuple[str, Any]] = self._send((kind, value))
+        failed = [(rank, *content) for rank, (other, content) in enumerate(messages) if other == _FAILED]
         if failed:
             # Several ranks may fail at once, at different depths: all ranks leave the outermost of these `agree` calls.
             self._left = min(self._depth, *(depth for _, depth, _ in failed)) if self._depth else None
             self._reason = f"rank {failed[0][0]} failed: {failed[0][2].rstrip('.')}"
             if kind != _FAILED:
                 raise CancelledError(self._reason)
-        elif any(other != kind for other, _ in told):
+        elif any(other != kind for other, _ in messages):
             raise RuntimeError(
-                f"the ranks are out of step: {[other for other, _ in told]}; every rank must exchange equally often."
+                f"the ranks are out of step: {[other for other, _ in messages]}; every rank must exchange equally "
+                "often."
             )
-        return [said for _, said in told]
+        return [content for _, content in messages]
 
     def _send(self, message: T) -> list[T]:
         """The messages of all ranks, in the order of ranks."""
         if self.group is None:
             return list(gather_object([message]))
-        found: list[T] = [message] * self.count
-        dist.all_gather_object(found, message, self.group)
-        return found
+        messages: list[T] = [message] * self.count
+        dist.all_gather_object(messages, message, self.group)
+        return messages
 
     def total(self, counts: dict[str, float]) -> dict[str, float]:
         """Sums over ranks, by name."""
@@ -210,16 +211,16 @@ class Ranks:
         return sums
 
 
-def told(value: T) -> list[T]:
+def from_all_ranks(value: T) -> list[T]:
     """The values of all ranks in torch's default group, in the order of ranks, for code that is given no `Ranks`.
 
     Every rank must call it, in the loop's thread.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
-    found: list[T] = [value] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 ALONE = Ranks()

@@ -66,8 +66,8 @@ def shard(student: Student, device: torch.device, *, half: bool) -> Callable[[],
     if left:
         raise RuntimeError(f"fully_shard left {len(left)} tensors whole on every rank, {left[0]} first")
     with torch.no_grad():  # the first forward decides which module is the root
-        one = torch.ones((1, 1), dtype=torch.long, device=device)
-        student(one, one, *torch.zeros((2, 1), dtype=torch.long, device=device))
+        token = torch.ones((1, 1), dtype=torch.long, device=device)
+        student(token, token, *torch.zeros((2, 1), dtype=torch.long, device=device))
     reshard(student)
     return dist.destroy_process_group if alone else lambda: None
 
@@ -93,9 +93,9 @@ def recover(student: nn.Module) -> None:
 
     Otherwise torch would treat the next forward pass as a part of the failed one and keep what that had gathered.
     """
-    found = units(student)
-    if found and hasattr(found[0], "reset_iter_state"):  # torch 2.13
-        found[0].reset_iter_state()
+    modules = units(student)
+    if modules and hasattr(modules[0], "reset_iter_state"):  # torch 2.13
+        modules[0].reset_iter_state()
     reshard(student)
 
 
@@ -106,12 +106,12 @@ def whole(student: nn.Module) -> Iterator[None]:
     All ranks must enter it together. Within it, each rank may run any number of forward passes without gradients, of
     the student or of parts of it, but must not write to the parameters.
     """
-    found = units(student)
-    if not found:
+    modules = units(student)
+    if not modules:
         yield
         return
     try:
-        for module in found:
+        for module in modules:
             # Weights left gathered by a forward pass would not be gathered again, and may be older than an update.
             module.reshard()
             module.unshard()
@@ -121,7 +121,7 @@ def whole(student: nn.Module) -> Iterator[None]:
         recover(student)
         raise
     finally:
-        for layer in found[1:]:  # the root is never resharded after its forward, because its backward follows at once
+        for layer in modules[1:]:  # the root is never resharded after its forward, because its backward follows at once
             layer.set_reshard_after_forward(True, recurse=False)
         reshard(student)
 
@@ -140,17 +140,17 @@ def placed(value: Tensor, like: Tensor) -> Tensor:
 
 def layer_of(name: str) -> int | None:
     """The index of the decoder layer in a parameter's name; None for parameters outside the layers."""
-    found = _LAYER.search(f".{name}")
-    return None if found is None else int(found[1])
+    match = _LAYER.search(f".{name}")
+    return None if match is None else int(match[1])
 
 
 def in_chunks(tensors: Iterable[tuple[str, Tensor]]) -> list[Chunk]:
     """Tensors that are gathered and saved together: of a layer, or one outside the layers."""
-    found: dict[str, Chunk] = {}
+    chunks: dict[str, Chunk] = {}
     for name, tensor in tensors:
         layer = layer_of(name)
-        found.setdefault(name if layer is None else f"layer {layer}", {})[name] = tensor
-    return list(found.values())
+        chunks.setdefault(name if layer is None else f"layer {layer}", {})[name] = tensor
+    return list(chunks.values())
 
 
 def in_files(chunks: Iterable[Chunk], limit: int, itemsize: int | None = None) -> list[list[Chunk]]:

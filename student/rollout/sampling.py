@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from opd.errors import PluginError, short
 from opd.tasks.prompt import Prompt
-from student.data.cursor import PromptCursor
 from student.data.outcome import Outcome, gather_outcomes
-from student.data.plan import PlannedRow, StepPlan
+from student.data.plan import PlannedRow, PromptCursor, StepPlan
 from student.data.row import Row, RowKey, are_rows
 from student.model.ranks import Ranks
 from student.scoring.rewards.rounds import StepRewards

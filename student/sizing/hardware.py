@@ -82,13 +82,13 @@ def here() -> Hardware:
     A GPU that is not in the table gets the speeds of the A100; its name then says so.
     """
     if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        said = found.name.upper().replace(" ", "")
-        like = [known for key, known in TABLE.items() if key.split("-")[0].upper() in said]
+        device = torch.cuda.get_device_properties(0)
+        title = device.name.upper().replace(" ", "")
+        like = [card for key, card in TABLE.items() if key.split("-")[0].upper() in title]
         # Cards of the same name exist with different memory and speed. Take the one whose memory is closest.
-        known = min(like or [TABLE["a100"]], key=lambda card: abs(card.memory - found.total_memory))
-        name = found.name if like else f"{found.name}, of unknown speed, with those of {known.name}"
-        return Hardware(name, found.total_memory, known.flops, known.bandwidth)
+        card = min(like or [TABLE["a100"]], key=lambda card: abs(card.memory - device.total_memory))
+        name = device.name if like else f"{device.name}, of unknown speed, with those of {card.name}"
+        return Hardware(name, device.total_memory, card.flops, card.bandwidth)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(
         "the CPU here",

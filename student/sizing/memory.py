@@ -97,8 +97,8 @@ def _asked_by_name(recipe: Recipe) -> set[str]:
     teachers = recipe.teachers
     if teachers is None:
         return set()
-    found = [teachers.default, teachers.reference, *teachers.routes.values(), EMA if teachers.ema.served else None]
-    return {name for one in found for name in ([one] if isinstance(one, str) else one or ())}
+    models = [teachers.default, teachers.reference, *teachers.routes.values(), EMA if teachers.ema.served else None]
+    return {name for model in models for name in ([model] if isinstance(model, str) else model or ())}
 
 
 def memory_of(
@@ -145,15 +145,15 @@ _SAMPLED_WITH = "weights that steps are sampled with"
 def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: bool, ranks: int) -> dict[str, float]:
     """Bytes of weights that are kept in addition to the student's own, by purpose."""
     methods = {str(method.get("name")) for method in recipe.methods}
-    found = {
+    parts = {
         "copy for the reference initial": shape.trained_bytes if INITIAL in named and recipe.model.lora is None else 0,
         "moving average": shape.trained * 4 if EMA in named else 0,
         "copies of effopd": 2 * shape.trained_bytes if "effopd" in methods else 0,
         "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in methods and ranks == 1 else 0,
     }
     if recipe.train.sharding == "none" or engine_of(recipe).takes_shards:
-        found[_SAMPLED_WITH] = shape.trained_bytes * _kept_versions(recipe, gpu=gpu)
-    return {name: size for name, size in found.items() if size}
+        parts[_SAMPLED_WITH] = shape.trained_bytes * _kept_versions(recipe, gpu=gpu)
+    return {name: size for name, size in parts.items() if size}
 
 
 def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
@@ -244,8 +244,8 @@ def _scattered(shape: ModelShape) -> float:
 
 def engine_of(recipe: Recipe) -> type[RolloutEngine]:
     """The class of the recipe's rollout engine."""
-    found: type[RolloutEngine] = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
-    return found
+    engine: type[RolloutEngine] = ROLLOUT_ENGINES.load(str(recipe.rollout.engine["name"]))
+    return engine
 
 
 def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int = 1) -> None:
@@ -260,14 +260,14 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
     # Give advice on the part that is too large: vLLM's cache, weights with gradients and moments, rollouts, or a
     # micro-batch.
     always, learning, rollout = (sum(part.values()) for part in (memory.always, memory.learning, memory.rollout))
-    said = (
+    lack = (
         f"a rank needs {memory.peak / GIB:.1f} GiB at its peak, but {device.name} has room for {max(room, 0) / GIB:.1f}"
     )
     over = memory.peak - room
     cache, fitting = memory.always.get(VLLM_CACHE, 0.0), _fitting_cache(memory, over, recipe)
     if cache and fitting is not None:
         raise ConfigError(
-            f"{said}, {cache / GIB:.1f} of it for vLLM's cache; set rollout.cache_tokens to {fitting} or less, now "
+            f"{lack}, {cache / GIB:.1f} of it for vLLM's cache; set rollout.cache_tokens to {fitting} or less, now "
             f"{recipe.rollout.cache_tokens}, or rollout.engine.sleep to true."
         )
     fixed = always + memory.learning["gradients"]
@@ -278,10 +278,10 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
         else:
             lora = f"start more ranks, {lora}"
         raise ConfigError(
-            f"{said}: weights, gradients and moments alone need {fixed / GIB:.1f}; {lora}use a smaller model."
+            f"{lack}: weights, gradients and moments alone need {fixed / GIB:.1f}; {lora}use a smaller model."
         )
     if rollout > learning:
-        raise ConfigError(f"{said} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
+        raise ConfigError(f"{lack} while it decodes; {_smaller_rollouts(memory, fitting, recipe)}.")
     ways = [] if recipe.model.gradient_checkpointing else ["set model.gradient_checkpointing to true"]
     sequences, width = micro_batch(recipe, ranks)
     windows = largest(recipe).sequences
@@ -296,7 +296,7 @@ def check_fits(memory: Memory, device: Hardware, recipe: Recipe, *, ranks: int =
         )
     elif not ways:
         ways.append(f"shorten the longest response (rollout.max_new_tokens, now {recipe.rollout.max_new_tokens})")
-    raise ConfigError(f"{said}; {' or '.join(ways)}.")
+    raise ConfigError(f"{lack}; {' or '.join(ways)}.")
 
 
 def _smaller_rollouts(memory: Memory, fitting: int | None, recipe: Recipe) -> str:

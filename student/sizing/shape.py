@@ -77,9 +77,9 @@ class ModelShape:
                 add_lora(lm, settings.lora, base=settings.path)
         parameters = list(lm.parameters())
         trained = [p for p in parameters if p.requires_grad]
-        self.total, self.trained = (sum(p.numel() for p in found) for found in (parameters, trained))
+        self.total, self.trained = (sum(p.numel() for p in group) for group in (parameters, trained))
         self.active = self.total - _passed_over(lm)
-        self.weight_bytes, self.trained_bytes = (_bytes(found) for found in (parameters, trained))
+        self.weight_bytes, self.trained_bytes = (_bytes(group) for group in (parameters, trained))
         self.weight_bytes += sum(four_bit_bytes(p.numel()) for p in quantized) - _bytes(quantized)
         self.widened = max((p.numel() for p in quantized), default=0) * lm.dtype.itemsize
         self._trained_shapes = [tuple(p.shape) for p in trained]
@@ -147,13 +147,13 @@ class ModelShape:
         # Counted by storage, because several views of one tensor may be saved but take memory once. Parameters are left
         # out, since they are counted elsewhere.
         own = {p.untyped_storage()._cdata for p in self._student.parameters()}
-        found: dict[int, int] = {}
+        storages: dict[int, int] = {}
         kept = []  # keeps the tensors alive, so that no address is used by two storages
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage._cdata not in own:
-                found[storage._cdata] = storage.nbytes()
+                storages[storage._cdata] = storage.nbytes()
                 kept.append(tensor)
             return tensor
 
@@ -167,7 +167,7 @@ class ModelShape:
             ids = torch.zeros(rows, width, dtype=torch.long)
             at = torch.zeros(rows * width, dtype=torch.long)
             self._student(ids, torch.ones_like(ids), at, at)
-        return sum(found.values())
+        return sum(storages.values())
 
 
 def _held(value: Any) -> Iterator[torch.Tensor]:
@@ -175,8 +175,8 @@ def _held(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _held(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _held(part)
 
 
 def _passed_over(lm: Any) -> int:

@@ -54,7 +54,7 @@ class Ask:
 def asks_of(recipe: Recipe, needs: Needs) -> list[Ask]:
     """List every payload that is asked of every model in a step."""
     settings = recipe.teachers or TeacherSettings()
-    found = []
+    asks = []
     for need in needs.signals:
         names: dict[str, float] = {need.role: 1.0}
         if need.role == TEACHER:
@@ -65,8 +65,8 @@ def asks_of(recipe: Recipe, needs: Needs) -> list[Ask]:
                     names[name] = names.get(name, 0.0) + 1 / len(targets)
         elif need.role == REFERENCE:
             names = {settings.reference or "": 1.0}
-        found += [Ask(name, need.spec, share) for name, share in names.items()]
-    return found
+        asks += [Ask(name, need.spec, share) for name, share in names.items()]
+    return asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Fleet:
         asked = sorted({ask.model for ask in asks if ask.served})
         idle = sorted(self.models.keys() - {*asked, ""})
         if idle:
-            known = ", ".join(map(repr, filter(None, asked))) or "none by name: give the model without one"
-            raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not use; it uses {known}.")
+            names = ", ".join(map(repr, filter(None, asked))) or "none by name: give the model without one"
+            raise ConfigError(f"--teacher names {idle[0]!r}, which the recipe does not use; it uses {names}.")
 
     def check_fits(self, asks: Sequence[Ask]) -> None:
         """Check that the devices can hold the weights.
@@ -136,8 +136,8 @@ def fleet_of(models: Sequence[str], device: Hardware, devices: int) -> Fleet:
         # A folder may have "=" in its path, and no teacher has "/" in its name.
         name, path = (name, path) if given and "/" not in name else ("", entry)
         if name in shapes:
-            said = f"two models are given for teacher {name!r}" if name else "two models are given without a name"
-            raise ConfigError(f"{said}; name each as in the recipe, with --teacher NAME=MODEL.")
+            clash = f"two models are given for teacher {name!r}" if name else "two models are given without a name"
+            raise ConfigError(f"{clash}; name each as in the recipe, with --teacher NAME=MODEL.")
         shapes[name] = ModelShape(ModelSettings(path=path, dtype="bfloat16" if device.gpu else "float32"))
     return Fleet(shapes, device, devices)
 
@@ -187,12 +187,12 @@ def stages_of(
     for ask in asks:
         by_model.setdefault(ask.model, []).append(ask)
     for stage, served in (("teachers", True), ("in process", False)):
-        found: list[tuple[float, str]] = []
+        models: list[tuple[float, str]] = []
         for name, of in by_model.items():
             shape = fleet.shape(name) if served else student
             if of[0].served is served and shape is not None:
                 device, parts = (fleet.device, fleet.devices) if served else (own, ranks)
                 seconds, bound = seconds_of(of, shape, read, scored, device)
-                found.append((seconds / parts, bound))
-        if found:
-            yield stage, sum(seconds for seconds, _ in found), max(found)[1]
+                models.append((seconds / parts, bound))
+        if models:
+            yield stage, sum(seconds for seconds, _ in models), max(models)[1]

@@ -33,12 +33,12 @@ class Stateful(Protocol):
 def names_of(parts: Sequence[Stateful]) -> list[str]:
     """A unique name for each plug-in: its registered name or its path, with #2, #3 ... from the second of a name on."""
     seen: Counter[str] = Counter()
-    found = []
+    names = []
     for part in parts:
         name = str(part.settings.name)
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
 
 
 def states_of(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:

@@ -46,10 +46,10 @@ def on_host(tensors: dict[str, Tensor], *, copied: bool) -> dict[str, Tensor]:
         copied: also copy tensors that are on the host already, so that later updates do not change them.
     """
     moved: dict[tuple[object, ...], Tensor] = {}
-    found = {}
+    hosted = {}
     for name, tensor in tensors.items():
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if place not in moved or not tensor.numel():
             moved[place] = tensor.detach().to("cpu", copy=copied)
-        found[name] = moved[place]
-    return found
+        hosted[name] = moved[place]
+    return hosted

@@ -38,9 +38,9 @@ class _Writer(HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See `StorageWriter.write_data`."""
-        found = super().write_data(plan, planner)
-        self.files |= {result.storage_data.relative_path for result in found.wait()}
-        return found
+        results = super().write_data(plan, planner)
+        self.files |= {result.storage_data.relative_path for result in results.wait()}
+        return results
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> list[Path]:
@@ -84,16 +84,16 @@ def load_shards(folder: Path, names: Collection[str], mesh: DeviceMesh | None) -
     reader = HuggingFaceStorageReader(str(folder))
     try:
         saved: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name in sorted(names):
             size, dtype = saved[name].size, saved[name].properties.dtype
             if mesh is None:
-                found[name] = torch.empty(size, dtype=dtype)
+                tensors[name] = torch.empty(size, dtype=dtype)
             else:
-                found[name] = empty_shards(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+                tensors[name] = empty_shards(size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
         with warnings.catch_warnings():  # with `no_dist`, a single process is intended
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(found, storage_reader=reader, no_dist=mesh is None)
+            load(tensors, storage_reader=reader, no_dist=mesh is None)
     except (CheckpointException, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"the sharded state in {folder} cannot be read: {error}.") from error
-    return found
+    return tensors

@@ -105,9 +105,9 @@ def check_state(where: str, state: Any) -> None:
         elif not (node is None or isinstance(node, str | int | float | torch.Tensor)):
             refuse(node, place, "a JSON value, a numpy array or a tensor")
 
-    def refuse(found: Any, place: str, wanted: str) -> None:
+    def refuse(value: Any, place: str, wanted: str) -> None:
         raise PluginError(
-            f"the state_dict of {where} cannot be saved: {place} is {short(found)} ({type(found).__name__}), but it "
+            f"the state_dict of {where} cannot be saved: {place} is {short(value)} ({type(value).__name__}), but it "
             f"must be {wanted}."
         )
 
@@ -119,13 +119,13 @@ def check_state(where: str, state: Any) -> None:
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Contiguous tensors, copied if two names share memory, which safetensors refuses."""
     seen: set[int] = set()
-    found = {}
+    apart = {}
     for name, tensor in tensors.items():
         whole = tensor.contiguous()
         place = whole.untyped_storage().data_ptr()
-        found[name] = whole.clone() if place in seen else whole
+        apart[name] = whole.clone() if place in seen else whole
         seen.add(place)
-    return found
+    return apart
 
 
 def load_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> dict[str, Any]:

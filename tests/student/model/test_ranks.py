@@ -13,7 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from thread_ranks import Meeting
 
 from opd.errors import CancelledError, ConfigError, DataError, OpdError
-from student.model.ranks import ALONE, Ranks, make_accelerator, told
+from student.model.ranks import ALONE, Ranks, from_all_ranks, make_accelerator
 
 
 def launched(*flags: str) -> dict[str, str]:
@@ -52,16 +52,16 @@ def test_one_process_that_accelerate_was_asked_for_is_taken(monkeypatch: pytest.
 WORKER = """
 import json, sys
 from torch import distributed as dist
-from student.model.ranks import told
+from student.model.ranks import from_all_ranks
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
-print(json.dumps(told([sys.argv[2]] * (1 + int(sys.argv[2])))))
+print(json.dumps(from_all_ranks([sys.argv[2]] * (1 + int(sys.argv[2])))))
 dist.destroy_process_group()
 """
 
 
 def test_what_has_no_ranks_of_its_own_is_told_the_values_of_all(tmp_path: Path) -> None:
-    assert told(3) == [3]
+    assert from_all_ranks(3) == [3]
     for lines in forked.ranks(WORKER, tmp_path / "rendezvous"):
         assert json.loads(lines[-1]) == [["0"], ["1", "1"]]
 

@@ -18,7 +18,6 @@ from opd_lab.tiny.tokenizer import make_tokenizer
 from opd_zoo.curricula.sage import with_answer
 from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
 from student.data.outcome import Outcome, outcome_of
-from student.data.plan import PromptCursor
 from student.data.row import Row
 from student.data.states import row_from_state, row_to_state
 from student.job.plugins import build_plugins
