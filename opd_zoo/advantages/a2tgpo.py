@@ -49,11 +49,11 @@ class A2tgpo(Advantage[TurnSettings]):
 
     def gains(self, outcomes: Sequence[Outcome]) -> list[NDArray[np.float64]]:
         """z_k for each episode [turns]; 0 for the last turn and for turns without peers."""
-        found = [np.zeros(max(1, len(outcome.spans))) for outcome in outcomes]
+        found = [np.zeros(max(1, len(outcome.turns.spans))) for outcome in outcomes]
         for places in self.groups(outcomes):
             for turn in range(max(len(found[place]) for place in places) - 1):
-                peers = [p for p in places if turn < len(outcomes[p].turn_rewards) - 1]
-                scores = normalised([outcomes[place].turn_rewards[turn] for place in peers], scale=True)
+                peers = [p for p in places if turn < len(outcomes[p].turns.rewards) - 1]
+                scores = normalised([outcomes[place].turns.rewards[turn] for place in peers], scale=True)
                 for place, value in zip(peers, scores, strict=True):
                     found[place][turn] = value
         return found

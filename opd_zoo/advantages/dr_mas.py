@@ -39,13 +39,13 @@ class DrMas(Advantage[AdvantageSettings]):
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""
-        found = [np.zeros(max(1, len(outcome.spans))) for outcome in outcomes]
+        found = [np.zeros(max(1, len(outcome.turns.spans))) for outcome in outcomes]
         agents = 0
         groups = self.groups(outcomes)
         for places in groups:
             samples: dict[str, list[tuple[int, int]]] = {}
             for place in places:
-                who = outcomes[place].turn_agents or (outcomes[place].agent,) * len(found[place])
+                who = outcomes[place].turns.agents or (outcomes[place].agent,) * len(found[place])
                 for turn in range(len(found[place])):
                     samples.setdefault(who[turn], []).append((place, turn))
             agents += len(samples)

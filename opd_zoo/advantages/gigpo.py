@@ -78,7 +78,7 @@ class Gigpo(Advantage[GigpoSettings]):
         """For each state the (episode, turn) pairs that began there; rows without states share a single one."""
         found: dict[str, list[tuple[int, int]]] = {}
         for place, count in zip(places, turns, strict=True):
-            states = outcomes[place].turn_states or ("",) * count
+            states = outcomes[place].turns.states or ("",) * count
             for turn in range(count):
                 found.setdefault(states[turn], []).append((place, turn))
         return list(found.values())

@@ -52,9 +52,9 @@ class MapoSettings(TurnSettings):
 
 def returns(outcome: Outcome, discount: float) -> NDArray[np.float64]:
     """[turns] float64 discounted return from each turn of an episode on."""
-    rewards = np.zeros(max(1, len(outcome.spans)))
-    if outcome.turn_rewards:
-        rewards = np.array(outcome.turn_rewards, dtype=np.float64)
+    rewards = np.zeros(max(1, len(outcome.turns.spans)))
+    if outcome.turns.rewards:
+        rewards = np.array(outcome.turns.rewards, dtype=np.float64)
     else:
         rewards[-1] = known(outcome)
     found, later = np.zeros_like(rewards), 0.0
@@ -75,10 +75,10 @@ def normalised(values: Sequence[float], *, scale: bool) -> NDArray[np.float64]:
 
 def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
     """The credit of each token [T], from that of its turn; one number for a row without turns."""
-    if not outcome.spans:
+    if not outcome.turns.spans:
         return float(values[-1])
     found = np.zeros(outcome.length, dtype=np.float32)
-    for (start, end), value in zip(outcome.spans, values, strict=True):
+    for (start, end), value in zip(outcome.turns.spans, values, strict=True):
         found[start:end] = value
     return found
 

@@ -65,10 +65,10 @@ class SageOpd(OnPolicyDistillation[SageOpdSettings]):
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Compute the mean weight of a token."""
-        weighed = [(token_weights(one.notes, one.spans, one.length), one) for one in outcomes if one.trained]
+        weighed = [(token_weights(one.notes, one.turns.spans, one.length), one) for one in outcomes if one.trained]
         # Tokens of a turn are all trained or none is, but for those of the environment, which have no weight.
         total = sum(float(weights.sum()) for weights, _ in weighed)
-        count = sum(sum(end - start for start, end in one.spans) or one.tokens for _, one in weighed)
+        count = sum(sum(end - start for start, end in one.turns.spans) or one.tokens for _, one in weighed)
         self._mean = total / count if count else 1.0
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:

@@ -26,6 +26,22 @@ KEYS = ("step", "uid", "sample", "turn", "agent", "rollout")
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a row, with one entry for each in every field that is not empty.
+
+    Attributes:
+        spans: (start, end) in the response, tokens; empty for single turns.
+        rewards: rewards by turn, of which the last includes the named parts of the row's, such as a penalty for length.
+        states, agents: see `student.data.row.EpisodeTrace`.
+    """
+
+    spans: tuple[tuple[int, int], ...] = ()
+    rewards: tuple[float, ...] = ()
+    states: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a row.
 
@@ -38,9 +54,7 @@ class Outcome:
         on_policy: whether the student sampled it in this step, under the prompt that it is trained under.
         trained: whether it is trained on; other rows only count in statistics.
         reward: the reward; None if it is unknown, which is never treated as 0.
-        turn_rewards, turn_states, turn_agents: by turn, see `student.data.row`; the last turn's reward includes the
-            named parts of the row's, such as a penalty for length.
-        spans: (start, end) of each turn in the response, tokens; empty for single turns.
+        turns: its turns.
         prompt_length: prompt tokens.
         length: response tokens.
         tokens: response tokens that are trained on.
@@ -62,10 +76,7 @@ class Outcome:
     on_policy: bool = True
     trained: bool = True
     reward: float | None = None
-    turn_rewards: tuple[float, ...] = ()
-    turn_states: tuple[str, ...] = ()
-    turn_agents: tuple[str, ...] = ()
-    spans: tuple[tuple[int, int], ...] = ()
+    turns: Turns = Turns()
     prompt_length: int = 0
     length: int = 0
     tokens: int = 0
@@ -109,9 +120,9 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """What `to_dict` gave."""
-        spans = tuple((int(start), int(end)) for start, end in data["spans"])
-        turns = {name: tuple(data[name]) for name in ("turn_rewards", "turn_states", "turn_agents")}
-        return cls(**{**data, **turns, "spans": spans})
+        spans = tuple((int(start), int(end)) for start, end in data["turns"]["spans"])
+        by_turn = (tuple(data["turns"][name]) for name in ("rewards", "states", "agents"))
+        return cls(**{**data, "turns": Turns(spans, *by_turn)})
 
 
 def reward_of(row: Row) -> float | None:
@@ -160,10 +171,7 @@ def outcome_of(row: Row) -> Outcome:
         on_policy=row.on_policy,
         trained=row.trained,
         reward=reward_of(row),
-        turn_rewards=_by_turn(row),
-        turn_states=() if row.episode is None else row.episode.states,
-        turn_agents=() if row.episode is None else row.episode.agents,
-        spans=tuple(row.turns),
+        turns=_turns(row),
         prompt_length=len(row.prompt_ids),
         length=row.length,
         tokens=int(np.count_nonzero(mask)),
@@ -173,12 +181,14 @@ def outcome_of(row: Row) -> Outcome:
     )
 
 
-def _by_turn(row: Row) -> tuple[float, ...]:
-    """Rewards by turn; named parts, which judge the whole episode, are added to the last turn."""
+def _turns(row: Row) -> Turns:
+    """The turns; named parts of the reward, which judge the whole episode, are added to the last turn's."""
     rewards = [float(value) for value in row.turn_rewards]
     if rewards:
         rewards[-1] += sum(row.reward_parts.values())
-    return tuple(rewards)
+    episode = row.episode
+    states, agents = ((), ()) if episode is None else (episode.states, episode.agents)
+    return Turns(tuple(row.turns), tuple(rewards), states, agents)
 
 
 def gather_outcomes(rows: Sequence[Row], ranks: Ranks | None = None) -> tuple[list[Outcome], list[int]]:

@@ -141,6 +141,6 @@ def turn_rewards(row: Row) -> tuple[tuple[Any, ...], Array] | None:
         return None
     rewards = np.zeros(len(spans_of(row)))
     rewards[-1] = outcome.reward
-    if outcome.turn_rewards:
-        rewards = np.array(outcome.turn_rewards, np.float64)
+    if outcome.turns.rewards:
+        rewards = np.array(outcome.turns.rewards, np.float64)
     return outcome.key(_PLACES), rewards

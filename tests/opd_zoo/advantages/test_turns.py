@@ -9,7 +9,7 @@ import pytest
 
 from opd_zoo.advantages.a2tgpo import accumulated
 from student.data.needs import REFERENCE
-from student.data.outcome import Outcome
+from student.data.outcome import Outcome, Turns
 from student.rl.advantages.chain import AdvantageChain
 
 
@@ -17,7 +17,7 @@ def episode(sample: int, rewards: tuple[float, ...], uid: str = "p", reward: flo
     """Turns of two tokens with one of the environment between them."""
     spans = tuple((3 * turn, 3 * turn + 2) for turn in range(len(rewards)))
     length = spans[-1][1]
-    return Outcome(0, uid, sample, reward=reward, turn_rewards=rewards, spans=spans, length=length, tokens=length)
+    return Outcome(0, uid, sample, reward=reward, turns=Turns(spans, rewards), length=length, tokens=length)
 
 
 def by_turn(outcomes: list[Outcome], **entry: Any) -> list[list[float]]:
@@ -25,10 +25,10 @@ def by_turn(outcomes: list[Outcome], **entry: Any) -> list[list[float]]:
     found = []
     for outcome, credit in zip(outcomes, AdvantageChain(entry, "a test").estimate(outcomes), strict=True):
         assert isinstance(credit, np.ndarray) and credit.dtype == np.float32
-        for start, end in outcome.spans:
+        for start, end in outcome.turns.spans:
             assert len(set(credit[start:end].tolist())) == 1
-        assert not credit[[end for _, end in outcome.spans[:-1]]].any()
-        found.append([float(credit[start]) for start, _ in outcome.spans])
+        assert not credit[[end for _, end in outcome.turns.spans[:-1]]].any()
+        found.append([float(credit[start]) for start, _ in outcome.turns.spans])
     return found
 
 
@@ -64,7 +64,7 @@ def test_a_discount_weighs_later_rewards_less_and_prompts_are_kept_apart() -> No
 
 def test_an_episode_without_rewards_by_turn_has_its_reward_in_the_last_one() -> None:
     spans = ((0, 2), (3, 5))
-    rows = [Outcome(0, "p", i, reward=float(i), spans=spans, length=5, tokens=4) for i in range(2)]
+    rows = [Outcome(0, "p", i, reward=float(i), turns=Turns(spans), length=5, tokens=4) for i in range(2)]
     assert by_turn(rows, name="trloo") == [pytest.approx([-1.0, -1.0]), pytest.approx([1.0, 1.0])]
 
 
@@ -83,7 +83,7 @@ def test_mapo_mixes_the_turns_group_with_the_whole_step() -> None:
 
 
 def at(row: Outcome, *states: str) -> Outcome:
-    return replace(row, turn_states=states)
+    return replace(row, turns=replace(row.turns, states=states))
 
 
 def test_gigpo_compares_turns_that_stood_at_the_same_state() -> None:
@@ -144,7 +144,8 @@ def test_matchtir_halves_the_credit_of_the_episode_and_of_the_turn() -> None:
 
 def test_agents_with_other_ranges_of_reward_get_credit_of_one_size() -> None:
     def played(sample: int, reward: float, *agents: str, uid: str = "p") -> Outcome:
-        return replace(episode(sample, (0.0,) * len(agents), uid=uid, reward=reward), turn_agents=agents)
+        outcome = episode(sample, (0.0,) * len(agents), uid=uid, reward=reward)
+        return replace(outcome, turns=replace(outcome.turns, agents=agents))
 
     rows = [played(0, 1.0, "solver", "critic"), played(1, 0.0, "solver", "critic", "critic"), played(2, 11.0, "judge")]
     two, three = np.array([1.0, 0.0]), np.array([1.0, 0.0, 0.0])
@@ -167,8 +168,7 @@ def test_credit_by_token_is_punished_where_it_is_negative(name: str, factor: flo
             reward=reward,
             length=4,
             tokens=4,
-            spans=((0, 2), (2, 4)),
-            turn_rewards=turns,
+            turns=Turns(((0, 2), (2, 4)), turns),
             sums={"behaviour": -1.0, REFERENCE: -1.0},
         )
         for i, (reward, turns) in enumerate([(1.0, (0.0, 1.0)), (0.0, (1.0, 0.0))])

@@ -42,8 +42,8 @@ def test_named_parts_count_in_the_last_turn_where_rewards_are_by_turn(toy: Any) 
     for row in (paid, plain):
         row.verdict, row.reward_parts = Verdict.score(1.0), {"overlong": -0.5, "format": 0.25}
     paid.turn_rewards = (0.5, 1.0)
-    assert outcome_of(paid).turn_rewards == (0.5, 0.75)
-    assert outcome_of(plain).turn_rewards == ()
+    assert outcome_of(paid).turns.rewards == (0.5, 0.75)
+    assert outcome_of(plain).turns.rewards == ()
 
 
 def test_a_reward_that_is_not_finite_is_refused_with_the_name_of_its_row(toy: Any) -> None:
