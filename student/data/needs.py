@@ -123,9 +123,8 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
         ConfigError: for a role that does not exist, for two temperatures from one role, or for top-k from two roles.
     """
     every = list(needs)
-    signals = [signal for need in every for signal in need.signals]
-    temperatures = _temperatures(signals, temperature)
-    widest = _widest(signals)
+    single = [signal for need in every for signal in need.signals]
+    temperatures, widest = _temperatures(single, temperature), _widest(single)
     # A row has one set of candidates for all roles, as large as the largest need.
     gathered = [spec.k for (_, kind), spec in widest.items() if kind is PayloadKind.GATHER]
     candidates = max([need.candidates for need in every] + gathered, default=0)

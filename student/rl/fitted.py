@@ -119,7 +119,7 @@ class TurnCritic(FittedCritic[FittedSettings_co]):
         for row, scores in zip(rows, self.services.read(items, PayloadSpec.hidden(), model="initial"), strict=True):
             yield row, np.asarray(scores.hidden, np.float64)
 
-    def write(self, row: Row, credit: Array) -> None:
+    def write(self, row: Row, credit: NDArray[np.floating]) -> None:
         """Keep the advantage [T] of each token with the row, under the critic's class."""
         row.critic = replace(row.critic, credit={**row.critic.credit, type(self).__name__: credit.astype(np.float32)})
 
