@@ -117,7 +117,7 @@ def test_values_come_to_tell_good_states_from_bad_ones(heads: int) -> None:
     for step in range(12):
         made.compose(rows(step))
         losses.append(fit(made, step)["critic_loss"])
-    good, bad = ([np.mean(r.values) for r in made.compose(rows(99))[i::2]] for i in (1, 0))
+    good, bad = ([np.mean(r.critic.values) for r in made.compose(rows(99))[i::2]] for i in (1, 0))
     assert losses[-1] < 0.3 * losses[0] and min(good) > 0.6 > 0.4 > max(bad)
 
 
@@ -134,8 +134,8 @@ def test_the_loss_is_that_of_the_values_that_are_used(softness: float) -> None:
     made = critic(Services(), heads=2, softness=softness)
     made.heads, made.moments = np.array([[0.0, 0.0, 0.0, 0.2], [0.0, 0.0, 0.0, 0.8]]), np.zeros((2, 2, WIDTH + 1))
     (one,) = made.compose([row(0, 1.0)])
-    assert one.values is not None
-    value = float(one.values[0])
+    assert one.critic.values is not None
+    value = float(one.critic.values[0])
     returns = returns_of(one, credit_of(one, 1.0, 1.0, 0.95))
     assert fit(made, 0)["critic_loss"] == pytest.approx(float(np.mean((value - returns) ** 2)), rel=1e-6)
 

@@ -106,7 +106,7 @@ def test_with_a_short_history_each_turn_continues_the_last_turns_alone(tokenizer
     (whole,) = full.play(
         plan([prompt]), Scripted(tokenizer, {prompt.uid: path}), purpose=("rollout",), on_row=lambda row: None
     )
-    for name in ("response_ids", "loss_mask", "tool_mask", "behaviour_logp"):
+    for name in ("response_ids", "loss_mask", "written", "behaviour_logp"):
         np.testing.assert_array_equal(getattr(row, name), getattr(whole, name))
     assert row.turns == whole.turns and row.turn_rewards == whole.turn_rewards and whole.windows == ()
     for turn, (asked, (start, _)) in enumerate(zip(student.asked, row.turns, strict=True)):
