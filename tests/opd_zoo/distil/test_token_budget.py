@@ -75,5 +75,5 @@ def test_a_budget_is_of_one_kind_and_a_falling_schedule_is_remarked(recipe: Call
         with pytest.raises(ConfigError, match="either tokens or run"):
             parse_settings(TokenBudgetSettings, {"name": "token_budget", **wrong})
     falling = recipe("x", steps=9, budget={"tokens": 5}, schedule="cosine")
-    said = [line for controller in build_plugins(falling).controllers for line in controller.remarks(falling)]
+    said = [line for controller in build_plugins(falling).controllers for line in controller.remarks(falling, [])]
     assert any("schedule cosine decays over all 9 steps" in line for line in said)

@@ -33,7 +33,7 @@ def checked(contexts: dict[str, Any], **settings: Any) -> TtOpd:
         "train": {"steps": 50},
     }
     made = term(**settings)
-    made.check(parse_settings(Recipe, data))
+    made.check(parse_settings(Recipe, data), [made])
     return made
 
 

@@ -175,6 +175,7 @@ def test_others_are_told_that_they_read_the_student_under_noise(tmp_path: Path) 
             "rollout": {"samples_per_prompt": 2},
         }
     )
-    (term, _) = build_terms(list(recipe.objective))
-    assert any("under the noise" in remark for remark in term.remarks(recipe))
-    assert not any("never act" in remark for remark in term.remarks(recipe))
+    term, other = build_terms(list(recipe.objective))
+    said = term.remarks(recipe, [term, other])
+    assert any("under the noise" in remark for remark in said)
+    assert not any("never act" in remark for remark in said)

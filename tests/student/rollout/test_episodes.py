@@ -16,8 +16,8 @@ import torch
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
+from opd.procs import children
 from opd.tasks.encode import encode_prompt
-from opd.tasks.environments import pool
 from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd_lab.tiny.tokenizer import make_tokenizer
@@ -255,16 +255,16 @@ class Hangs(selectors.DefaultSelector):
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> type[Hangs]:
     """Time passes for pools only when all that is waited for hangs: no load makes anyone else late."""
-    send = pool._Slot.send
+    send = children.Child.send
 
-    def sent(slot: pool._Slot, request: dict[str, Any]) -> None:
+    def sent(child: children.Child, request: dict[str, Any], seconds: float) -> None:
         if request.get("action") == "hang":
-            Hangs.silent.append(slot.connection)
-        send(slot, request)
+            Hangs.silent.append(child.connection)
+        send(child, request, seconds)
 
-    monkeypatch.setattr(pool._Slot, "send", sent)
-    monkeypatch.setattr(pool, "selectors", SimpleNamespace(DefaultSelector=Hangs, EVENT_READ=selectors.EVENT_READ))
-    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: Hangs.passed))
+    monkeypatch.setattr(children.Child, "send", sent)
+    monkeypatch.setattr(children, "selectors", SimpleNamespace(DefaultSelector=Hangs, EVENT_READ=selectors.EVENT_READ))
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: Hangs.passed))
     monkeypatch.setattr(Hangs, "silent", [])
     monkeypatch.setattr(Hangs, "passed", 0.0)
     return Hangs

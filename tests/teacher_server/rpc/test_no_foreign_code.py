@@ -35,7 +35,7 @@ def test_nothing_behind_the_wire_unpickles_evaluates_or_loads_code() -> None:
     files = [*root.glob("teacher_server/**/*.py"), *root.glob("opd/**/*.py")]
     assert root / "teacher_server/server.py" in files and len(files) > 30
     # The one place that is made for running programs: a process of its own that has given up its rights.
-    files.remove(root / "opd/tasks/sandbox_child.py")
+    files.remove(root / "opd/procs/sandbox_child.py")
     assert {str(f.relative_to(root)): offences(f.read_text()) for f in files if offences(f.read_text())} == {}
 
 

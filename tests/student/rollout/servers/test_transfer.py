@@ -260,4 +260,4 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_loaded(
     recipe = parse_settings(Recipe, data | changes)
     cls = ROLLOUT_ENGINES.load(name)
     with pytest.raises(ConfigError, match=said):
-        cls(parse_settings(cls.settings_type, entry)).check(recipe)
+        cls(parse_settings(cls.settings_type, entry)).check(recipe, [])
