@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd_zoo.advantages.turns import TurnSettings, normalised, spread
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,7 @@ class A2tgpo(Advantage[TurnSettings]):
     """
 
     evidence = "abstract"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
+    traits = Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from opd.errors import ConfigError
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Credit, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class OfTurnCritic(GroupEstimator):
@@ -29,25 +26,17 @@ class OfTurnCritic(GroupEstimator):
 
     Attributes:
         critic: the critic's class.
-        method: its registered name.
+        source: what the critic gives, and this advantage reads.
     """
 
     critic: ClassVar[str]
-    method: ClassVar[str]
+    source: ClassVar[str]
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe without the critic.
-
-        Raises:
-            ConfigError: naming the method to add.
-        """
-        names = (self.method, self.critic)
-        if not any(str(entry.get("name", "")).rpartition(":")[2] in names for entry in recipe.methods):
-            raise ConfigError(f"advantage {self.settings.name} reads the values of turns; add method {self.method}.")
+        """See `Traits`."""
+        add = f"add method {self.source.removesuffix('_values')}_critic"
+        return Traits(learns_from_equal=True, reads=(self.source,), why={"reads": add})
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """The rewards themselves; `refine` replaces them by the critic's credit."""
@@ -64,4 +53,4 @@ class Archer(OfTurnCritic):
 
     evidence = "abstract"
     critic = "ArcherCritic"
-    method = "archer_critic"
+    source = "archer_values"

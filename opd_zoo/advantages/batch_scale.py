@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from opd_zoo.deviation import deviation
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,9 @@ class LitePpo(Advantage[BatchScaleSettings]):
 
     evidence = "text"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         return Traits(
             least_group=2, shift_free="group" if self.settings.of == "centred" else "batch", scale_free="batch"
         )
@@ -65,9 +66,7 @@ class LitePpo(Advantage[BatchScaleSettings]):
 class ReinforcePp(LitePpo):
     """Reward normalised over the whole batch (REINFORCE++)."""
 
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
+    traits = Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
 
     def groups(self, outcomes: Sequence[Outcome]) -> list[list[int]]:
         """The whole batch as one group."""

@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 
 from opd.errors import DataError
 from opd_zoo.deviation import deviation
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +50,9 @@ class Bnpo(Advantage[BnpoSettings]):
 
     evidence = "text and code"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         return Traits(least_group=2, within=(self.settings.lowest, self.settings.highest))
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:

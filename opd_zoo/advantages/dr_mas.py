@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from opd_zoo.advantages.turns import normalised, spread
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,7 @@ class DrMas(Advantage[AdvantageSettings]):
     """
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        # Except for single samples, which keep their reward.
-        return Traits(shift_free="group", scale_free="group", reads=("turns",))
+    traits = Traits(shift_free="group", scale_free="group", reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""

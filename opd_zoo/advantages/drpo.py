@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd_zoo.advantages.lpo import softmax
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,21 +48,18 @@ class Drpo(Advantage[DrpoSettings]):
     """Separates right from wrong answers and favours short right ones (DRPO)."""
 
     evidence = "text and code"
+    traits = Traits(
+        least_group=2,
+        shift_free="group",
+        scale_free="group",
+        sees_threshold=True,
+        reads=("behaviour",),
+        of_response=True,
+    )
 
     def __init__(self, settings: DrpoSettings) -> None:
         super().__init__(settings)
         self._longest = settings.longest or 1
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(
-            least_group=2,
-            shift_free="group",
-            scale_free="group",
-            sees_threshold=True,
-            reads=("behaviour",),
-            of_response=True,
-        )
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Take `longest` from the recipe if it is not set."""

@@ -22,8 +22,8 @@ from pydantic import Field
 from opd.wire.types import PayloadSpec
 from opd_zoo.deviation import deviation
 from student.data.needs import TEACHER, Needs, SignalNeed
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,10 +53,7 @@ class GcOpd(Advantage[GcOpdSettings]):
     """A teacher's log-ratio per token, corrected where teacher and verifier rank answers differently (GC-OPD)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, shift_free="group", scale_free="group", reads=("behaviour",))
+    traits = Traits(learns_from_equal=True, shift_free="group", scale_free="group", reads=("behaviour",))
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from opd_zoo.advantages.turns import TurnSettings, normalised, returns, spread
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +47,9 @@ class Gigpo(Advantage[GigpoSettings]):
 
     evidence = "text and code"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         scaled = self.settings.scale == "std"
         return Traits(shift_free="group", scale_free="group" if scaled else "", reads=("turns",))
 

@@ -14,4 +14,4 @@ class Hiper(OfTurnCritic):
 
     evidence = "abstract"
     critic = "HiperCritic"
-    method = "hiper_critic"
+    source = "hiper_values"

@@ -27,8 +27,8 @@ from typing_extensions import TypeVar
 from opd.wire.types import PayloadSpec
 from opd_zoo.deviation import deviation
 from student.data.needs import STUDENT, Needs, SignalNeed
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +62,9 @@ class GroupLoss(Advantage[GroupLossSettings_co]):
         # s_t by row, as it was when the row was first seen in the step.
         self._before: dict[tuple[Any, ...], float] = {}
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         again = self.settings.recompute
         return Traits(least_group=2, reads=("behaviour",) if again else (), recomputes=again, of_response=True)
 
@@ -119,11 +120,12 @@ class Lpo(GroupLoss[LpoSettings]):
 
     evidence = "text"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         tau = self.settings.tau
         shift, scale = tau != "mean", isinstance(tau, str)
-        return replace(super().traits(), shift_free="group" if shift else "", scale_free="group" if scale else "")
+        return replace(super().traits, shift_free="group" if shift else "", scale_free="group" if scale else "")
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See `GroupLoss.slopes`; metric effective, the number of answers that P is spread over."""
@@ -161,9 +163,10 @@ class Pacs(GroupLoss[PacsSettings]):
 
     evidence = "text and code"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return replace(super().traits(), shift_free="group", scale_free="group", sees_threshold=True)
+        """See `Traits`."""
+        return replace(super().traits, shift_free="group", scale_free="group", sees_threshold=True)
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
         """See `GroupLoss.slopes`."""

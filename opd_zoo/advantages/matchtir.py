@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd_zoo.advantages.turns import TurnAdvantage, TurnSettings, normalised
-from student.rl.advantages.traits import Traits
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,7 @@ class MatchTir(TurnAdvantage[MatchTirSettings]):
     """Half the credit from the episode, half from each turn (MatchTIR)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
+    traits = Traits(least_group=2, shift_free="group", scale_free="group", reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]

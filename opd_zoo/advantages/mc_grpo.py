@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,10 +44,7 @@ class McGrpo(GroupEstimator[McGrpoSettings]):
     """Reward minus the group's median, divided by the median absolute deviation (MC-GRPO)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, shift_free="group", scale_free="group")
+    traits = Traits(least_group=2, shift_free="group", scale_free="group")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse to run without a clamp where rewards may be binary.

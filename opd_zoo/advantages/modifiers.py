@@ -22,8 +22,8 @@ from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from opd_zoo.deviation import deviation
 from student.data.needs import REFERENCE, Needs, SignalNeed
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, AdvantageSettings_co, Credit, Modifier, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,10 +61,7 @@ class Ace(OfErrors[AceSettings]):
     """Modifier: more weight for confident errors (ACE)."""
 
     evidence = "text"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(reads=("behaviour",))
+    traits = Traits(reads=("behaviour",))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a strength of 0.
@@ -150,10 +147,7 @@ class Outliers(Modifier[OutliersSettings]):
     """Modifier: standardises over the batch and drops credit beyond 3 sigma."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(shift_free="batch", scale_free="batch")
+    traits = Traits(shift_free="batch", scale_free="batch")
 
     def check_chain(self, parts: Sequence[Advantage]) -> None:
         """Refuse an estimator whose credit is computed anew for each update, group by group.
@@ -161,7 +155,7 @@ class Outliers(Modifier[OutliersSettings]):
         Raises:
             ConfigError: naming it.
         """
-        if parts[0].traits().recomputes:
+        if parts[0].traits.recomputes:
             raise ConfigError(
                 f"advantage {self.settings.name!r} reads the whole batch, but {parts[0].settings.name!r} is computed "
                 "anew for each update, group by group; set recompute: false there, or remove one of the two."

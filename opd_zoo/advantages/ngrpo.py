@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd_zoo.deviation import deviation
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +33,7 @@ class Ngrpo(GroupEstimator[NgrpoSettings]):
     """GRPO with virtual rows of the best reward: all-wrong groups are learnt from."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, learns_from_equal=True)
+    traits = Traits(least_group=2, learns_from_equal=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula; groups of one get 0."""

@@ -19,8 +19,8 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd_zoo.rewards.appeals import ACCEPTED, ASKED, OVERTURNED
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,14 +50,11 @@ class NoisyForward(GroupEstimator[NoisyForwardSettings]):
     """
 
     evidence = "text"
+    traits = Traits(learns_from_equal=True)
 
     def __init__(self, settings: NoisyForwardSettings) -> None:
         super().__init__(settings)
         self.rate = settings.false_negative
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True)
 
     def check_chain(self, parts: Sequence[Advantage]) -> None:
         """Refuse modifiers that take a mean off.
@@ -66,7 +63,7 @@ class NoisyForward(GroupEstimator[NoisyForwardSettings]):
             ConfigError: naming the modifier.
         """
         for part in parts[1:]:
-            if part.traits().shift_free:
+            if part.traits.shift_free:
                 raise ConfigError(
                     f"advantage {part.settings.name!r} subtracts a mean, but {self.settings.name!r} is the reward "
                     "minus a constant, of which nothing would be left; remove one of the two."

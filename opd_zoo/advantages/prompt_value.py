@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
-from student.rl.advantages.traits import Traits
-from student.rl.value_head import check_critic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class PromptValueSettings(AdvantageSettings):
@@ -38,18 +35,7 @@ class PromptValue(GroupEstimator[PromptValueSettings]):
     """Reward minus a critic's value of the prompt (A-LoL)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, reads=("values",))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe without a critic.
-
-        Raises:
-            ConfigError: naming this advantage.
-        """
-        check_critic(recipe, "advantage prompt_value")
+    traits = Traits(learns_from_equal=True, reads=("values",))
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """The rewards themselves; `refine` subtracts the value."""

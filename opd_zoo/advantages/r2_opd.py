@@ -21,8 +21,8 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.data.needs import TEACHER, Needs, SignalNeed
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known, teacher_gaps
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,16 +55,9 @@ class R2Opd(Advantage[R2OpdSettings]):
     """
 
     evidence = "abstract"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(
-            learns_from_equal=True,
-            shift_free="group",
-            scale_free="group",
-            sees_threshold=True,
-            reads=("behaviour",),
-        )
+    traits = Traits(
+        learns_from_equal=True, shift_free="group", scale_free="group", sees_threshold=True, reads=("behaviour",)
+    )
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a gate that is the same everywhere.

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from opd_zoo.deviation import deviation
 from student.data.streams import stream
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,9 @@ class RecBalance(Advantage[RecBalanceSettings]):
 
     evidence = "text and code"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:

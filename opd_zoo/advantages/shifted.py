@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,7 @@ class Opmd(GroupEstimator[OpmdSettings]):
     """Reward minus the group's mean or soft maximum, for mirror descent (OPMD)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, shift_free="group", off_policy=True)
+    traits = Traits(least_group=2, shift_free="group", off_policy=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""
@@ -62,10 +59,7 @@ class AsymRe(GroupEstimator[AsymReSettings]):
     """Reward minus a shifted group mean (AsymRE)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, shift_free="group", off_policy=True)
+    traits = Traits(learns_from_equal=True, shift_free="group", off_policy=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from opd.errors import ConfigError
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +36,7 @@ class Signed(GroupEstimator[SignedSettings]):
     """Fixed credit for right and for wrong answers: PSR, NSR, W-REINFORCE."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, shift_free="group", scale_free="group", sees_threshold=True)
+    traits = Traits(learns_from_equal=True, shift_free="group", scale_free="group", sees_threshold=True)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse weights that are both 0.

@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from opd_zoo.deviation import deviation
-from opd_zoo.prompts import never_again
+from student.plugin.traits import Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.outcome import Outcome
     from student.data.report import StepReport
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class ValueTrackerSettings(AdvantageSettings):
@@ -45,23 +42,11 @@ class Tracker(Advantage[ValueTrackerSettings]):
     """
 
     evidence = "inferred"
+    traits = Traits(learns_from_equal=True, shift_free="batch", scale_free="batch", remembers_prompts=True)
 
     def __init__(self, settings: ValueTrackerSettings) -> None:
         super().__init__(settings)
         self.values: dict[str, float] = {}
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, shift_free="batch", scale_free="batch")
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if prompts hardly ever recur, so that none has a value of its own."""
-        if not never_again(recipe):
-            return []
-        return [
-            "advantage 'tracker' needs prompts that recur, but a procedural task hardly ever gives one twice; its "
-            "baseline is then the batch's mean"
-        ]
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """One advantage per row; metric known, the share of rows whose prompt has a value."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypeVar
 
+from student.plugin.traits import Scope, Traits
 from student.rl.advantages.base import Advantage, AdvantageSettings, Credit, known
-from student.rl.advantages.traits import Scope, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,8 +86,9 @@ def spread(outcome: Outcome, values: NDArray[np.float64]) -> Credit:
 class TurnAdvantage(Advantage[TurnSettings_co]):
     """Base of credit by turn: subclasses turn the returns of all episodes into credit of the same shape."""
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         return Traits(reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
@@ -121,10 +122,7 @@ class Trloo(TurnAdvantage):
     """The return of each turn minus the mean of the other episodes at that turn (TRLOO)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(shift_free="group", reads=("turns",))
+    traits = Traits(shift_free="group", reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
@@ -144,8 +142,9 @@ class Mapo(TurnAdvantage[MapoSettings]):
 
     evidence = "inferred"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         scope: Scope = "batch" if self.settings.mix < 1 else "group"
         return Traits(shift_free=scope, scale_free=scope, reads=("turns",))
 

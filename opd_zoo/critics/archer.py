@@ -29,6 +29,7 @@ from pydantic import Field
 
 from student.data.needs import Needs
 from student.data.streams import stream
+from student.plugin.traits import Traits
 from student.rl.fitted import FittedSettings, TurnCritic, spans_of, turn_rewards
 from student.rl.value_head import adamw
 
@@ -59,6 +60,7 @@ class ArcherCritic(TurnCritic[ArcherCriticSettings]):
     """
 
     evidence: ClassVar[str] = "abstract"
+    traits = Traits(works_ahead=True, gives=("archer_values",), why={"gives": "use advantage archer"})
 
     def __init__(self, settings: ArcherCriticSettings) -> None:
         super().__init__(settings)

@@ -37,6 +37,7 @@ from pydantic import Field
 
 from opd_zoo.text_spans import pieces_of
 from student.data.needs import Needs
+from student.plugin.traits import Traits
 from student.rl.fitted import FittedSettings, TurnCritic, spans_of, turn_rewards
 from student.rl.value_head import adamw
 
@@ -78,6 +79,7 @@ class HiperCritic(TurnCritic[HiperCriticSettings]):
     """
 
     evidence: ClassVar[str] = "abstract"
+    traits = Traits(works_ahead=True, gives=("hiper_values",), why={"gives": "use advantage hiper"})
 
     def __init__(self, settings: HiperCriticSettings) -> None:
         super().__init__(settings)

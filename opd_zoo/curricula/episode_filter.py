@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from student.data.row import Row
@@ -42,7 +43,7 @@ class EpisodeFilterSettings(ControllerSettings):
 class EpisodeFilter(Controller[EpisodeFilterSettings]):
     """Excludes episodes from training by how they end (Mini-o3, SimpleTIR)."""
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mark the episodes that are not trained on."""

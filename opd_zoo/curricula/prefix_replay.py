@@ -22,6 +22,7 @@ from student.data.streams import stream
 from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import note_turns, turn_metrics
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,11 +53,11 @@ class PrefixReplaySettings(ControllerSettings):
 class PrefixReplay(Controller[PrefixReplaySettings]):
     """Samples one turn at a random point of a recorded path (ReOPD)."""
 
-    why_not_stale = ""
-
-    def against_summaries(self) -> str:
-        """Refused, because replayed beginnings are not summarised."""
-        return "it replays actions, for which no summaries are made"
+    traits = Traits(
+        works_ahead=True,
+        works_with_summaries=False,
+        why={"works_with_summaries": "it replays actions, for which no summaries are made"},
+    )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse episodes without a path.

@@ -24,16 +24,13 @@ from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.wire.types import PayloadKind
 from student.data.needs import TEACHER
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from student.data.row import Row
     from student.plugin.controllers import Services
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 NOTE = "turn_weight/"
 """Prefix of a row's notes: `turn_weight/k` is w_k before it is divided by its mean."""
@@ -63,20 +60,11 @@ class SageSettings(ControllerSettings):
 class Sage(Controller[SageSettings]):
     """Lets a judge decide which turns to learn from (SAGE-OPD)."""
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True, gives=("turn_weights",), why={"gives": "use objective sage_opd"})
 
     def __init__(self, settings: SageSettings) -> None:
         super().__init__(settings)
         self._client = ChatClient(settings.judge)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that do not read the weights.
-
-        Raises:
-            ConfigError: naming the term to use.
-        """
-        if not any(getattr(term, "reads_turn_weights", False) for term in terms):
-            raise ConfigError("no term reads the weights that method sage gives to turns; use objective sage_opd.")
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Note w_k for each turn of each row; a row without turns counts as one turn."""

@@ -22,20 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.stops import answer_end
 from student.data.row import Row, RowKey
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from student.plugin.controllers import Services
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class SopdSettings(ControllerSettings):
@@ -58,26 +54,13 @@ class SopdSettings(ControllerSettings):
 class Sopd(Controller[SopdSettings]):
     """Teaches the teacher's whole turn at the start of each turn of the student (SOPD)."""
 
-    why_not_stale = ""
-    gives_answers = True
+    traits = Traits(
+        works_ahead=True, gives_rows=("all", "expert"), gives_scored="none", why={"gives_rows": "add term sft"}
+    )
 
     def __init__(self, settings: SopdSettings) -> None:
         super().__init__(settings)
         self._client = ChatClient(settings.teacher)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that do not learn from given rows, or that need models to score them.
-
-        Raises:
-            ConfigError: naming the term to use.
-        """
-        if all(term.settings.rows == "sampled" for term in terms):
-            raise ConfigError("no term learns from the turns that method sopd adds; add term sft.")
-        scored = next((term.settings.name for term in terms if term.needs().signals), None)
-        if scored is not None:
-            raise ConfigError(
-                f"term {scored!r} needs scores, which the turns that method sopd adds do not have; use term sft."
-            )
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Add the teacher's turns."""

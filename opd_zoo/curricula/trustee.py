@@ -28,6 +28,7 @@ from opd_zoo.environments.simulated import CASE, LEVELS, TASK, offered
 from opd_zoo.environments.simulated_task import EASIEST, HARDEST, SimulatorFailed, draw_levels, make_task
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class Trustee(Controller[TrusteeSettings]):
     Its state is D and the mean rewards of the last steps.
     """
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: TrusteeSettings) -> None:
         super().__init__(settings)

@@ -31,6 +31,7 @@ from student.methods.curricula.turns import (
     turn_notes,
 )
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class TurnOpd(Controller[TurnOpdSettings]):
     Its state is the smoothed depth.
     """
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: TurnOpdSettings) -> None:
         super().__init__(settings)

@@ -15,6 +15,7 @@ from pydantic import Field
 from student.methods.distil.token_set import TokenSetSettings, token_ids
 from student.plugin.controllers import Controller, ControllerSettings
 from student.plugin.early import reads_no_scores
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from student.data.row import Row
@@ -30,7 +31,7 @@ class MaskTokensSettings(ControllerSettings):
 class MaskTokens(Controller[MaskTokensSettings]):
     """Leaves special tokens out of every loss."""
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: MaskTokensSettings) -> None:
         super().__init__(settings)

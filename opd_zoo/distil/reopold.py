@@ -20,6 +20,7 @@ from pydantic import Field
 from opd_zoo.distil.selection import top_share
 from opd_zoo.distil.token_reward import TokenReward, TokenRewardSettings
 from student.data.token_batch import have
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ class ReopoldSettings(TokenRewardSettings):
 class Reopold(TokenReward[ReopoldSettings]):
     """Sampled distillation with a floor under the reward, in two phases."""
 
-    ranks_tokens = True
+    traits = Traits(learns_from_given_rows=False, ranks_tokens=True)
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module; metrics floored_share and selected_share."""

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
 from student.data.needs import STUDENT, Needs
 from student.data.row import Row, RowKey
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from student.data.row import Origin
     from student.plugin.controllers import Services
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class RltfSettings(ControllerSettings):
@@ -53,32 +51,25 @@ class RltfSettings(ControllerSettings):
 class Rltf(Controller[RltfSettings]):
     """Learns second attempts without the feedback that led to them, or the feedback itself (RLTF)."""
 
-    why_not_stale = "the student that learns rereads second attempts, instead of the student that sampled them"
-    gives_answers = gives_log_probs = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        use = "policy_gradient with rows: expert and ratio: none" if self.settings.form == "sd" else "sft"
+        return Traits(
+            works_with_summaries=False,
+            gives_rows=("expert",),
+            gives_log_probs=True,
+            gives_scored="none",
+            why={
+                "works_ahead": "the student that learns rereads second attempts, not the one that sampled them",
+                "works_with_summaries": "it treats every turn as an attempt, which a summary is not",
+                "gives_rows": f"add {use}",
+            },
+        )
 
     def needs(self) -> Needs:
         """Rewards, and the student, which reads second attempts without the feedback."""
         return Needs(reward="any", models=frozenset({STUDENT}))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that do not learn from the added rows, or that need models to score them.
-
-        Raises:
-            ConfigError: naming the term to use.
-        """
-        learns = [term for term in terms if term.settings.rows == "expert"]
-        if not learns:
-            use = "policy_gradient with rows: expert and ratio: none" if self.settings.form == "sd" else "sft"
-            raise ConfigError(f"no term learns from the rows that method rltf adds; add {use}.")
-        scored = next((term.settings.name for term in terms if term.needs().signals), None)
-        if scored is not None:
-            raise ConfigError(
-                f"term {scored!r} needs scores, which the rows that method rltf adds do not have; remove the term."
-            )
-
-    def against_summaries(self) -> str:
-        """Refused, because turns are attempts here."""
-        return "it treats every turn as an attempt, which a summary is not"
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Add the rows; a group is whole on one rank, so its first attempts can be compared."""

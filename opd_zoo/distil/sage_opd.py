@@ -11,7 +11,7 @@ turn of a step is skipped, nothing is learnt from it. Evidence: text at second h
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +22,7 @@ from student.data.token_batch import TokenBatch
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.plugin.controllers import CONTROLLERS
 from student.plugin.terms import TermOutput
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +46,10 @@ class SageOpdSettings(OpdSettings):
 class SageOpd(OnPolicyDistillation[SageOpdSettings]):
     """Distillation with turns weighted by a judge and by the teacher's certainty (SAGE-OPD)."""
 
-    reads_turn_weights: ClassVar[bool] = True
-    sums_teachers = False
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, sums_teachers=False, reads=("turn_weights",))
 
     def __init__(self, settings: SageOpdSettings) -> None:
         super().__init__(settings)

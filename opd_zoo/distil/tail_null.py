@@ -16,6 +16,7 @@ response.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from opd_zoo.distil.selection import spread, top_share
 from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -58,7 +60,10 @@ class TailNullSettings(TermSettings):
 class TailNull(Term[TailNullSettings]):
     """A null arm: a negative advantage for unlikely tokens, without a teacher."""
 
-    ranks_tokens = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, ranks_tokens=True)
 
     def needs(self) -> Needs:
         """The student's own log-probs and entropies."""

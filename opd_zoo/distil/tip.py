@@ -17,6 +17,7 @@ scaled and cut within a batch with the top 2 % of entropies clipped; here within
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -29,6 +30,7 @@ from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
 from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.plugin.terms import TermOutput
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -65,8 +67,10 @@ TipSettings_co = TypeVar("TipSettings_co", bound=TipSettings, covariant=True, de
 class TokenSelection(OnPolicyDistillation[TipSettings_co]):
     """Distillation on the tokens with the highest entropy or divergence (TIP)."""
 
-    sums_teachers = False
-    ranks_tokens = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, sums_teachers=False, ranks_tokens=True)
 
     def needs(self) -> Needs:
         """What distillation needs, the student's entropy, and its candidates for the overlap."""

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from opd.errors import DataError
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ class TokenBudgetSettings(ControllerSettings):
 class TokenBudget(Controller[TokenBudgetSettings]):
     """Ends the run after a number of response tokens, for example that of another run."""
 
-    why_not_stale = "it may end the run after steps that are already sampled"
+    traits = Traits(why={"works_ahead": "it may end the run after steps that are already sampled"})
 
     def __init__(self, settings: TokenBudgetSettings) -> None:
         super().__init__(settings)

@@ -17,6 +17,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import SCORES, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,15 +43,12 @@ TokenRewardSettings_co = TypeVar(
 class TokenReward(Term[TokenRewardSettings_co]):
     """A policy gradient on a reward per token, which subclasses define."""
 
+    traits = Traits(learns_from_given_rows=False)
+
     @property
     def shown(self) -> Mapping[str, str]:
         """The reverse KL to the teacher."""
         return {"reverse_kl": "KL"}
-
-    @property
-    def takes_given(self) -> bool:
-        """No: it estimates from the response token alone."""
-        return False
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""

@@ -22,6 +22,7 @@ from student.data.needs import SCORES, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
 from student.methods.distil.output import divergence_metrics
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,17 +46,12 @@ class VopdSettings(TermSettings):
 class Vopd(Term[VopdSettings]):
     """Sampled distillation with the KL as a control variate."""
 
-    sums_teachers = True
+    traits = Traits(sums_teachers=True, learns_from_given_rows=False)
 
     @property
     def shown(self) -> Mapping[str, str]:
         """The reverse KL to the teacher."""
         return {"reverse_kl": "KL"}
-
-    @property
-    def takes_given(self) -> bool:
-        """No: it estimates from the response token alone."""
-        return False
 
     def needs(self) -> Needs:
         """The teacher's log-probs at the student's top k."""

@@ -19,15 +19,11 @@ from pydantic import Field
 from opd.wire.types import PayloadSpec
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.plugin.controllers import Controller, ControllerSettings
-from student.rl.origins import gives_rows, samples_as_it_scores
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from student.data.row import Row
     from student.plugin.controllers import Services
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 _MEAN, _OUT, _VETO = "mrs/mean_ratio", "mrs/rejected", "mrs/vetoed"
 
@@ -44,19 +40,11 @@ class Mrs(Controller[MrsSettings]):
     """Leaves out answers on which sampler and trainer disagree (MRS)."""
 
     evidence: ClassVar[str] = "text and code"
+    traits = Traits(wants_mismatch=True)
 
     def needs(self) -> Needs:
         """The student's log-probs when the rows were scored."""
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """Warn if sampler and trainer cannot disagree."""
-        if not samples_as_it_scores(recipe) or gives_rows(recipe, with_log_probs=True):
-            return []
-        return [
-            f"method mrs never acts, because engine {recipe.rollout.engine['name']} samples with the same weights and "
-            "numerics that score; it is meant for other engines, hints, replay and train.max_staleness"
-        ]
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mark what is not learnt from; answers that the student did not sample are passed over."""

@@ -19,6 +19,7 @@ from pydantic import Field
 from opd_zoo.rewards.profiling import measured
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ class Prs(Controller[PrsSettings]):
     """Drops most correct turns whose own code takes little of the run time (Dr.Kernel's PRS)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Mask rejected turns out of the loss; a row with no turn left is not trained on."""

@@ -13,6 +13,7 @@ clipped to 0.1 to 1.9 and sums over tokens are averaged over answers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from opd_zoo.losses.weighted import WeightedGradient
 from student.data.needs import REFERENCE, Needs, SignalNeed, merge
 from student.data.token_batch import have
+from student.plugin.traits import Traits
 from student.rl.losses.ratios import Ratio
 from student.rl.losses.settings import PolicyGradientSettings, advantage_field
 
@@ -54,9 +56,9 @@ class ALol(WeightedGradient[ALolSettings]):
     unread: ClassVar[tuple[str, ...]] = ("dual_clip", "importance_cap", "importance_band")
 
     @property
-    def reads_behaviour(self) -> bool:
-        """False: the ratio is to the reference."""
-        return False
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, reads=())  # its ratio is to the reference
 
     def needs(self) -> Needs:
         """What every policy loss needs, and the reference's log-probs of the response tokens."""

@@ -61,6 +61,7 @@ class Alp(PolicyGradient[AlpSettings]):
     """
 
     evidence: ClassVar[str] = "text and code"
+    bounds = ()  # under noise the ratio differs from 1 even in the first update, so the clips can act
 
     def __init__(self, settings: AlpSettings) -> None:
         super().__init__(settings)
@@ -92,10 +93,6 @@ class Alp(PolicyGradient[AlpSettings]):
         if len(recipe.objective) > 1:
             found.append(f"all terms of the objective read the student under the noise of term {self.settings.name!r}")
         return found
-
-    def _idle_bounds(self, recipe: Recipe) -> list[str]:
-        """No remarks: under noise the ratio differs from 1 even in the first update, so the clips can act."""
-        return []
 
     def module(self, student: Student) -> tuple[LayerNoise, float]:
         """The noise module and the learning rate of its sizes."""

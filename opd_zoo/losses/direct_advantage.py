@@ -11,6 +11,7 @@ which is term dapo. Source: arXiv 2412.18279 (text in part; beta is not stated t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,15 +23,12 @@ from student.data.needs import REFERENCE, SCORES, Needs, SignalNeed
 from student.data.outcome import reward_of
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
-from student.rl.value_head import check_critic
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from student.data.row import Row
-    from student.settings.recipe import Recipe
 
 
 class DirectAdvantageSettings(TermSettings):
@@ -53,7 +51,11 @@ class DirectAdvantage(Term[DirectAdvantageSettings]):
     """Fits the log-ratio of each reasoning step to its advantage (Direct Advantage PO)."""
 
     evidence: ClassVar[str] = "text"
-    reads_values: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, reads=("values",))
 
     def __init__(self, settings: DirectAdvantageSettings) -> None:
         super().__init__(settings)
@@ -63,14 +65,6 @@ class DirectAdvantage(Term[DirectAdvantageSettings]):
         """The reference's and the student's log-probs of the response tokens, and rewards."""
         signals = (SignalNeed(REFERENCE, PayloadSpec.sampled()),)
         return Needs(signals=signals, student=frozenset({SCORES}), reward="any")
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe without a critic.
-
-        Raises:
-            ConfigError: naming this term.
-        """
-        check_critic(recipe, f"term {self.settings.name!r}")
 
     def bind(self, tokenizer: Any) -> None:
         """Keep the tokenizer, which shows where steps end."""

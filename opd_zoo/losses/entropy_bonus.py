@@ -17,6 +17,7 @@ from opd import maths
 from student.data.needs import HIDDEN, Needs
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class EntropyBonus(Term[EntropyBonusSettings]):
     """A bonus for the student's entropy, computed exactly."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""  # exact, given the prefix
+    traits = Traits(learns_from_stale_rows=True)  # exact, given the prefix
 
     def needs(self) -> Needs:
         """The student's hidden states and head."""

@@ -19,6 +19,7 @@ from opd_zoo.losses.entropy_bonus import from_uniform
 from student.data.needs import HIDDEN, SCORES, Needs
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 from student.rl.losses.ratios import turn_in_row
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Epo(Term[EpoSettings]):
     """
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""  # exact, given the prefix
+    traits = Traits(learns_from_stale_rows=True)  # exact, given the prefix
 
     def __init__(self, settings: EpoSettings) -> None:
         super().__init__(settings)

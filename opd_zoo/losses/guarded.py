@@ -23,6 +23,7 @@ rec_balance.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -30,6 +31,7 @@ from pydantic import Field
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import TermOutput
+from student.plugin.traits import Traits
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.ratios import at_grain
 
@@ -239,14 +241,10 @@ class Minirl(PolicyGradient[MinirlSettings]):
     unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     @property
-    def why_not_stale(self) -> str:
-        """Empty: its own weight corrects for the policy that sampled."""
-        return ""
-
-    @property
-    def reads_behaviour(self) -> bool:
-        """True: its own weight divides by the policy that sampled."""
-        return True
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        # Its own weight divides by the policy that sampled.
+        return replace(super().traits, learns_from_stale_rows=True, reads=("behaviour",))
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a second weight for the same mismatch, and a cap that would drop every token.

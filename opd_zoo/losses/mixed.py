@@ -18,6 +18,7 @@ included. LTE averages the tokens of hinted rows separately: aggregation balance
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -28,9 +29,9 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import TermOutput
+from student.plugin.traits import Traits
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 from student.rl.losses.settings import PolicyGradientSettings_co, advantage_field
-from student.rl.origins import gives_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
     from student.data.outcome import Outcome
     from student.data.row import Row
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 _LARGEST = 20.0
 """Bound of the absolute log-ratio, nats, as in ICPO's code."""
@@ -52,19 +51,14 @@ _LEAST = 1e-4
 class OfTwoKinds(PolicyGradient[PolicyGradientSettings_co]):
     """Base of losses on two kinds of rows: ratio, clip and importance weights apply to sampled rows only."""
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, wants_given_rows=True)
+
     def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
         """[N] trained positions of sampled rows: others come from another prompt, or from no policy."""
         return batch.mask & batch.of_rows([row.on_policy for row in batch.rows])
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """Also a remark that no strategy and no method gives hinted or given rows."""
-        if gives_rows(recipe):
-            return super().remarks(recipe, terms)
-        return [
-            *super().remarks(recipe, terms),
-            f"term {self.settings.name!r} finds no hinted or given rows to learn from, because neither "
-            "rollout.strategy nor methods give any, so it is the loss on sampled rows alone",
-        ]
 
 
 class MixedContextSettings(ClippedSettings):
@@ -92,9 +86,10 @@ class MixedContext(OfTwoKinds[MixedContextSettings]):
     evidence: ClassVar[str] = "text and code"
 
     @property
-    def reads_behaviour(self) -> bool:
-        """Whether hinted rows need the log-probs under which they were sampled: with denominator `hint`."""
-        return self.settings.denominator == "hint"
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        # Hinted rows need the log-probs under which they were sampled only with denominator `hint`.
+        return replace(super().traits, reads=("behaviour",) if self.settings.denominator == "hint" else ())
 
     def __init__(self, settings: MixedContextSettings) -> None:
         super().__init__(settings)
@@ -168,9 +163,9 @@ class RlPlus(OfTwoKinds[RlPlusSettings]):
     unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
 
     @property
-    def reads_behaviour(self) -> bool:
-        """False: given rows use the student's old log-probs."""
-        return False
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, reads=())  # given rows use the student's old log-probs
 
     def needs(self) -> Needs:
         """Also the student's log-probs when the rows are scored."""

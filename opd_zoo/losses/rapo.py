@@ -22,6 +22,7 @@ from student.data.needs import HIDDEN, REFERENCE, Needs, SignalNeed
 from student.data.outcome import reward_of
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from opd.heads import OutputHead
@@ -41,7 +42,7 @@ class RapoKl(Term[RapoKlSettings]):
     """Forward KL to a reference that is flattened for bad answers (RAPO)."""
 
     evidence: ClassVar[str] = "inferred"
-    why_not_stale = ""  # exact, given the prefix
+    traits = Traits(learns_from_stale_rows=True)  # exact, given the prefix
 
     def needs(self) -> Needs:
         """The hidden states of the reference and of the student, and rewards."""

@@ -15,6 +15,7 @@ GLM-5, 2602.15763, section 3.5 (text).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import TEACHER, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import Term, TermOutput
+from student.plugin.traits import Traits
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
 
 if TYPE_CHECKING:
@@ -110,6 +112,11 @@ class GlmMix(PolicyGradient[GlmMixSettings]):
         wanted = super().needs()
         signals = (*wanted.signals, SignalNeed(TEACHER, PayloadSpec.sampled()))
         return Needs(signals=signals, student=wanted.student)
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`; a group of one answer will do."""
+        return replace(super().traits, least_group=1)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse settings that have no effect; the checks of groups do not apply.

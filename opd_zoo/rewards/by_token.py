@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
 from opd.wire.types import PayloadSpec
 from student.data.needs import REFERENCE, TEACHER, Needs, SignalNeed
+from student.plugin.traits import Traits
 from student.scoring.rewards.base import Reward, RewardSettings, RewardSettings_co
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import RewardServices
-    from student.settings.recipe import Recipe
 
 
 class TokenRewards(Reward[RewardSettings_co]):
@@ -38,18 +36,11 @@ class TokenRewards(Reward[RewardSettings_co]):
     by_group = False
     roles: tuple[str, ...] = ()
     """Models whose log-probs of the response tokens it reads."""
+    traits = Traits(gives=("token_rewards",))
 
     def needs(self) -> Needs:
         """The log-probs of the roles; no verdicts."""
         return Needs(signals=tuple(SignalNeed(role, PayloadSpec.sampled()) for role in self.roles))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse rewards by token that no advantage reads.
-
-        Raises:
-            ConfigError: naming the advantage to use.
-        """
-        check_seen(self.label, terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add to `row.token_rewards`; rows that the student did not sample are skipped."""
@@ -64,20 +55,6 @@ class TokenRewards(Reward[RewardSettings_co]):
     def tokens(self, row: Row) -> NDArray[np.float32]:
         """[T] the reward of each token; any value where the token is not trained on."""
         raise TypeError(f"{type(self).__name__} does not implement tokens")
-
-
-def check_seen(label: str, terms: Sequence[Term]) -> None:
-    """Refuse rewards by token that no advantage reads.
-
-    Raises:
-        ConfigError: naming the advantage to use.
-    """
-    chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-    if chains and not any(chain.reading("token_rewards") for chain in chains):
-        raise ConfigError(
-            f"reward {label!r} rewards tokens, but advantage {chains[0].first.settings.name!r} does not use such "
-            "rewards, so it would change nothing; use advantage gae with method critic."
-        )
 
 
 def log_probs(row: Row, role: str) -> NDArray[np.float32]:

@@ -18,15 +18,13 @@ from pydantic import Field
 from opd.errors import DataError
 from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
-from opd_zoo.prompts import check_kept
+from student.plugin.traits import Traits
 from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from opd.tasks.prompt import Prompt
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 _LEVELS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 _WORD = re.compile(r"\b(yes|partly|no)\b", re.IGNORECASE)
@@ -48,18 +46,14 @@ class Checklist(Asked[ChecklistSettings]):
 
     evidence = "inferred"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(columns=(self.settings.column,))
+
     def __init__(self, settings: ChecklistSettings) -> None:
         super().__init__(settings)
         self.client = ChatClient(settings)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe whose prompts do not keep the column of constraints, and a weight without effect.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        super().check(recipe, terms)
-        check_kept(recipe, self.settings.column, "reward checklist")
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without constraints.

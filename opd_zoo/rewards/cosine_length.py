@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.scoring.rewards.base import Reward, RewardSettings, is_correct, passes_cut_answers
+from student.plugin.traits import Traits
+from student.scoring.rewards.base import Reward, RewardSettings, is_correct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import RewardServices
-    from student.settings.recipe import Recipe
 
 
 class CosineLengthSettings(RewardSettings):
@@ -48,20 +47,15 @@ class CosineLength(Reward[CosineLengthSettings]):
     by_group = False
     evidence = "text and code"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(rewards_cut=f"rewards cut answers with {self.settings.over:g} (over)")
+
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest of the cosines' ends and `over`."""
         ends = (*self.settings.right, *self.settings.wrong, self.settings.over)
         return min(ends), max(ends)
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if a term leaves out the cut answers that `over` is meant for."""
-        leaving = passes_cut_answers(terms)
-        if not leaving:
-            return []
-        return [
-            f"reward 'cosine_length' rewards cut answers with {self.settings.over:g} (over), but term {leaving!r} "
-            "leaves them out (skip_truncated); set skip_truncated: false"
-        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward; metrics length (as a share of `longest`) and over (share of rows)."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.errors import ConfigError
-from student.scoring.rewards.base import Reward, RewardSettings, in_groups, passes_cut_answers
+from student.plugin.traits import Traits
+from student.scoring.rewards.base import Reward, RewardSettings, in_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,11 @@ class Dler(Reward[DlerSettings]):
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(rewards_cut="rewards cut answers with 0" if self.settings.limit is None else "")
+
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a limit that no answer can exceed.
 
@@ -62,16 +68,6 @@ class Dler(Reward[DlerSettings]):
                 f"reward dler has a limit of {least} tokens, but answers have at most {longest} "
                 "(rollout.max_new_tokens), so it never acts; lower it, or remove the reward."
             )
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if a term leaves out cut answers, so that only the verdict remains."""
-        leaving = passes_cut_answers(terms)
-        if not leaving or self.settings.limit is not None:
-            return []
-        return [
-            f"reward 'dler' without a limit rewards cut answers with 0, but term {leaving!r} leaves them out "
-            "(skip_truncated), so only the verdict is left; set limit, or skip_truncated: false"
-        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward; metric cut_share, the share of rows over the limit."""

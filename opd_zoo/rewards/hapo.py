@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from opd_zoo.prompts import never_again
+from student.plugin.traits import Traits
 from student.scoring.rewards.base import Reward, RewardSettings, is_correct
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import RewardServices
-    from student.settings.recipe import Recipe
 
 _LENGTH = "hapo/length"
 
@@ -47,16 +45,11 @@ class Hapo(Reward[HapoSettings]):
 
     evidence = "text and code"
     by_group = False
+    traits = Traits(remembers_prompts=True)
 
     def __init__(self, settings: HapoSettings) -> None:
         super().__init__(settings)
         self.shortest: dict[str, int] = {}
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if prompts hardly ever recur, so that they have no history."""
-        if not never_again(recipe):
-            return []
-        return ["reward 'hapo' is 0 until a prompt recurs, but a procedural task hardly ever gives one twice"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add the length reward as a part; metric known_prompts, the share of rows with a history."""

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from opd.tasks.environments.base import ENVIRONMENT
 from student.data.needs import STUDENT, Needs
+from student.plugin.traits import Traits
 from student.rl.rewards.reference import reference_item, reference_of
 from student.scoring.rewards.base import Reward, RewardSettings
 
@@ -45,7 +46,7 @@ class Igpo(Reward[IgpoSettings]):
 
     evidence = "text and code"
     by_group = False
-    turns_for = "trloo or mapo"
+    traits = Traits(gives=("turns",), why={"gives": "use advantage trloo or mapo"})
 
     def needs(self) -> Needs:
         """Verdicts, and the student, which scores the reference answers."""

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from opd.tasks.tools import Call, parse_reply
 from opd_zoo.rewards.toolrl import jaccard, reference_calls, same_value
+from student.plugin.traits import Traits
 from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class MatchTir(Reward[MatchTirSettings]):
 
     evidence = "text and code"
     by_group = False
-    turns_for = "matchtir or trloo"
+    traits = Traits(gives=("turns",), why={"gives": "use advantage matchtir or trloo"})
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the rewards by turn; metrics matched (mean reward of a call) and calls (mean number per episode).

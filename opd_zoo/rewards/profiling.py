@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Profiling(Reward[ProfilingSettings]):
 
     evidence = "text and code"
     by_group = False
-    turns_for = "trloo"
+    traits = Traits(gives=("turns",), why={"gives": "use advantage trloo"})
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if wrong turns are rewarded for speed."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from opd.tasks.json_answer import find_json, schema_errors
-from opd_zoo.prompts import sources
 from student.data.needs import Needs
+from student.data.prompt_facts import sources
 from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
 from opd_zoo.deviation import deviation
 from student.data.needs import STUDENT, Needs
+from student.plugin.traits import Traits
 from student.rl.rewards.reference import reference_item, reference_of
 from student.scoring.rewards.base import Reward, RewardSettings, in_groups
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from opd.wire.types import ScoreItem
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import RewardServices
-    from student.settings.recipe import Recipe
 
 _SPREAD = "rlpr/spread"
 _FIRST_AVERAGED, _FIRST_FILTERED = 5, 10
@@ -67,6 +65,14 @@ class Rlpr(Reward[RlprSettings]):
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        if not self.settings.filter:
+            return Traits()
+        why = {"least_group": "filters groups by the spread of their rewards", "begins": "lower filter to 0"}
+        return Traits(least_group=2, begins={"the filter": _FIRST_FILTERED}, why=why)
+
     def __init__(self, settings: RlprSettings) -> None:
         super().__init__(settings)
         self.average: float | None = None
@@ -74,18 +80,6 @@ class Rlpr(Reward[RlprSettings]):
     def needs(self) -> Needs:
         """The student, which scores the reference answers; no verdicts."""
         return Needs(reward="any", models=frozenset({STUDENT}))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one, whose spread is 0.
-
-        Raises:
-            ConfigError: with the setting to change.
-        """
-        if self.settings.filter and recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "reward rlpr filters groups by the spread of their rewards; set rollout.samples_per_prompt to 2 or "
-                "more, or filter to 0."
-            )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without a reference answer.
@@ -95,12 +89,6 @@ class Rlpr(Reward[RlprSettings]):
         """
         for prompt in prompts:
             reference_of(prompt, self.label)
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if the run ends before the filter begins."""
-        if not self.settings.filter or recipe.train.steps > _FIRST_FILTERED:
-            return []
-        return [f"the filter of reward 'rlpr' begins with step {_FIRST_FILTERED}, which this run does not reach"]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward, and leave out groups by the filter; metrics gain and left_out.

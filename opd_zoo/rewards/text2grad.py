@@ -18,8 +18,8 @@ from pydantic import Field
 
 from opd.tasks.chat import ChatClient, ChatSettings, object_in
 from opd.tasks.judges import filled
-from opd_zoo.rewards.by_token import check_seen
 from opd_zoo.text_spans import pieces_of, tokens_of
+from student.plugin.traits import Traits
 from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import RewardServices
-    from student.settings.recipe import Recipe
 
 _SIGNS = {"good": 1.0, "bad": -1.0}
 
@@ -50,19 +48,11 @@ class Text2Grad(Asked[Text2GradSettings]):
     """Per token: parts that a judge quotes as good or bad (Text2Grad)."""
 
     evidence = "text and code"
+    traits = Traits(gives=("token_rewards",))
 
     def __init__(self, settings: Text2GradSettings) -> None:
         super().__init__(settings)
         self.client = ChatClient(settings)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse rewards by token that no advantage reads, and a weight of 0.
-
-        Raises:
-            ConfigError: naming the advantage to use, or the weight.
-        """
-        super().check(recipe, terms)
-        check_seen(self.label, terms)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add to the rewards by token; metrics unknown (rows) and unmatched (spans)."""

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.needs import Needs
+from student.plugin.traits import Traits
 from student.scoring.rewards.base import Reward, RewardSettings, in_groups
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Ttrv(Reward[TtrvSettings]):
 
     kind: ClassVar[Literal["whole", "part"]] = "whole"
     evidence = "text and code"
+    traits = Traits(least_group=2, why={"least_group": "lets the answers to a prompt vote"})
 
     def needs(self) -> Needs:
         """No labels or verdicts: the answers vote."""
@@ -52,10 +54,6 @@ class Ttrv(Reward[TtrvSettings]):
         Raises:
             ConfigError: for rollout.samples_per_prompt of 1, or an advantage that subtracts a group's mean.
         """
-        if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "reward ttrv lets the answers to a prompt vote; set rollout.samples_per_prompt to 2 or more."
-            )
         for term in terms:
             chain = getattr(term, "chain", None)
             if not self.settings.diversity or chain is None or chain.traits.sees_threshold:

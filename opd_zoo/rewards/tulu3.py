@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from student.scoring.rewards.base import Reward, RewardSettings, check_scale, is_correct, passes_cut_answers
+from student.plugin.traits import Traits
+from student.scoring.rewards.base import Reward, RewardSettings, check_scale, is_correct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,11 @@ class Tulu3(Reward[Tulu3Settings]):
     by_group = False
     evidence = "text and code"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(rewards_cut="penalises cut answers" if self.settings.penalty else "")
+
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a scale that every advantage would cancel.
 
@@ -51,16 +57,6 @@ class Tulu3(Reward[Tulu3Settings]):
     def bounds(self) -> tuple[float, float]:
         """Minus the penalty, and the scale."""
         return -self.settings.penalty, self.settings.scale
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if a term leaves out the cut answers that the penalty is meant for."""
-        leaving = passes_cut_answers(terms)
-        if not leaving or not self.settings.penalty:
-            return []
-        return [
-            f"reward 'tulu3' penalises cut answers, but term {leaving!r} leaves them out (skip_truncated); set "
-            "skip_truncated: false, or penalty: 0"
-        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Set the whole reward; metric cut_share."""

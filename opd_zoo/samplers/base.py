@@ -23,11 +23,11 @@ from typing_extensions import TypeVar
 
 from opd.errors import ConfigError, PluginError, short
 from opd.wire.types import PayloadSpec
-from opd_zoo.prompts import check_kept, never_again
 from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import plan_step
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,9 +78,21 @@ SamplerSettings_co = TypeVar("SamplerSettings_co", bound=SamplerSettings, covari
 class SignalMethod(Controller[SignalSettings_co]):
     """Base of methods that learn from the success of prompts or of kinds of prompts (arms)."""
 
-    why_not_stale = "it remembers what a step was planned from until the step has been trained on"
     remembers: ClassVar[bool] = True
     """Whether it uses earlier outcomes of the same prompt or kind of prompts."""
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        by = self.settings.by
+        return Traits(
+            columns=() if by in ("prompt", "domain") else (by,),
+            remembers_prompts=self.remembers and by == "prompt",
+            why={
+                "works_ahead": "it remembers what a step was planned from until the step has been trained on",
+                "remembers_prompts": "set by: domain, or a column that prompts share",
+            },
+        )
 
     def __init__(self, settings: SignalSettings_co) -> None:
         super().__init__(settings)
@@ -106,17 +118,6 @@ class SignalMethod(Controller[SignalSettings_co]):
             ConfigError: for a column in `by` that prompts do not keep.
         """
         self._rollout = recipe.rollout
-        if self.settings.by not in ("prompt", "domain"):
-            check_kept(recipe, self.settings.by, f"method {self.settings.name!r} (by)")
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if prompts hardly ever recur, so that they have no history."""
-        if not self.remembers or self.settings.by != "prompt" or not never_again(recipe):
-            return []
-        return [
-            f"method {self.settings.name!r} chooses by the history of each prompt, but a procedural task hardly ever "
-            "gives one twice; set by: domain, or a column that prompts share"
-        ]
 
     def tags(self, prompt: Prompt) -> frozenset[str]:
         """The column in `by`."""
@@ -335,11 +336,3 @@ class RateSampler(Sampler[SamplerSettings_co]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.rates.load_state_dict(state)
-
-
-def never_begins(what: str, name: str, step: int, steps: int) -> str:
-    """The remark that a part of a method begins after the end of the run."""
-    return (
-        f"a {what} of method {name!r} begins with step {step}, which is never reached: the run has {steps} "
-        "(train.steps)"
-    )

@@ -13,12 +13,13 @@ Composition-RL, arXiv 2602.12036 (text).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from opd_zoo.prompts import check_kept
 from opd_zoo.samplers.base import Sampler, SamplerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import StepPlan
     from student.data.report import StepReport
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class DepthCurriculumSettings(SamplerSettings):
@@ -50,19 +49,16 @@ class DepthCurriculum(Sampler[DepthCurriculumSettings]):
     evidence = "text"
     remembers = False
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        found = super().traits
+        return replace(found, columns=(*found.columns, self.settings.column))
+
     def __init__(self, settings: DepthCurriculumSettings) -> None:
         super().__init__(settings)
         self.depth = 1
         self.rate: float | None = None
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe whose prompts do not keep the column of depths, so that all would have depth 1.
-
-        Raises:
-            ConfigError: naming the setting that keeps it.
-        """
-        super().check(recipe, terms)
-        check_kept(recipe, self.settings.column, f"method {self.settings.name!r}")
 
     def depth_of(self, prompt: Prompt) -> int:
         """The depth of a prompt; 1 if its column is missing or empty."""

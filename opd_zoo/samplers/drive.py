@@ -12,12 +12,14 @@ many easy prompts with 8 answers, is the run before the first phase; its hard st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
 from opd.config import Settings
-from opd_zoo.samplers.base import RateSampler, SamplerSettings, never_begins
+from opd_zoo.samplers.base import RateSampler, SamplerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.report import StepReport
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class Phase(Settings):
@@ -67,16 +67,15 @@ class Drive(RateSampler[DriveSettings]):
 
     evidence = "text"
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, begins={"a phase": max(phase.step for phase in self.settings.phases)})
+
     def __init__(self, settings: DriveSettings) -> None:
         super().__init__(settings)
         self.kept: list[str] | None = None
         self.entered = 0
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """Also a remark if a phase begins after the end of the run."""
-        late = [phase.step for phase in self.settings.phases if phase.step >= recipe.train.steps]
-        found = [] if not late else [never_begins("phase", self.settings.name, late[0], recipe.train.steps)]
-        return super().remarks(recipe, terms) + found
 
     def phase(self, step: int) -> int:
         """How many phases have begun at a step."""

@@ -25,6 +25,7 @@ from opd.tasks.encode import encode_prompt
 from opd_zoo.prompts import in_template
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +83,8 @@ class PromptAugmentationSettings(ControllerSettings):
 class PromptAugmentation(Controller[PromptAugmentationSettings]):
     """Asks each prompt through one of several templates, chosen at random."""
 
-    why_not_stale = ""
     evidence = "text and code"
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: PromptAugmentationSettings) -> None:
         super().__init__(settings)

@@ -16,7 +16,8 @@ from pydantic import Field, field_validator
 
 from opd.config import Settings
 from opd.errors import ConfigError
-from opd_zoo.samplers.base import Sampler, SamplerSettings, never_begins
+from opd_zoo.samplers.base import Sampler, SamplerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,11 @@ class Stages(Sampler[StagesSettings]):
     evidence = "abstract"
     remembers = False
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(super().traits, begins={"a stage": max(stage.step for stage in self.settings.stages)})
+
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse limits over the recipe's, with which the handshake checks the teachers.
 
@@ -76,11 +82,6 @@ class Stages(Sampler[StagesSettings]):
                 f"a stage of method {self.settings.name!r} has max_new_tokens {longest}, over rollout.max_new_tokens "
                 f"{recipe.rollout.max_new_tokens}; raise the latter."
             )
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if a stage begins after the end of the run."""
-        late = [stage.step for stage in self.settings.stages if stage.step >= recipe.train.steps]
-        return [] if not late else [never_begins("stage", self.settings.name, late[0], recipe.train.steps)]
 
     def stage(self, step: int) -> Stage:
         """The stage of a step."""

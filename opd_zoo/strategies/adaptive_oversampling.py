@@ -20,7 +20,8 @@ from opd.errors import ConfigError
 from student.data.needs import Needs
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
-from student.rollout.strategies.dynamic_sampling import check_groups, drops_what_is_learnt, rewards_of
+from student.plugin.traits import Traits
+from student.rollout.strategies.dynamic_sampling import rewards_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +58,7 @@ class AdaptiveOversampling(Strategy[AdaptiveOversamplingSettings]):
     """
 
     evidence: ClassVar[str] = "inferred"
-    why_not_stale = ""
-    judges = True
+    traits = Traits(works_ahead=True, judges_first=True, least_group=2, drops_equal_groups=True)
 
     def __init__(self, settings: AdaptiveOversamplingSettings) -> None:
         super().__init__(settings)
@@ -74,16 +74,11 @@ class AdaptiveOversampling(Strategy[AdaptiveOversamplingSettings]):
         Raises:
             ConfigError: naming the setting to raise.
         """
-        check_groups(self, recipe)
         if self.size(recipe.rollout.prompts_per_step, waste=1.0) == recipe.rollout.prompts_per_step:
             raise ConfigError(
                 f"rollout.strategy adaptive_oversampling with cap {self.settings.cap:g} never draws more than the "
                 f"{recipe.rollout.prompts_per_step} prompts of a step; raise cap, for example to 4."
             )
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """See `drops_what_is_learnt`."""
-        return drops_what_is_learnt(self, recipe)
 
     def size(self, prompts: int, waste: float | None = None) -> int:
         """The number of prompts to draw so that `prompts` are left if the share `waste` (default: average) is lost."""

@@ -32,15 +32,14 @@ from student.data.needs import STUDENT, Needs, SignalNeed
 from student.data.plan import Branch, EpisodePlan
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row, RowKey
-    from student.plugin.terms import Term
     from student.rollout.sampling import Sampling
-    from student.settings.recipe import Recipe
 
 
 class ArpoSettings(StrategySettings):
@@ -72,28 +71,20 @@ class Arpo(Strategy[ArpoSettings]):
     """Branches episodes at turns whose entropy rose (ARPO)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it plays only part of the planned episodes from the start and branches the others from those"
+    traits = Traits(
+        works_with_summaries=False,
+        least_group=2,
+        why={
+            "works_ahead": "it plays only part of the planned episodes from the start and branches the others",
+            "works_with_summaries": "it repeats the turns before a branch in the environment, where no summary is made",
+            "least_group": "branches the episodes of a group",
+        },
+    )
 
     def needs(self) -> Needs:
         """The student's log-probs at its most likely ids."""
         gathered = PayloadSpec.gather(self.settings.width)
         return Needs(signals=(SignalNeed(STUDENT, gathered),), candidates=self.settings.width)
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one.
-
-        Raises:
-            ConfigError: with the setting to raise.
-        """
-        if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "rollout.strategy arpo branches the episodes of a group, which takes more than one; raise "
-                "rollout.samples_per_prompt."
-            )
-
-    def against_summaries(self) -> str:
-        """Refused, because a branch begins after an answer of the environment."""
-        return "it repeats the turns before a branch in the environment, where no summary is made"
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics arpo/branched_share (of the episodes), arpo/rise and arpo/diverged_share."""

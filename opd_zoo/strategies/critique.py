@@ -19,25 +19,24 @@ ids; arXiv 2506.03106. The wording of the critiques is ours.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.messages import message_text
-from opd_zoo.prompts import check_kept, filled
-from opd_zoo.strategies.hinted import Hinted, by_uid, rewards_by_row
+from opd_zoo.prompts import filled
+from opd_zoo.strategies.hinted import HINTED, Hinted, by_uid, rewards_by_row
 from student.plugin.strategy import StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.rollout.sampling import Sampling
-    from student.settings.recipe import Recipe
 
 _REFINE = """{prompt}
 
@@ -100,27 +99,25 @@ class Critique(Hinted[CritiqueSettings]):
     """Replaces one answer of each group by a refinement after a critique (Critique-GRPO)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it does not sample the last planned row of each group, whose place goes to a refinement"
-    judges = True
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(
+            HINTED,
+            judges_first=True,
+            least_group=2,
+            columns=() if self.settings.critic is None else (self.settings.column,),
+            why={
+                **HINTED.why,
+                "works_ahead": "it samples a refinement in place of the last planned row of each group",
+                "least_group": "replaces one answer of each group by a refinement",
+            },
+        )
 
     def __init__(self, settings: CritiqueSettings) -> None:
         super().__init__(settings)
         self._client = ChatClient(settings.critic) if settings.critic else None
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one answer, and a critic without solutions to read.
-
-        Raises:
-            ConfigError: naming the setting to give.
-        """
-        super().check(recipe, terms)
-        if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "rollout.strategy critique replaces one answer of each group by a refinement; set "
-                "rollout.samples_per_prompt to 2 or more."
-            )
-        if self._client is not None:
-            check_kept(recipe, self.settings.column, "rollout.strategy critique")
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics critique/refined_share (of groups), critique/right_share and critique/gain.

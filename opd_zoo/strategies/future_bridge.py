@@ -32,6 +32,7 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import TEACHER, Needs, SignalNeed
 from student.data.plan import EpisodePlan
 from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +64,16 @@ class FutureBridgeSettings(StrategySettings):
 class FutureBridge(Strategy[FutureBridgeSettings]):
     """Adds a turn of the teacher if the student continues better after it (FTB-OPD)."""
 
-    gives_rows = True
     evidence: ClassVar[str] = "text and code"
+    traits = Traits(
+        works_with_summaries=False,
+        gives_rows=("all", "expert"),
+        gives_log_probs=True,
+        why={
+            "works_with_summaries": "it replays the turns before the bridge, where no summary is made",
+            "gives_rows": "add term sft",
+        },
+    )
 
     def __init__(self, settings: FutureBridgeSettings) -> None:
         super().__init__(settings)
@@ -81,8 +90,6 @@ class FutureBridge(Strategy[FutureBridgeSettings]):
             ConfigError: with the term to use.
         """
         learning = [term for term in terms if term.settings.rows != "sampled"]
-        if not learning:
-            raise ConfigError("no term learns from the bridges of rollout.strategy future_bridge; add term sft.")
         for term in learning:
             kinds = {need.spec.kind for need in term.needs().signals}
             if kinds & set(_NEED_IDS):
@@ -91,10 +98,6 @@ class FutureBridge(Strategy[FutureBridgeSettings]):
                     "bridges do not have; set its payload to hidden or topk, or its rows to sampled with term sft "
                     "beside it."
                 )
-
-    def against_summaries(self) -> str:
-        """Refused, because the turns before the bridge are replayed."""
-        return "it replays the turns before the bridge in the environment, where no summary is made"
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`.

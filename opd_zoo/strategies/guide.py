@@ -11,14 +11,15 @@ vaskar-open-source-research/guide_rl.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from opd.errors import DataError
-from opd_zoo.prompts import check_kept
-from opd_zoo.strategies.hinted import Hint, Hinted, by_uid, rewards_by_row
+from opd_zoo.strategies.hinted import HINTED, Hint, Hinted, by_uid, rewards_by_row
 from student.plugin.strategy import StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.rollout.sampling import Sampling
-    from student.settings.recipe import Recipe
 
 
 class GuideSettings(StrategySettings):
@@ -49,17 +48,11 @@ class Guide(Hinted[GuideSettings]):
     """Lets all-wrong groups try again under a stored hint (Guide)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""
-    judges = True
 
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe that does not keep the column of hints.
-
-        Raises:
-            ConfigError: naming the setting that keeps them.
-        """
-        super().check(recipe, terms)
-        check_kept(recipe, self.settings.column, "rollout.strategy guide")
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return replace(HINTED, works_ahead=True, judges_first=True, columns=(self.settings.column,))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts of which none has a hint.

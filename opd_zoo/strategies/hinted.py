@@ -13,19 +13,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from opd.errors import ConfigError
 from opd_zoo.prompts import in_template
 from student.data.needs import Needs
 from student.plugin.strategy import Strategy, StrategySettings_co
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from student.data.plan import PlannedRow
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.rollout.sampling import Sampling
-    from student.settings.recipe import Recipe
 
 
 _log = logging.getLogger(__name__)
@@ -34,30 +32,28 @@ Hint = tuple[str, Mapping[str, str]]
 """A template, in which {prompt} stands for the prompt, and what its other names stand for."""
 
 
+HINTED = Traits(
+    gives_rows=("all",),
+    gives_log_probs=True,
+    why={"gives_rows": "use objective mixed_context, which learns from hinted rows, or set rows: all in a policy loss"},
+)
+
+
 class Hinted(Strategy[StrategySettings_co]):
     """Base class of strategies with hints."""
-
-    gives_rows = True
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self._warned = False
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return HINTED
+
     def needs(self) -> Needs:
         """Rewards."""
         return Needs(reward="any")
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse objectives that skip hinted rows.
-
-        Raises:
-            ConfigError: naming the loss to use.
-        """
-        if all(term.settings.rows != "all" for term in terms):
-            raise ConfigError(
-                f"no term learns from the hinted rows of rollout.strategy {self.settings.name}; use objective "
-                "mixed_context, or set rows: all in a policy loss."
-            )
 
     def hinted(self, planned: PlannedRow, hints: Iterable[Hint], sampling: Sampling) -> PlannedRow | None:
         """The row under the first of `hints` that fits, the whole hint before shorter ones; None where none does."""

@@ -13,13 +13,14 @@ the released code, Celine-hxy/ICPO, whose shaping has 0.1 where a note on the pa
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from opd.errors import ConfigError
-from opd_zoo.strategies.hinted import Hinted, rewards_by_row
+from opd_zoo.strategies.hinted import HINTED, Hinted, rewards_by_row
 from student.data.streams import stream
 from student.plugin.strategy import StrategySettings
 
@@ -51,10 +52,16 @@ class Icpo(Hinted[IcpoSettings]):
     """Samples one answer of each group after a worked example (ICPO)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = (
-        "it samples one answer of each group after a worked example, which it draws after the step is planned"
+    traits = replace(
+        HINTED,
+        judges_first=True,
+        least_group=2,
+        why={
+            **HINTED.why,
+            "works_ahead": "it draws the example of one answer of each group after the step is planned",
+            "least_group": "samples one answer of each group after an example",
+        },
     )
-    judges = True
 
     def __init__(self, settings: IcpoSettings) -> None:
         super().__init__(settings)
@@ -66,12 +73,6 @@ class Icpo(Hinted[IcpoSettings]):
         Raises:
             ConfigError: naming the setting to give.
         """
-        super().check(recipe, terms)
-        if recipe.rollout.samples_per_prompt < 2:
-            raise ConfigError(
-                "rollout.strategy icpo samples one answer of each group after an example; set "
-                "rollout.samples_per_prompt to 2 or more."
-            )
         self.examples()
 
     def examples(self) -> list[str]:

@@ -13,11 +13,12 @@ under the hint, shaped by r / (r + gamma). Source: arXiv 2510.26109 (text; its c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from opd_zoo.strategies.hinted import Hint, Hinted, all_wrong, by_uid, rewards_by_row
+from opd_zoo.strategies.hinted import HINTED, Hint, Hinted, all_wrong, by_uid, rewards_by_row
 from student.data.streams import stream
 from student.plugin.strategy import StrategySettings
 
@@ -45,8 +46,7 @@ class Lte(Hinted[LteSettings]):
     """Lets all-wrong groups try again, told of their wrong answers (LTE)."""
 
     evidence: ClassVar[str] = "text"
-    why_not_stale = ""
-    judges = True
+    traits = replace(HINTED, works_ahead=True, judges_first=True)
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""

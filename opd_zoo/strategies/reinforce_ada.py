@@ -20,6 +20,7 @@ from opd.errors import ConfigError
 from opd_zoo.strategies.hinted import rewards_by_row
 from student.data.needs import Needs
 from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ class ReinforceAda(Strategy[ReinforceAdaSettings]):
     """Draws answers to a prompt until some are right and some wrong, and learns from a balanced choice."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def needs(self) -> Needs:
         """Rewards."""

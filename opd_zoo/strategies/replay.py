@@ -13,6 +13,7 @@ insert); applying it to |A| of groups, and the floor, are ours.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -24,7 +25,7 @@ from student.data.outcome import reward_of
 from student.data.states import row_from_state, row_to_state
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
-from student.rollout.strategies.dynamic_sampling import check_groups
+from student.plugin.traits import Traits
 from student.scoring.contexts import reads_outcomes
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ class Replaying(Strategy[ReplaySettings_co]):
         groups: kept groups, the oldest first, each a list of rows.
     """
 
-    gives_rows = True
+    traits = Traits(
+        least_group=2,
+        gives_rows=("all",),
+        gives_log_probs=True,
+        gives_stale_rows=True,
+        why={"gives_rows": "set rows: all in a term"},
+    )
 
     def __init__(self, settings: ReplaySettings_co) -> None:
         super().__init__(settings)
@@ -80,20 +87,12 @@ class Replaying(Strategy[ReplaySettings_co]):
             ConfigError: naming what to change.
         """
         name = self.settings.name
-        if all(term.settings.rows != "all" for term in terms):
-            raise ConfigError(f"no term learns from what rollout.strategy {name} replays; set rows: all in a term.")
         for term in terms:
             if term.settings.rows == "expert":
                 raise ConfigError(
                     f"term {term.settings.name!r} has rows: expert and would treat what rollout.strategy {name} "
                     "replays as given answers; remove one of the two."
                 )
-            if term.settings.rows == "all" and term.why_not_stale:
-                raise ConfigError(
-                    f"rollout.strategy {name} replays rows of older weights, with which term {term.settings.name!r} "
-                    f"does not work: {term.why_not_stale}, or rows: sampled."
-                )
-        check_groups(self, recipe)
         # A replayed row keeps its reward but not its verdict, which such a context may quote.
         late = [role for role, context in recipe.contexts.items() if reads_outcomes(role, context)]
         if late:
@@ -166,7 +165,7 @@ class Replay(Replaying[PrioritisedSettings]):
     """Learns from groups of earlier steps along with the new ones."""
 
     evidence: ClassVar[str] = "inferred"
-    why_not_stale = ""
+    traits = replace(Replaying.traits, works_ahead=True)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a share so small that no group is ever replayed.

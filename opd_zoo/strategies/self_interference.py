@@ -17,6 +17,7 @@ from pydantic import Field
 
 from student.data.needs import Needs
 from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.traits import Traits
 from student.rollout.strategies.dynamic_sampling import group_of
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class SelfInterference(Strategy[SelfInterferenceSettings]):
     """Samples only prompts that greedy decoding does not solve (SELF)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = "it samples only the prompts that greedy decoding with the weights of the step does not solve"
-    judges = True
+    traits = Traits(
+        judges_first=True,
+        why={"works_ahead": "it samples only prompts that greedy decoding with the weights of the step does not solve"},
+    )
 
     def needs(self) -> Needs:
         """Rewards."""

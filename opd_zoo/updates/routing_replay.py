@@ -25,6 +25,7 @@ from opd.tasks.environments.base import ENVIRONMENT
 from opd.wire.types import PayloadSpec
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -62,7 +63,7 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
     """
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: RoutingReplaySettings) -> None:
         super().__init__(settings)

@@ -23,6 +23,7 @@ from pydantic import Field
 from opd.errors import ConfigError
 from student.data.needs import STUDENT, Needs
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,8 +51,10 @@ class SeeUpo(Controller[SeeUpoSettings]):
     Its state is the last step's counts, until they are reported.
     """
 
-    why_not_stale = "it compares the weights before and after each turn's update with those that sampled"
     evidence: ClassVar[str] = "text and code"
+    traits = Traits(
+        why={"works_ahead": "it compares the weights before and after each turn's update with those that sampled"}
+    )
 
     def __init__(self, settings: SeeUpoSettings) -> None:
         super().__init__(settings)

@@ -15,6 +15,7 @@ from pydantic import Field
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
 from student.plugin.early import reads_no_scores
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from student.data.row import Row
@@ -33,7 +34,7 @@ class RandomTokensSettings(ControllerSettings):
 class RandomTokens(Controller[RandomTokensSettings]):
     """A null arm: trains on a random part of each response."""
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     @reads_no_scores
     def compose(self, rows: list[Row]) -> list[Row]:

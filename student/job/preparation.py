@@ -60,7 +60,7 @@ class Prepared:
     @property
     def asks_ahead(self) -> bool:
         """Whether rows sampled ahead go to the models at once, or are only verified as the strategy may drop them."""
-        return self.plugins.rewards.reads_signals or not self.plugins.strategy.judges
+        return self.plugins.rewards.reads_signals or not self.plugins.strategy.traits.judges_first
 
     @property
     def learns_early(self) -> bool:

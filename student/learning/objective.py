@@ -72,7 +72,7 @@ class Objective:
     @property
     def recomputes(self) -> bool:
         """Whether a term needs old log-probs under the weights that each update starts from."""
-        return any(term.recomputes for term in self.terms)
+        return any(term.traits.recomputes for term in self.terms)
 
     def modules(self, student: Student) -> dict[str, tuple[nn.Module, float]]:
         """Parameters of the terms' own, by the name of the term, with learning rates; see `Term.module`."""

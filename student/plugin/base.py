@@ -8,6 +8,7 @@ from typing_extensions import TypeVar
 
 from opd.config import Settings
 from student.data.needs import Needs
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,13 +62,14 @@ class Plugin(Generic[Settings_co]):
             DataError, ConfigError: when they lack what it reads, or it cannot work with them.
         """
 
+    @property
+    def traits(self) -> Traits:
+        """What it states of itself under its settings; a plain class attribute if that does not depend on them."""
+        return Traits()
+
     def tags(self, prompt: Prompt) -> frozenset[str]:
         """Names of the tags that it puts on all rows of a prompt, by which advantages may then form groups."""
         return frozenset()
-
-    def against_summaries(self) -> str:
-        """A clause saying why it cannot work if students summarise episodes (history: summary); "" if it can."""
-        return ""
 
     def remarks(self, recipe: Recipe, terms: Sequence[Any]) -> list[str]:
         """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""

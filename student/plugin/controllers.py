@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeVar
 
@@ -167,14 +167,6 @@ class Services(Protocol):
 
 class Controller(Plugin[ControllerSettings_co]):
     """Base class of controllers; every hook has a default that does nothing."""
-
-    why_not_stale: ClassVar[str] = "it does not state that it can plan a step before the earlier steps are observed"
-    """A clause saying why it cannot work with `train.max_staleness`; "" if it can. As further steps are planned between
-    `plan` and the other hooks of a step, it must remember nothing in between except what `state_dict` saves."""
-    gives_answers: ClassVar[bool] = False
-    """Whether its plans contain rows with given answers (`PlannedRow.answer`), which the student itself reads."""
-    gives_log_probs: ClassVar[bool] = False
-    """Whether the rows that it adds have log-probs under a policy, for the ratio to that policy."""
 
     def __init__(self, settings: ControllerSettings_co) -> None:
         super().__init__(settings)

@@ -27,6 +27,7 @@ from opd.errors import PluginError
 from opd.registry import Registry
 from student.plugin.base import Plugin
 from student.plugin.early import reads_no_scores
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from student.data.plan import StepPlan
@@ -57,15 +58,6 @@ StrategySettings_co = TypeVar("StrategySettings_co", bound=StrategySettings, cov
 class Strategy(Plugin[StrategySettings_co]):
     """Base class of rollout strategies; subclasses implement `run` and may override the hooks of `Plugin`."""
 
-    why_not_stale: ClassVar[str] = "it does not state that its first round is exactly the plan"
-    """A clause saying why it cannot work with `train.max_staleness`; "" if its first round asks for exactly the planned
-    rows of this rank, which were sampled ahead. Rows of further rounds are sampled with the current weights."""
-    judges: ClassVar[bool] = False
-    """Whether it calls `Sampling.judge`, so that models do not score rows as soon as they are sampled."""
-
-    gives_rows: ClassVar[bool] = False
-    """Whether it returns rows that the student did not sample in this step under the prompt that they train."""
-
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """Sample the rows of the step and have them scored.
 
@@ -84,8 +76,8 @@ class Strategy(Plugin[StrategySettings_co]):
 class Single(Strategy):
     """Samples every planned row once."""
 
-    why_not_stale = ""
     evidence: ClassVar[str] = "own"
+    traits = Traits(works_ahead=True)
 
     @reads_no_scores
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:

@@ -8,7 +8,7 @@ N positions, T tokens of one response.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,7 @@ from opd.wire.types import PayloadKind
 from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch, UndeclaredError
 from student.plugin.base import Plugin
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.model.model import Student
-    from student.settings.recipe import Recipe
 
 OBJECTIVES = Registry(
     "objective",
@@ -185,33 +185,15 @@ class Term(Plugin[TermSettings_co]):
         repeats: whether an earlier term of the objective has the same name; if so, all its metrics begin with `label`.
     """
 
-    sums_teachers: ClassVar[bool] = False
-    """Whether losses against several teachers may be summed with weights, which is meaningful for divergences."""
-
-    ranks_tokens: ClassVar[bool] = False
-    """Whether a token's weight depends on the other tokens of its response, so that the loss of a truncated response
-    is not the loss of the same tokens within the whole."""
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(learns_from_stale_rows=self.settings.rows == "expert")
 
     def __init__(self, settings: TermSettings_co) -> None:
         super().__init__(settings)
         self.label = str(settings.name).rpartition(":")[2]
         self.repeats = False
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether signals of role "student" are recomputed before every update of a step except the first."""
-        return False
-
-    @property
-    def why_not_stale(self) -> str:
-        """A clause saying why the term cannot learn from rows sampled with older weights; "" if it can.
-
-        It can if its loss, given the prefix, does not depend on which policy drew the token, or if the loss is
-        weighted by the importance ratio p(y) / behaviour(y), capped or not.
-        """
-        if self.settings.rows == "expert":
-            return ""
-        return "it takes sampled tokens for the current student's own, and has no importance weight"
 
     @property
     def shown(self) -> Mapping[str, str]:
@@ -220,24 +202,6 @@ class Term(Plugin[TermSettings_co]):
         "loss" is the term's own loss. Metrics that the step does not have are left out.
         """
         return {"loss": "loss"}
-
-    @property
-    def takes_given(self) -> bool:
-        """Whether it can learn from rows that the student did not sample, where `rows` admits such."""
-        return True
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each.
-
-        The base class warns if a step has several updates and the term cannot learn from rows of older weights.
-        """
-        updates = recipe.train.epochs * recipe.train.minibatches
-        if updates == 1 or not self.why_not_stale:
-            return []
-        return [
-            f"of the {updates} updates per batch, all but the first learn from rows of older weights, with which term "
-            f"{self.settings.name!r} does not work: {self.why_not_stale}; or make one update"
-        ]
 
     def bind(self, tokenizer: Any) -> None:
         """Receive the student's tokenizer, once, before the first step."""
@@ -303,9 +267,9 @@ class Term(Plugin[TermSettings_co]):
         """Look at this rank's rows of an update, before they are split into micro-batches.
 
         Raises:
-            ConfigError: if the term would learn from given rows and cannot (`takes_given`).
+            ConfigError: if the term would learn from given rows and cannot.
         """
-        if not self.takes_given and any(not row.on_policy and self.selects(row) for row in rows):
+        if not self.traits.learns_from_given_rows and any(not row.on_policy and self.selects(row) for row in rows):
             raise ConfigError(
                 f"term {self.settings.name!r} estimates from the sampled token, so it needs rows that the student "
                 "sampled; set its rows to sampled, or use payload gather or hidden."

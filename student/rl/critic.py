@@ -34,6 +34,7 @@ from opd.wire.types import PayloadSpec
 from student.data.needs import Needs
 from student.data.outcome import reward_of
 from student.data.streams import stream
+from student.plugin.traits import Traits
 from student.rl.advantages.gae import credit_of, returns_of
 from student.rl.fitted import FittedCritic, FittedSettings
 from student.rl.value_head import adamw
@@ -73,8 +74,14 @@ class Critic(FittedCritic[CriticSettings]):
     Its state is heads, AdamW's moments, the number of AdamW steps, the step and unreported metrics.
     """
 
-    why_not_stale = ""
     evidence: ClassVar[str] = "text"
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        until = self.settings.fits_until
+        late = {} if until is None else {"the freeze of its heads (fits_until)": until}
+        return Traits(works_ahead=True, gives=("values",), begins=late)
 
     def __init__(self, settings: CriticSettings) -> None:
         super().__init__(settings)
@@ -97,8 +104,6 @@ class Critic(FittedCritic[CriticSettings]):
         """
         chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
         readers = [part for chain in chains for part in chain.reading("values")]
-        if not readers and not any(getattr(term, "reads_values", False) for term in terms):
-            raise ConfigError("no advantage reads the values of method critic; use objective ppo, or advantage gae.")
         if self.settings.softness and self.settings.heads == 1:
             raise ConfigError(
                 f"method critic has softness {self.settings.softness:g} but only one head, whose soft minimum is the "
@@ -108,16 +113,6 @@ class Critic(FittedCritic[CriticSettings]):
         self.check_warm_up(recipe)
         # A reader without GAE's lambda wants the values of whole answers: no discount, no smoothing.
         self._discount = (smoothed[0].discount, smoothed[0].lam_gae) if smoothed else (1.0, 1.0)
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if `fits_until` lies at or behind the end of the run, so that the heads are never frozen."""
-        until, steps = self.settings.fits_until, recipe.train.steps
-        if until is None or until < steps:
-            return []
-        return [
-            f"method critic freezes its heads from step {until} on (fits_until), which is never reached: the run has "
-            f"{steps} (train.steps)"
-        ]
 
     def compose(self, rows: list[Row]) -> list[Row]:
         """Read the features of the rows and set their values."""

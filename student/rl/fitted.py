@@ -88,8 +88,6 @@ class FittedCritic(Controller[FittedSettings_co]):
 class TurnCritic(FittedCritic[FittedSettings_co]):
     """A critic of turns, which reads hidden states at turns and writes `CriticValues.credit`."""
 
-    why_not_stale = ""
-
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse a critic that no advantage reads, histories that are cut, and a warm-up that never ends.
 
@@ -97,11 +95,6 @@ class TurnCritic(FittedCritic[FittedSettings_co]):
             ConfigError: naming what to change.
         """
         name = self.settings.name
-        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-        read = any(getattr(part, "critic", "") == type(self).__name__ for chain in chains for part in chain.parts)
-        if not read:
-            # Advantage and method share their first name.
-            raise ConfigError(f"no advantage uses the values of method {name}; use advantage {name.partition('_')[0]}.")
         if recipe.rollout.episodes.history is not None:
             raise ConfigError(
                 f"method {name} reads whole episodes, but rollout.episodes.history is "

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import ConfigError
-
 if TYPE_CHECKING:
-    from student.settings.recipe import Recipe
+    pass
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
@@ -41,17 +39,3 @@ def adamw(
     second = high * moments[1] + (1 - high) * gradient**2
     size = np.sqrt(second / (1 - high**moved)) + _EPSILON
     return weights * (1 - rate * decay) - rate * first / (1 - low**moved) / size, np.stack([first, second])
-
-
-def check_critic(recipe: Recipe, who: str) -> None:
-    """Refuse a recipe without a critic.
-
-    Args:
-        recipe: the recipe.
-        who: reads values, for the message.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if not any(str(entry.get("name", "")).rpartition(":")[2].lower() == "critic" for entry in recipe.methods):
-        raise ConfigError(f"{who} needs the values of a critic; add critic to methods.")

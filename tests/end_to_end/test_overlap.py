@@ -20,6 +20,7 @@ from opd.errors import CancelledError, DataError, OutageError
 from student.data.row import Row
 from student.job.session import train
 from student.plugin.controllers import Controller
+from student.plugin.traits import Traits
 from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine
 from student.rollout.spec import RolloutSpec
@@ -53,7 +54,7 @@ def overlapped(make_recipe: Callable[..., Recipe]) -> Callable[..., Recipe]:
 class Witness(Controller):
     """Keeps the rows that were learnt from."""
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
     seen: ClassVar[list[Row]] = []
 
     def compose(self, rows: list[Row]) -> list[Row]:

@@ -12,6 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from thread_ranks import together
 
+from opd.config import parse_settings
 from opd.errors import ConfigError, PluginError
 from opd.registry import Registry
 from opd.tasks.prompt import Prompt
@@ -21,6 +22,7 @@ from student.data.needs import Needs, SignalNeed, needs_of
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
 from student.data.token_batch import StudentTokens, TokenBatch, have
+from student.job.plugins import build_plugins
 from student.job.steering import acted, composed, ordered, planned
 from student.learning.objective import Objective
 from student.plugin.controllers import CONTROLLERS, Controller, ControllerSettings, Services
@@ -35,6 +37,7 @@ from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine, RolloutEngine
 from student.rollout.policy_sampler import PolicySampler
 from student.rollout.sampling import Sampling
 from student.scoring.rewards.base import Reward
+from student.settings.recipe import Recipe
 from student.state.state_io import check_state
 
 
@@ -148,13 +151,16 @@ def test_an_advantage_whose_shape_forgets_its_return_is_named() -> None:
 
 
 class Traitless(GroupEstimator):
+    @property
     def traits(self) -> Any:
         """A hook without a return."""
 
 
 def test_an_advantage_whose_traits_forget_their_return_is_named() -> None:
-    with pytest.raises(PluginError, match=r"Traitless.traits returned None; it must return a .*Traits"):
-        AdvantageChain({"name": "tests.student.test_plugin_mistakes:Traitless"}, "term 'mine'")
+    term = {"name": "grpo", "advantage": {"name": f"{__name__}:Traitless"}}
+    recipe = {"run": "unused", "model": {"path": "unused"}, "prompts": {"task": "addition"}, "objective": [term]}
+    with pytest.raises(PluginError, match=r"the traits of Traitless are None; .*Traits"):
+        build_plugins(parse_settings(Recipe, recipe))
 
 
 @pytest.mark.parametrize("given", [None, [float("nan")] * 4, ["a"] * 4])

@@ -24,6 +24,7 @@ from student.data.needs import TEACHER, Needs
 from student.data.row import RowKey
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ class Modes(Controller[ModesMethodSettings]):
     The smoothed value of each mode and its first one are its state.
     """
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: ModesMethodSettings) -> None:
         super().__init__(settings)

@@ -29,6 +29,7 @@ from student.data.streams import stream
 from student.methods.curricula.paths import check_paths, is_played, path_of
 from student.methods.curricula.turns import DEPTH, mean_depth, note_turns, turn_divergences, turn_metrics
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,15 @@ class Tcod(Controller[TcodSettings]):
     Its state is the adaptive depth and the smoothed divergences.
     """
 
-    why_not_stale = ""
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        why = f"order {self.settings.order} replays actions, for which no summaries are made; use order f2b"
+        return Traits(works_ahead=True, works_with_summaries=not self._replays, why={"works_with_summaries": why})
+
+    @property
+    def _replays(self) -> bool:
+        return self.settings.order in ("b2f", "mixed")
 
     def __init__(self, settings: TcodSettings) -> None:
         super().__init__(settings)
@@ -104,22 +113,13 @@ class Tcod(Controller[TcodSettings]):
             return s.start
         return min(self._depth if s.adaptive else s.start + step // s.every, s.turns)
 
-    def against_summaries(self) -> str:
-        """Refused, because replayed beginnings are not summarised."""
-        replays = self.settings.order in ("b2f", "mixed")
-        return (
-            f"order {self.settings.order} replays actions, for which no summaries are made; use order f2b"
-            if replays
-            else ""
-        )
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse episodes without a path, where the order replays.
 
         Raises:
             DataError: naming the first prompt of one.
         """
-        if self.settings.order in ("b2f", "mixed"):
+        if self._replays:
             check_paths(prompts, f"order {self.settings.order} of method tcod", _INSTEAD)
 
     def plan(self, plan: StepPlan) -> StepPlan:

@@ -25,6 +25,7 @@ from opd.tasks.modes import asked_content
 from student.data.plan import EpisodePlan
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 from student.rollout.recorded import read_answers
 
 if TYPE_CHECKING:
@@ -75,37 +76,37 @@ class ExpertRowsSettings(ControllerSettings):
 class ExpertRows(Controller[ExpertRowsSettings]):
     """Mixes given answers with sampled ones: GKD's mixture, cold start."""
 
-    why_not_stale = ""
-    gives_answers = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        paths = self.settings.source == "path"
+        return Traits(
+            works_ahead=True,
+            works_with_summaries=not paths,
+            gives_rows=("all", "expert"),
+            gives_scored="given" if paths else "all",
+            why={
+                "works_with_summaries": "its recorded paths contain no summaries",
+                "gives_rows": "add term sft, or set rows to all",
+            },
+        )
 
     def __init__(self, settings: ExpertRowsSettings) -> None:
         super().__init__(settings)
         self._recorded: dict[int, list[str]] = {}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse terms that cannot learn from given paths, and objectives of which no term learns from given rows.
+        """Refuse a share that gives no row.
 
         Raises:
-            ConfigError: naming the term or the setting to change.
+            ConfigError: naming the setting to change.
         """
-        scored = next((t.settings.name for t in terms if t.settings.rows != "sampled" and t.needs().signals), None)
-        if self.settings.source == "path" and scored is not None:
-            raise ConfigError(
-                f"term {scored!r} needs scores, which given paths do not have; set its rows to sampled, and add term "
-                "sft."
-            )
         rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
         if self.settings.share and not round(self.settings.share * rows):
             raise ConfigError(
                 f"share {self.settings.share} of method expert_rows gives none of the {rows} rows of a step; raise it "
                 "or rollout.prompts_per_step."
             )
-        if all(term.settings.rows == "sampled" for term in terms):
-            raise ConfigError("no term learns from the rows of method expert_rows; add term sft, or set rows to all.")
-
-    def against_summaries(self) -> str:
-        """Refused with source path, because recorded paths have no summaries."""
-        return "its recorded paths contain no summaries" if self.settings.source == "path" else ""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Read the recorded answers, and refuse prompts of which none has an answer, where `missing` is an error.

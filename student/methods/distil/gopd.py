@@ -35,6 +35,7 @@ from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.token_set import token_ids
 from student.methods.jumps.extrapolation import Extrapolation, Guards
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,7 +115,17 @@ class ExOpdSettings(GeneralisedOpdSettings):
 class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
     """Distillation whose teacher reward, relative to a reference, is scaled by lambda."""
 
-    sums_teachers = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        s = self.settings
+        why = f"with payload {s.payload} it is estimated from the sampled token; set importance_cap (5)"
+        return Traits(
+            sums_teachers=True,
+            learns_from_given_rows=s.payload != "sampled",
+            learns_from_stale_rows=s.payload == "hidden" or s.importance_cap is not None,
+            why={"learns_from_stale_rows": why},
+        )
 
     def __init__(self, settings: GeneralisedOpdSettings_co) -> None:
         super().__init__(settings)
@@ -124,13 +135,6 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
     def shown(self) -> Mapping[str, str]:
         """The reverse KL to the extrapolated target."""
         return {"reverse_kl_to_target": "KL to target"}
-
-    @property
-    def why_not_stale(self) -> str:
-        """Estimates from the sampled token need an importance weight."""
-        if self.settings.payload == "hidden" or self.settings.importance_cap is not None:
-            return ""
-        return f"with payload {self.settings.payload} it is estimated from the sampled token; set importance_cap (5)"
 
     def needs(self) -> Needs:
         """One payload from the teacher and, unless lambda is always 1, the same from the reference."""
@@ -146,11 +150,6 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
         """Look up the ids of the tokens that keep lambda = 1."""
         if self.settings.guards.plain_tokens is not None:
             self._plain_ids = token_ids(self.settings.guards.plain_tokens, tokenizer)
-
-    @property
-    def takes_given(self) -> bool:
-        """Not with payload sampled: it estimates from the response token alone."""
-        return self.settings.payload != "sampled"
 
     def reward_scale(self, row: Row) -> float:
         """The lambda of a row: that of its domain, or else that of its step."""

@@ -45,6 +45,7 @@ from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import divergence_metrics, weighted
 from student.methods.distil.return_to_go import future_surrogate
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,26 +158,31 @@ OpdSettings_co = TypeVar("OpdSettings_co", bound=OpdSettings, covariant=True, de
 class OnPolicyDistillation(Term[OpdSettings_co]):
     """On-policy distillation: a divergence to the teacher on the student's own samples."""
 
-    sums_teachers = True
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        s = self.settings
+        # A sum over ids holds for any policy that sampled; an estimate from the sampled token needs a weight.
+        why = (
+            f"with payload {s.payload} it estimates the reverse KL from the sampled token; set importance_cap (2, for "
+            "example), or use payload hidden or another divergence"
+        )
+        if s.payload == "hidden" or s.divergence != "reverse_kl" or s.importance_cap is not None:
+            why = ""
+        if s.discount:
+            why = "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
+        return Traits(
+            sums_teachers=True,
+            learns_from_given_rows=s.payload != "sampled",
+            learns_from_stale_rows=not why,
+            why={"learns_from_stale_rows": why},
+        )
 
     @property
     def shown(self) -> Mapping[str, str]:
         """The divergence."""
         name = self.settings.divergence
         return {name: "KL" if name == "reverse_kl" else name.replace("_kl", " KL").replace("_", " ")}
-
-    @property
-    def why_not_stale(self) -> str:
-        """Estimates from the sampled token need an importance weight; sums over ids hold for any sampling policy."""
-        s = self.settings
-        if s.discount:
-            return "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
-        if s.payload == "hidden" or s.divergence != "reverse_kl" or s.importance_cap is not None:
-            return ""
-        return (
-            f"with payload {s.payload} it estimates the reverse KL from the sampled token; set importance_cap (2, for "
-            "example), or use payload hidden or another divergence"
-        )
 
     def needs(self) -> Needs:
         """One payload from the teacher, and the matching view of the student's distribution."""
@@ -225,11 +231,6 @@ class OnPolicyDistillation(Term[OpdSettings_co]):
         watched = self.settings.watch_topk
         if watched is not None and watched > len(tokenizer):
             raise ConfigError(f"watch_topk is {watched}, but the tokenizer has {len(tokenizer)} ids; lower it.")
-
-    @property
-    def takes_given(self) -> bool:
-        """Not with payload sampled: it estimates from the response token alone."""
-        return self.settings.payload != "sampled"
 
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Divergence per position, nats, reported under the name of the divergence."""

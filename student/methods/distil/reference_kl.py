@@ -24,6 +24,7 @@ from student.data.token_batch import TokenBatch, have
 from student.methods.distil.given_rows import untied_tokens
 from student.methods.distil.output import weighted
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,19 +71,20 @@ class ReferenceKl(Term[ReferenceKlSettings]):
     """A KL penalty for moving away from a reference model."""
 
     @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        s = self.settings
+        why = (
+            f"with payload {s.payload} it is estimated from the sampled token; set importance_cap (2, for example), or "
+            "use payload hidden"
+        )
+        exact = s.payload == "hidden" or s.importance_cap is not None
+        return Traits(learns_from_stale_rows=exact, why={"learns_from_stale_rows": why})
+
+    @property
     def shown(self) -> Mapping[str, str]:
         """The penalty."""
         return {"reference_kl": "reference KL"}
-
-    @property
-    def why_not_stale(self) -> str:
-        """An estimate from the sampled token needs an importance weight; payload hidden is exact."""
-        if self.settings.payload == "hidden" or self.settings.importance_cap is not None:
-            return ""
-        return (
-            f"with payload {self.settings.payload} it is estimated from the sampled token; set importance_cap (2, for "
-            "example), or use payload hidden"
-        )
 
     def needs(self) -> Needs:
         """One payload from the reference."""

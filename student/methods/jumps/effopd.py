@@ -28,6 +28,7 @@ from pydantic import Field
 from opd.errors import ConfigError
 from student.methods.jumps.gates import GateSettings, passes
 from student.plugin.controllers import Controller, ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,7 @@ class EffOpd(Controller[EffOpdSettings]):
     Its state is the anchor.
     """
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True)
 
     def __init__(self, settings: EffOpdSettings) -> None:
         super().__init__(settings)

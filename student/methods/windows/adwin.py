@@ -31,6 +31,7 @@ from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.methods.windows.admissibility import cross_fitted, published, shortest_admissible
 from student.methods.windows.windows import WindowController
 from student.plugin.controllers import ControllerSettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,7 @@ class Adwin(WindowController[AdwinSettings]):
     Its state is the window of each domain and the probe under way.
     """
 
-    why_not_stale = ""
+    traits = Traits(works_ahead=True, cuts_responses=True)
 
     def __init__(self, settings: AdwinSettings) -> None:
         super().__init__(settings)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from opd.errors import ConfigError
 from student.plugin.controllers import Controller, ControllerSettings, ControllerSettings_co
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,45 +29,14 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 
-def check_partial_sums(name: str, terms: Sequence[Term]) -> None:
-    """Refuse terms for which the loss of a cut response is not a partial sum of the loss of the whole response.
-
-    Raises:
-        ConfigError: for another aggregation, or a term that needs rewards, future tokens or a rank among all tokens.
-    """
-    for term in terms:
-        label, settings = term.settings.name, term.settings
-        if settings.aggregation != "constant":
-            raise ConfigError(
-                f"method {name} needs aggregation constant, but term {label!r} has {settings.aggregation}, with which "
-                "the gradient of a window is not a part of the whole; set the term's aggregation to constant."
-            )
-        if term.needs().reward:
-            raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} needs the reward of whole responses; remove one of "
-                "them."
-            )
-        if term.ranks_tokens:
-            raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} ranks the tokens of the whole response; remove one "
-                "of them."
-            )
-        if getattr(settings, "discount", 0.0):
-            raise ConfigError(
-                f"method {name} cuts responses, but term {label!r} depends on what follows a token; set discount: 0."
-            )
-
-
 class WindowController(Controller[ControllerSettings_co]):
     """Base class of window methods; subclasses define how long a planned row may be."""
+
+    traits = Traits(cuts_responses=True)
 
     def window(self, step: int, row: PlannedRow) -> int:
         """Maximum tokens of the response of `row` at `step`."""
         raise TypeError(f"{type(self).__name__} does not implement window")
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """See `Controller.check`."""
-        check_partial_sums(self.settings.name, terms)
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Cut every row to its window."""
@@ -79,9 +48,11 @@ class FollowingController(WindowController[ControllerSettings_co]):
     """A window that follows what the rows of the step before were worth; its state is the window."""
 
     limit: int = 0
-    why_not_stale = "it chooses the window of a step by the rows of the step before"
     chosen: int | None = None
     """The window, tokens; the length limit until one is chosen."""
+    traits = Traits(
+        cuts_responses=True, why={"works_ahead": "it chooses the window of a step by the rows of the step before"}
+    )
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Also learn T."""
@@ -110,7 +81,7 @@ class ScheduleController(WindowController[ControllerSettings_co]):
     """A window that is a function of the step alone."""
 
     limit: int = 0
-    why_not_stale = ""
+    traits = Traits(works_ahead=True, cuts_responses=True)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Also read the length limit and the number of steps from the recipe."""

@@ -19,7 +19,6 @@ from opd.errors import ConfigError, PluginError, short
 from student.data.needs import TEACHER
 from student.data.outcome import KEYS
 from student.plugin.base import Plugin
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,10 +72,6 @@ class Advantage(Plugin[AdvantageSettings_co]):
     def __init__(self, settings: AdvantageSettings_co) -> None:
         super().__init__(settings)
         self.fired: dict[str, tuple[Any, Any]] = {}
-
-    def traits(self) -> Traits:
-        """What it says of its formula under its settings; the conformance tests check it."""
-        return Traits()
 
     def check_chain(self, parts: Sequence[Advantage]) -> None:
         """Look at all parts of its chain, this one among them, the estimator first.

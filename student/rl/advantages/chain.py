@@ -12,7 +12,6 @@ from student.data.needs import Needs, merge, needs_of
 from student.data.outcome import KEYS
 from student.rl import ADVANTAGES
 from student.rl.advantages.base import Advantage, Modifier
-from student.rl.advantages.traits import traits_of
 from student.state.named_states import load_states, states_of
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.data.token_batch import TokenBatch
     from student.plugin.terms import Term
+    from student.plugin.traits import Scope, Traits
     from student.rl.advantages.base import Credit
-    from student.rl.advantages.traits import Scope, Source, Traits
     from student.settings.recipe import Recipe
 
 
@@ -52,7 +51,6 @@ class AdvantageChain:
         if not self.parts:
             raise ConfigError(f"the advantage of {where} is an empty list; name an estimator.")
         for index, part in enumerate(self.parts):
-            traits_of(part, part.traits())
             modifies = isinstance(part, Modifier)
             if modifies != (index > 0):
                 role = (
@@ -93,22 +91,22 @@ class AdvantageChain:
     @property
     def traits(self) -> Traits:
         """The traits of the estimator."""
-        return self.first.traits()
+        return self.first.traits
 
-    def reading(self, source: Source) -> list[Advantage]:
+    def reading(self, source: str) -> list[Advantage]:
         """The parts whose credit is made of `source`."""
-        return [part for part in self.parts if source in part.traits().reads]
+        return [part for part in self.parts if source in part.traits.reads]
 
     @property
     def shift_free(self) -> Scope:
         """Over which rewards a constant can be added without changing credit; a modifier that centres counts too."""
-        later: Scope = "batch" if any(part.traits().shift_free for part in self.parts[1:]) else ""
+        later: Scope = "batch" if any(part.traits.shift_free for part in self.parts[1:]) else ""
         return self.traits.shift_free or later
 
     @property
     def scale_free(self) -> Scope:
         """Over which rewards a factor changes no credit; a modifier that standardises counts too."""
-        later: Scope = "batch" if any(part.traits().scale_free for part in self.parts[1:]) else ""
+        later: Scope = "batch" if any(part.traits.scale_free for part in self.parts[1:]) else ""
         return self.traits.scale_free or later
 
     def needs(self) -> Needs:
@@ -157,11 +155,6 @@ class AdvantageChain:
             if found is not None:
                 found = part.refine(row, found)
         return found
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether credit is recomputed before every update of a step but the first."""
-        return any(part.traits().recomputes for part in self.parts)
 
     def bind(self, tokenizer: Any) -> None:
         """Pass the student's tokenizer to each part."""

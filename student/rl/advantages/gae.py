@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, Credit, GroupEstimator
-from student.rl.advantages.traits import Traits
-from student.rl.value_head import check_critic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from student.data.row import Row
-    from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class GaeSettings(AdvantageSettings):
@@ -41,18 +38,7 @@ class Gae(GroupEstimator[GaeSettings]):
     """Credit per token from a critic's values (GAE)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True, reads=("values", "token_rewards"))
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse a recipe without a critic.
-
-        Raises:
-            ConfigError: naming this advantage.
-        """
-        check_critic(recipe, "advantage gae")
+    traits = Traits(learns_from_equal=True, reads=("values", "token_rewards"))
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """The rewards themselves; `refine` makes credit per token."""

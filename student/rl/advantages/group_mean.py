@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +39,9 @@ class GroupMean(GroupEstimator[GroupMeanSettings]):
 
     evidence = "text and code"
 
+    @property
     def traits(self) -> Traits:
-        """See `Advantage.traits`."""
+        """See `Traits`."""
         return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:

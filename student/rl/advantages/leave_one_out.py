@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +22,7 @@ class LeaveOneOut(GroupEstimator):
     """Reward minus the mean of the rest of the group (RLOO)."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(least_group=2, shift_free="group")
+    traits = Traits(least_group=2, shift_free="group")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward, by the module's formula."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from student.plugin.traits import Traits
 from student.rl.advantages.base import AdvantageSettings, GroupEstimator
-from student.rl.advantages.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,7 @@ class Reinforce(GroupEstimator[ReinforceSettings]):
     """Reward minus a constant."""
 
     evidence = "text and code"
-
-    def traits(self) -> Traits:
-        """See `Advantage.traits`."""
-        return Traits(learns_from_equal=True)
+    traits = Traits(learns_from_equal=True)
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         """One advantage per reward."""

@@ -7,12 +7,14 @@ Rows whose reward is unknown are in no statistics and have no credit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from student.data.outcome import gather_outcomes
 from student.plugin.terms import Term
+from student.plugin.traits import Traits
 from student.rl.advantages.chain import AdvantageChain
 from student.rl.losses.settings import PolicyGradientSettings_co
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from student.data.report import StepReport
     from student.data.row import Row
     from student.rl.advantages.base import Credit
+    from student.settings.recipe import Recipe
 
 T = TypeVar("T")
 _SIGNS = {1: "good", 0: "even", -1: "bad"}
@@ -46,15 +49,27 @@ class ByRow(dict[int, "tuple[Row, T]"], Generic[T]):
 class CreditTerm(Term[PolicyGradientSettings_co]):
     """A term that learns from a row by its credit; see `student.rl.advantages`."""
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        first = self.chain.first
+        # Without uid in its key a group spans several prompts, so one answer to each prompt may be enough.
+        least = first.traits.least_group if "uid" in first.settings.group else 1
+        return replace(
+            super().traits,
+            least_group=least,
+            learns_from_equal=first.traits.learns_from_equal,
+            recomputes=any(part.traits.recomputes for part in self.chain.parts),
+        )
+
     def __init__(self, settings: PolicyGradientSettings_co) -> None:
         super().__init__(settings)
         self.chain = AdvantageChain(settings.advantage, f"term {settings.name!r}")
         self._credit: ByRow[Credit | None] = ByRow()
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether the credit of rows depends on the present policy; see `Advantage`."""
-        return self.chain.recomputes
+    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
+        """Those of the advantages."""
+        return self.chain.remarks(recipe, terms)
 
     def bind(self, tokenizer: Any) -> None:
         """Pass the tokenizer to the advantages."""
@@ -102,7 +117,7 @@ class CreditTerm(Term[PolicyGradientSettings_co]):
             # `assess` is not used here, because all ranks would have to take part.
             self._credit = ByRow()
             self._estimate(rows, *gather_outcomes(rows))
-        elif self.recomputes:
+        elif self.traits.recomputes:
             self._estimate(rows, *gather_outcomes(rows))
 
     def credit(self, row: Row) -> Credit | None:

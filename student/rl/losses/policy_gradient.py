@@ -19,6 +19,7 @@ To write another loss, subclass and override `surrogate`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,9 +29,9 @@ from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import TermOutput
+from student.plugin.traits import Traits
 from student.rl.losses.credit import CreditTerm
 from student.rl.losses.ratios import at_grain
-from student.rl.losses.remarks import idle_bounds, of_responses, unweighted
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings, PolicyGradientSettings_co
 
 if TYPE_CHECKING:
@@ -56,6 +57,26 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
     """Settings of the policy gradient that this loss does not read, and refuses where they are set."""
     of_ratio: ClassVar[bool] = False
     """Whether all of the gradient flows through the ratio, so that with ratio none there is no gradient."""
+
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        s, why = self.settings, ""
+        if s.ratio == "none":
+            why = "with ratio none it has no importance weight; set ratio: token"
+        elif s.ratio_to == "old":
+            why = (
+                "with ratio_to old its ratio is to the student when the rows were scored, not to the policy that "
+                "sampled; set ratio_to: behaviour"
+            )
+        divides = s.ratio != "none" and s.ratio_to == "behaviour"
+        weighs = s.importance_cap is not None or s.importance_band is not None
+        return replace(
+            super().traits,
+            learns_from_stale_rows=not why,
+            reads=("behaviour",) if divides or weighs else (),
+            why={"learns_from_stale_rows": why},
+        )
 
     def surrogate(
         self,
@@ -180,39 +201,13 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
         """The reward, and the entropy, whose fall is the first sign of a collapse."""
         return {"reward": "reward", "student_entropy": "entropy"}
 
-    @property
-    def why_not_stale(self) -> str:
-        """Why the loss cannot learn from stale rows; empty with a ratio to the policy that sampled."""
-        if self.settings.ratio == "none":
-            return "with ratio none it has no importance weight; set ratio: token"
-        if self.settings.ratio_to == "old":
-            return (
-                "with ratio_to old its ratio is to the student when the rows were scored, not to the policy that "
-                "sampled; set ratio_to: behaviour"
-            )
-        return ""
-
-    @property
-    def reads_behaviour(self) -> bool:
-        """Whether the loss divides by the log-probs of the policy that sampled, which given answers lack."""
-        s = self.settings
-        weighted = s.importance_cap is not None or s.importance_band is not None
-        return weighted or (s.ratio != "none" and s.ratio_to == "behaviour")
-
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups in which every advantage would be 0, and settings that have no effect.
+        """Refuse settings that have no effect.
 
         Raises:
             ConfigError: with the setting to change.
         """
         self._check_settings()
-        # Without uid in its key a group spans several prompts, so one answer to each prompt may be enough.
-        least, samples = self.chain.traits.least_group, recipe.rollout.samples_per_prompt
-        if samples < least and "uid" in self.chain.first.settings.group:
-            raise ConfigError(
-                f"term {self.settings.name!r} compares the answers to a prompt, but rollout.samples_per_prompt is "
-                f"{samples}, so it would learn nothing; set it to {least} or more, for example 8."
-            )
         if self.settings.skip_degenerate and self.chain.traits.learns_from_equal:
             raise ConfigError(
                 f"term {self.settings.name!r} has skip_degenerate, which drops the groups that advantage "
@@ -251,15 +246,3 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
                 f"term {self.settings.name!r} has importance_cap and importance_band, which make the same correction "
                 "in two ways; set one of them to null."
             )
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """Remarks on bounds that never act, an unfit aggregation, stale updates, and those of the advantages."""
-        return [
-            *self._idle_bounds(recipe),
-            *of_responses(self.settings, self.chain),
-            *unweighted(self.settings, self.chain, recipe),
-            *self.chain.remarks(recipe, terms),
-        ]
-
-    def _idle_bounds(self, recipe: Recipe) -> list[str]:
-        return idle_bounds(self.settings, self.bounds, recipe)

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.needs import Needs
-from student.scoring.rewards.base import Reward, RewardSettings, passes_cut_answers
+from student.plugin.traits import Traits
+from student.scoring.rewards.base import Reward, RewardSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +41,15 @@ class Overlong(Reward[OverlongSettings]):
     evidence = "text"
     by_group = False
 
+    @property
+    def traits(self) -> Traits:
+        """See `Traits`."""
+        return Traits(rewards_cut="penalises cut answers most" if self.limit >= self._longest else "")
+
     def __init__(self, settings: OverlongSettings) -> None:
         super().__init__(settings)
         self.limit = settings.limit or 0
+        self._longest = 0
 
     def needs(self) -> Needs:
         """Nothing: it reads only lengths."""
@@ -54,7 +61,7 @@ class Overlong(Reward[OverlongSettings]):
         Raises:
             ConfigError: if no response can be long enough, or the buffer is longer than the limit.
         """
-        longest = recipe.rollout.max_new_tokens
+        longest = self._longest = recipe.rollout.max_new_tokens
         self.limit = self.settings.limit or longest
         if self.settings.buffer > self.limit:
             raise ConfigError(
@@ -70,16 +77,6 @@ class Overlong(Reward[OverlongSettings]):
     def bounds(self) -> tuple[float, float]:
         """The full penalty, and 0."""
         return -self.settings.penalty, 0.0
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """A remark if a term leaves out the cut answers, which have the full penalty."""
-        leaving = passes_cut_answers(terms)
-        if not leaving or self.limit < recipe.rollout.max_new_tokens:
-            return []
-        return [
-            f"reward 'overlong' penalises cut answers most, but term {leaving!r} leaves them out (skip_truncated); "
-            "set skip_truncated: false, or keep the penalty for answers that end within the buffer"
-        ]
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add the penalty as a part; metric bites, the share of rows with a penalty."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from opd.errors import ConfigError
 from student.data.needs import Needs
 from student.data.row import RowKey
 from student.plugin.strategy import Strategy, StrategySettings
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from student.data.outcome import Outcome
     from student.data.plan import StepPlan
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.rollout.sampling import Sampling
-    from student.settings.recipe import Recipe
 
 
 class DynamicSamplingSettings(StrategySettings):
@@ -50,20 +48,11 @@ class DynamicSampling(Strategy[DynamicSamplingSettings]):
     """Draws further prompts until enough groups have rewards that differ (DAPO)."""
 
     evidence: ClassVar[str] = "text and code"
-    why_not_stale = ""
-    judges = True
+    traits = Traits(works_ahead=True, judges_first=True, least_group=2, drops_equal_groups=True)
 
     def needs(self) -> Needs:
         """Rewards."""
         return Needs(reward="any")
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Refuse groups of one answer."""
-        check_groups(self, recipe)
-
-    def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
-        """See `drops_what_is_learnt`."""
-        return drops_what_is_learnt(self, recipe)
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`."""
@@ -89,32 +78,6 @@ class DynamicSampling(Strategy[DynamicSamplingSettings]):
         sampling.measure("dynamic_sampling/kept_share", len(kept), drawn)
         sampling.measure("dynamic_sampling/filled", len(chosen), want)
         return [row for row in pool if row.key.group in chosen]
-
-
-def check_groups(strategy: Strategy, recipe: Recipe) -> None:
-    """Refuse groups of one answer, in which rewards cannot differ.
-
-    Raises:
-        ConfigError: naming the setting to raise.
-    """
-    if recipe.rollout.samples_per_prompt < 2:
-        raise ConfigError(
-            f"rollout.strategy {strategy.settings.name} compares the answers to a prompt, but "
-            f"rollout.samples_per_prompt is {recipe.rollout.samples_per_prompt}; set it to 2 or more, for example 8."
-        )
-
-
-def drops_what_is_learnt(strategy: Strategy, recipe: Recipe) -> list[str]:
-    """A warning if the strategy drops groups from which an advantage of the recipe would learn."""
-    from student.plugin.terms import build_terms
-
-    chains = [term.chain for term in build_terms(recipe.objective) if hasattr(term, "chain")]
-    return [
-        f"rollout.strategy {strategy.settings.name} drops the groups whose rewards are all equal, although advantage "
-        f"{chain.first.settings.name!r} learns from them"
-        for chain in chains
-        if chain.traits.learns_from_equal
-    ]
 
 
 def group_of(outcome: Outcome) -> str:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
     from student.data.row import Row
     from student.plugin.terms import Term
-    from student.settings.recipe import Recipe
 
 
 class RewardSettings(Settings):
@@ -69,13 +68,11 @@ class Reward(Plugin[RewardSettings_co]):
         kind: "whole" if it gives the whole reward, "part" if it adds to it.
         by_group: whether the reward of a row depends on the other rows of its group. All of them are then rewarded
             again when a later round of a rollout strategy adds to the group.
-        turns_for: if it gives rewards by turn, the advantages that read these, for the error message; else "".
         fired: what it did since this was last cleared, as metrics (sum, count).
     """
 
     kind: ClassVar[Literal["whole", "part"]] = "part"
     by_group: ClassVar[bool] = True
-    turns_for: ClassVar[str] = ""
 
     def __init__(self, settings: RewardSettings_co) -> None:
         super().__init__(settings)
@@ -89,20 +86,6 @@ class Reward(Plugin[RewardSettings_co]):
     def needs(self) -> Needs:
         """What it needs; by default verdicts."""
         return Needs(reward="verdict")
-
-    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """Look at the whole recipe before anything is loaded, also in a dry run.
-
-        Raises:
-            ConfigError: if it could have no effect, for example rewards by turn that no advantage reads.
-        """
-        chains = [getattr(term, "chain", None) for term in terms]
-        read = any(chain is not None and "turns" in chain.traits.reads for chain in chains)
-        if self.turns_for and not read:
-            raise ConfigError(
-                f"reward {self.label} rewards turns, but no term's advantage uses such rewards; use advantage "
-                f"{self.turns_for}."
-            )
 
     def bounds(self) -> tuple[float, float] | None:
         """The least and the largest value that it gives with these settings; None if they are not known."""
@@ -136,13 +119,6 @@ def is_correct(row: Row) -> bool | None:
     """Whether the verifier found the answer correct; None if it could not tell."""
     value = row.verdict_value
     return None if value is None else value >= 1.0
-
-
-def passes_cut_answers(terms: Sequence[Term]) -> str:
-    """The name of a term that leaves out answers which the length limit cut; "" if a term learns from their rewards."""
-    learning = [term.settings for term in terms if term.needs().reward]
-    passes = bool(learning) and all(getattr(settings, "skip_truncated", False) for settings in learning)
-    return str(learning[0].name) if passes else ""
 
 
 def check_scale(what: str, terms: Sequence[Term]) -> None:

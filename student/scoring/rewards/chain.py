@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
     from student.data.report import StepReport
     from student.data.row import Row
-    from student.plugin.terms import Term
     from student.scoring.rewards.base import Reward, RewardServices
 
 _FIRED = "fired/"
@@ -67,28 +66,6 @@ class RewardChain:
         """
         for reward in self.parts:
             reward.check_prompts(prompts)
-
-    def check_range(self, terms: Sequence[Term]) -> None:
-        """Refuse rewards outside the range that an advantage accepts, if the bounds of all of them are known.
-
-        Raises:
-            ConfigError: with the range to set.
-        """
-        known = [bounds for reward in self.parts if (bounds := reward.bounds()) is not None]
-        if not known or len(known) < len(self.parts):
-            return
-        # If no reward replaces the verdict, its value from 0 to 1 is added.
-        low = sum(bounds[0] for bounds in known)
-        high = sum(bounds[1] for bounds in known) + (self.whole is None)
-        chains = [chain for term in terms if (chain := getattr(term, "chain", None)) is not None]
-        for part in (part for chain in chains for part in chain.parts):
-            within = part.traits().within
-            if within is not None and not within[0] <= low <= high <= within[1]:
-                names = " and ".join(repr(reward.label) for reward in self.parts)
-                raise ConfigError(
-                    f"advantage {part.settings.name!r} takes rewards from {within[0]:g} to {within[1]:g}, but with "
-                    f"{names} they range from {low:g} to {high:g}; set its lowest and highest to these."
-                )
 
     def apply(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Reward scored rows.

@@ -16,7 +16,6 @@ from student.data.hooks import decoder_layers
 from student.job.plugins import build_plugins
 from student.model.model import Student
 from student.model.recompute import recompute
-from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 
 ALP = {"name": "alp", "advantage": {"name": "signed", "positive": 1.0}}
@@ -175,7 +174,6 @@ def test_others_are_told_that_they_read_the_student_under_noise(tmp_path: Path) 
             "rollout": {"samples_per_prompt": 2},
         }
     )
-    term, other = build_terms(list(recipe.objective))
-    said = term.remarks(recipe, [term, other])
-    assert any("under the noise" in remark for remark in said)
-    assert not any("never act" in remark for remark in said)
+    remarks = build_plugins(recipe).remarks
+    assert any("under the noise" in remark for remark in remarks)
+    assert not any("never act" in remark for remark in remarks)

@@ -44,7 +44,7 @@ def expected(toy: Any, entry: dict[str, Any] | Term, gap: float, tokens: range =
 
 @pytest.mark.parametrize("entry", UNBIASED, ids=lambda entry: "-".join(str(v) for v in entry.values()))
 def test_the_expected_gradient_is_that_on_policy_whoever_sampled(toy: Any, entry: dict[str, Any]) -> None:
-    assert not build_terms([entry])[0].why_not_stale
+    assert build_terms([entry])[0].traits.learns_from_stale_rows
     truth = expected(toy, entry, 0.0)
     assert truth.abs().max() > 1e-3
     torch.testing.assert_close(expected(toy, entry, 0.5), truth, rtol=1e-6, atol=1e-9)

@@ -195,7 +195,7 @@ def recipe(**changes: Any) -> Recipe:
     ("changes", "said"),
     [
         ({"methods": []}, "add critic to methods"),
-        ({"objective": [{"name": "grpo"}]}, "no advantage reads"),
+        ({"objective": [{"name": "grpo"}]}, "reads the values of a critic"),
         ({"objective": [{"name": "ppo", "advantage": [{"name": "gae"}, {"name": "outliers"}]}]}, "credit by token"),
     ],
 )

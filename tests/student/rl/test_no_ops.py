@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of({**credit("ngrpo"), "skip_degenerate": True}),
         "skip_degenerate, which drops",
     ),
-    "GRPO: groups of one": (of({"name": "grpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
+    "GRPO: groups of one": (of({"name": "grpo"}, rollout={"samples_per_prompt": 1}), "compares the answers"),
     # Entries that would write the same metrics and notes.
     "a budget twice": (
         of(PLAIN, methods=[{"name": "token_budget", "tokens": 1000}, {"name": "token_budget", "tokens": 500}]),
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "CHORD, OTR: no given rows": (of([PLAIN, {"name": "chord"}], **method("mrs")), "nothing gives any"),
     "a method of another package that does not say that it gives rows": (
         of({"name": "sft"}, **method(f"{__name__}:Silent")),
-        "gives_answers of a method, gives_rows of a strategy",
+        "in its traits .gives_rows",
     ),
     "GRPO and others: a ratio of given rows": (
         of({"name": "grpo", "rows": "all"}, **method("expert_rows", share=0.5)),
@@ -207,11 +207,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of(PLAIN, **method("prompt_augmentation", format_weight=0.5)),
         "no template has a format to reward",
     ),
-    "critic: values that no advantage reads": (of(PLAIN, **method("critic")), "no advantage reads"),
+    "critic: values that no advantage reads": (
+        of(PLAIN, **method("critic")),
+        "reads the values",
+    ),
     "critic: a warm-up as long as the run": (of({"name": "ppo"}, **method("critic", warm_up=20)), "warm_up of 20"),
     "ArCHer: a critic that no advantage reads": (
         of(PLAIN, **method("archer_critic")),
-        "no advantage uses the values of method archer_critic",
+        "reads archer values, which method archer_critic gives",
     ),
     "ArCHer: no critic": (of(credit("archer")), "add method archer_critic"),
     "ArCHer: a warm-up as long as the run": (of(credit("archer"), **method("archer_critic", warm_up=20)), "of 20"),
@@ -227,8 +230,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "R2-OPD: a gate that is the same everywhere": (of(credit({"name": "r2_opd", "beta": 0})), "distillation alone"),
     "GAE, A-LoL, Direct Advantage PO: no critic": (of({"name": "ppo"}), "add critic to methods"),
-    "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (of(PLAIN, **reward("kl_penalty")), "rewards tokens"),
-    "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "rewards turns"),
+    "RTO, Text2Grad, KL penalty: tokens that no advantage sees": (
+        of(PLAIN, **reward("kl_penalty")),
+        "by token",
+    ),
+    "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "reads rewards by turn"),
     "rewards that no term learns from": (of({"name": "sft", "rows": "all"}, **reward("hapo")), "no term learns"),
     "A2TGPO, MatchTIR: groups of one": (of({"name": "a2tgpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
     "a cap of log-probs that given rows lack": (

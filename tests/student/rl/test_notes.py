@@ -25,6 +25,7 @@ from small_recipes import (
 )
 
 from student.plugin.controllers import Controller
+from student.plugin.traits import Traits
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "GSPO and others: a clip with one update per batch": (of({"name": "gspo"}), "clip_low and clip_high .* never act"),
@@ -76,9 +77,12 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         of(credit("bnpo"), rollout={"prompts_per_step": 1}),
         "'bnpo' equals the reward minus",
     ),
-    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' needs prompts that recur"),
-    "HAPO: prompts that never come again": (of(PLAIN, **reward("hapo")), "'hapo' is 0 until"),
-    "MoPPS and others: prompts that never come again": (of(PLAIN, **method("mopps")), "'mopps' chooses by the history"),
+    "MSSR: prompts that never come again": (of(credit("tracker")), "'tracker' acts by the history"),
+    "HAPO: prompts that never come again": (of(PLAIN, **reward("hapo")), "'hapo' acts by the history"),
+    "MoPPS and others: prompts that never come again": (
+        of(PLAIN, **method("mopps")),
+        "method mopps acts by the history",
+    ),
     "DRIVE: a phase behind the end": (of(PLAIN, **method("drive", by="domain")), "step 100, which is never reached"),
     "AceReason: a stage behind the end": (
         of(PLAIN, **method("stages", stages=[{"step": 0}, {"step": 50, "max_new_tokens": 4}])),
@@ -98,11 +102,14 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "DAPO: the penalty of cut answers": (of({"name": "dapo"}, **reward("overlong", buffer=2)), "leaves them out"),
     "DAPO: cut answers that Tulu 3 penalises": (of({"name": "dapo"}, **reward("tulu3")), "leaves them out"),
     "DAPO: cut answers of a cosine": (of({"name": "dapo"}, **reward("cosine_length")), "leaves them out"),
-    "DAPO: cut answers are all that DLER changes": (of({"name": "dapo"}, **reward("dler")), "only the verdict is left"),
+    "DAPO: cut answers are all that DLER changes": (
+        of({"name": "dapo"}, **reward("dler")),
+        "'dler' rewards cut answers with 0",
+    ),
     "RL-Struct: validity without a schema": (of(PLAIN, **reward("rl_struct"), prompts=TABLE), "has no schema"),
     "RLPR: a filter behind the end": (
         of(PLAIN, **reward("rlpr"), train={"steps": 10}),
-        "which this run does not reach",
+        "step 10, which is never reached",
     ),
 }
 
@@ -163,7 +170,7 @@ def notes_of(shown: str) -> list[str]:
 class Giving(Controller):
     """Of another package; it says so."""
 
-    gives_answers = True
+    traits = Traits(gives_rows=("all", "expert"))
 
 
 @pytest.mark.parametrize("case", SAID)

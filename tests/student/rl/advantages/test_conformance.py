@@ -67,7 +67,7 @@ def test_credit_is_finite_for_every_kind_of_group_and_none(name: str) -> None:
 
 def test_groups_that_agree_and_groups_of_one_follow_the_declared_rule(name: str) -> None:
     part = chain(name).parts[-1]
-    traits = part.traits()
+    traits = part.traits
     for groups in ([[0, 0, 0, 0], [0, 0]], [[1, 1, 1], [1, 1]]):
         if not traits.learns_from_equal:
             assert credit(name, groups) == pytest.approx([0.0] * sum(map(len, groups)))

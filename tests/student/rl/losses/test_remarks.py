@@ -7,14 +7,13 @@ import pytest
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.job.plugins import build_plugins
+from student.plugin.traits import Traits
 from student.rl.advantages.base import GroupEstimator
-from student.rl.advantages.traits import Traits
 from student.settings.recipe import Recipe
 
 
 class Keen(GroupEstimator):
-    def traits(self) -> Traits:
-        return Traits(learns_from_equal=True)
+    traits = Traits(learns_from_equal=True)
 
     def of_group(self, rewards: Any) -> list[float]:
         return list(rewards)
