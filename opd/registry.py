@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -150,7 +150,17 @@ class Registry:
             raise ConfigError(f"{where} has no name; add one of `opd plugins list {self.kind}`.")
         name = str(entry["name"])
         cls = self.load(name, base)
-        made = cls(parse_settings(cls.settings_type, entry, source=where))
+        try:
+            settings = parse_settings(cls.settings_type, entry, source=where)
+        except ConfigError as error:
+            bare = cls.settings_type is getattr(base, "settings_type", None)
+            if not bare or entry.keys() <= cls.settings_type.model_fields.keys():
+                raise
+            raise ConfigError(
+                f"{error} {self.kind} {name!r} declares no settings of its own; its class would name them after its "
+                f"base: class {cls.__name__}({base.__name__}[...])."
+            ) from error
+        made = cls(settings)
         if not hasattr(made, "settings"):
             raise ConfigError(
                 f"{self.kind} {name!r} does not keep its settings; let its __init__ call super().__init__(settings)."
@@ -196,6 +206,31 @@ def imported(path: str) -> Any:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
         raise ImportError(f"{type(error).__name__}: {error}{where}") from error
+
+
+def function_at(path: str, *arguments: str) -> Callable[..., Any]:
+    """The function at a dotted path "module:function".
+
+    Args:
+        path: the path.
+        arguments: what it is called with, in words.
+
+    Raises:
+        ConfigError: if it cannot be imported, or cannot be called with as many arguments.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ConfigError(f"function {path!r} must have the form package.module:function.")
+    try:
+        found: Callable[..., Any] = imported(path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"function {path!r} cannot be imported: {error}.") from error
+    try:
+        inspect.signature(found).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        words = f"{', '.join(arguments[:-1])} and {arguments[-1]}"
+        raise ConfigError(f"function {path!r} cannot be called with {words}: {error}.") from error
+    return found
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from opd.errors import ConfigError
 from opd.procs.children import ChildFailed
 from opd.procs.host import Service
 from opd.procs.workers import Workers
-from opd.registry import imported
+from opd.registry import function_at, imported
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import VERIFIERS
 from opd.tasks.verdict import Verdict, Verifier
@@ -81,18 +81,7 @@ def load_function(path: str) -> Judge:
     Raises:
         ConfigError: if it cannot be imported, or cannot be called with a prompt and an answer.
     """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise ConfigError(f"function {path!r} must have the form package.module:function.")
-    try:
-        found = imported(path)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"function {path!r} cannot be imported: {error}.") from error
-    try:
-        inspect.signature(found).bind(None, "")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"function {path!r} cannot be called with a prompt and an answer: {error}.") from error
-    judge: Judge = found
+    judge: Judge = function_at(path, "a prompt", "an answer")
     return judge
 
 

@@ -46,7 +46,7 @@ def _idle_bounds(p: Parts) -> Iterator[str]:
     train = p.recipe.train
     for term in p.terms:
         bounds = [name for name in getattr(term, "bounds", ()) if getattr(term.settings, name, None) is not None]
-        if not bounds:
+        if not bounds or getattr(term.settings, "loss", None):
             continue
         if getattr(term.settings, "ratio", "") == "none":
             # A loss whose bound is `ratio` has no bound to set, but its weight is made of the ratio.

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from student.data.prompt_facts import keeps
 from student.plugin.base import Plugin
 from student.plugin.controllers import Controller
 from student.plugin.strategy import Strategy
 from student.plugin.terms import Term
 from student.plugin.traits import traits_of
-from student.rl.advantages.base import Advantage
+from student.rl.advantages.base import Advantage, GroupEstimator, Modifier
 from student.rl.advantages.chain import AdvantageChain
 from student.rollout.engine import RolloutEngine
 from student.scoring.rewards.base import Reward
@@ -81,13 +81,37 @@ def refuse(parts: Parts) -> None:
 
     Raises:
         ConfigError: naming them, and what to change.
-        PluginError: for traits of another type.
+        PluginError: for traits of another type, or a hook that every part of its kind must have.
     """
     for part in (*parts.advantages, *parts.all):
         traits_of(part, part.traits)
+        _check_hooks(part)
     for rule in REFUSALS:
         for sentence in rule(parts):
             raise ConfigError(sentence)
+
+
+_REQUIRED: tuple[tuple[type[Plugin[Any]], str], ...] = (
+    (Term, "token_losses"),
+    (Strategy, "run"),
+    (Reward, "reward"),
+    (Advantage, "estimate"),
+)
+"""The hook that a plug-in of a kind cannot do without."""
+
+
+def _check_hooks(part: Plugin[Any]) -> None:
+    missing = [hook for base, hook in _REQUIRED if isinstance(part, base) and inherits(part, base, hook)]
+    for base, hook in ((GroupEstimator, "of_group"), (Modifier, "modify")):  # called by their `estimate`
+        if isinstance(part, base) and inherits(part, base, "estimate") and inherits(part, base, hook):
+            missing.append(hook)
+    if missing:
+        raise PluginError(f"{named(part)} does not implement {missing[0]}; add it to class {type(part).__name__}.")
+
+
+def inherits(part: Plugin[Any], base: type[Plugin[Any]], hook: str) -> bool:
+    """Whether the class of `part` leaves a hook as `base` has it."""
+    return getattr(type(part), hook) is getattr(base, hook)
 
 
 def _twice(p: Parts) -> Iterator[str]:

@@ -244,7 +244,29 @@ def test_a_class_that_is_not_of_its_kind_is_refused_with_what_it_lacks(name: str
 
 
 class SoftLoss(Term):
-    """A plug-in of another kind."""
+    """A plug-in of another kind, which lacks its hook."""
+
+
+class Grouped(GroupEstimator):
+    """An estimator that lacks its hook."""
+
+
+@pytest.mark.parametrize(
+    ("term", "hook"),
+    [
+        ({"name": f"{__name__}:SoftLoss"}, "token_losses"),
+        ({"name": "grpo", "advantage": {"name": f"{__name__}:Grouped"}}, "of_group"),
+    ],
+)
+def test_a_hook_that_is_missing_or_misspelt_is_named_before_anything_is_loaded(term: Any, hook: str) -> None:
+    recipe = {"run": "unused", "model": {"path": "unused"}, "prompts": {"task": "addition"}, "objective": [term]}
+    with pytest.raises(PluginError, match=f"does not implement {hook}"):
+        build_plugins(parse_settings(Recipe, recipe | {"rollout": {"samples_per_prompt": 4}}))
+
+
+def test_a_key_of_a_class_that_names_no_settings_is_refused_with_how_to_name_them() -> None:
+    with pytest.raises(ConfigError, match=r"tau.*declares no settings of its own.*class SoftLoss\(Term\["):
+        OBJECTIVES.make({"name": f"{__name__}:SoftLoss", "tau": 1.0}, Term, "objective.0")
 
 
 @pytest.mark.parametrize(

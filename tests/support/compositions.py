@@ -39,7 +39,7 @@ COLUMNS = {"depth": 1, "hint": "2", "constraints": ["short"], "solution": "3", "
 UNSERVED = ("grpc_judge",)
 UNDRAWN = {"name", "key_variable", "cache", "run", "file", "question", "timeout", "attempts", "security", "within"}
 UNDRAWN |= {"json_schema", "schema_column", "column", "critic", "answer_start", "answer_end", "start", "quantize"}
-UNDRAWN |= {"targets", "served", "folder", "seconds", "leakage"}
+UNDRAWN |= {"targets", "served", "folder", "seconds", "leakage", "loss"}
 COUNTS: dict[str, list[int]] = {
     "workers": [1],
     "prompts": [2, 4],

@@ -14,7 +14,7 @@ grains have the gradient A grad log pi; train.minibatches or train.epochs make m
 Rows whose reward is unknown are in no statistics and no loss. `aggregation` says how tokens are averaged: sequence_mean
 as in GRPO's paper, token_mean as in DAPO, constant as in Dr. GRPO. For a KL penalty add term reference_kl.
 
-To write another loss, subclass and override `surrogate`.
+To write another loss, name a function in `loss`, or subclass and override `surrogate`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from opd.errors import ConfigError, PluginError
+from opd.errors import ConfigError, PluginError, short
+from opd.registry import function_at
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import SCORES, STUDENT, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
@@ -57,6 +58,11 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
     """Settings of the policy gradient that this loss does not read, and refuses where they are set."""
     of_ratio: ClassVar[bool] = False
     """Whether all of the gradient flows through the ratio, so that with ratio none there is no gradient."""
+
+    def __init__(self, settings: PolicyGradientSettings_co) -> None:
+        super().__init__(settings)
+        path = settings.loss
+        self._loss = None if path is None else function_at(path, "log_ratio", "advantage", "logp", "mask")
 
     @property
     def traits(self) -> Traits:
@@ -114,6 +120,18 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
             gain = torch.where(advantage < 0, bounded, gain)
         return TermOutput(-gain, metrics={"clipped_share": (bites.sum(), batch.mask.sum())})
 
+    def _of_function(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, mask: Tensor) -> TermOutput | None:
+        """The loss of the function that the setting `loss` names; None if it names none."""
+        if self._loss is None:
+            return None
+        loss = self._loss(log_ratio, advantage, live, mask)
+        if getattr(loss, "shape", None) != mask.shape:
+            raise PluginError(
+                f"loss {self.settings.loss!r} returned {short(loss)} for {len(mask)} positions; it must return a "
+                "tensor with one number per position."
+            )
+        return TermOutput(loss)
+
     def needs(self) -> Needs:
         """Rewards, the student's log-probs of the response tokens, and the needs of the advantages."""
         old = (SignalNeed(STUDENT, PayloadSpec.sampled()),) if self.settings.ratio_to == "old" else ()
@@ -134,7 +152,9 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
         chosen = float(sum(value is not None for value in found))
         advantage = self.chain.shape(batch.of_tokens(credit).to(live.dtype), batch)
         log_ratio = self._log_ratio(batch, live)
-        output = self.surrogate(log_ratio, advantage, live, batch)
+        output = self._of_function(log_ratio, advantage, live, batch.mask) or self.surrogate(
+            log_ratio, advantage, live, batch
+        )
         if not isinstance(output, TermOutput):
             raise PluginError(
                 f"{type(self).__name__} returned a {type(output).__name__}; surrogate must return a TermOutput."
@@ -221,7 +241,11 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
         Raises:
             ConfigError: with the setting to change.
         """
-        passed = [name for name in self.unread if getattr(self.settings, name, None) not in (None, False)]
+        # A formula of its own leaves no place for a function, and a function none for the bounds of the formula.
+        own_formula = type(self).surrogate is not PolicyGradient.surrogate
+        unread = [*self.unread, "loss"] if own_formula else [*self.unread]
+        unread += [name for name in self.bounds if self.settings.loss and name in self.settings.model_fields_set]
+        passed = [name for name in unread if getattr(self.settings, name, None) not in (None, False)]
         if passed:
             own = f"; it is bounded by {' and '.join(self.bounds)}" if self.bounds else ""
             raise ConfigError(

@@ -54,6 +54,11 @@ class PolicyGradientSettings(TermSettings):
         gt=1,
         description="Limits the ratio to this where the advantage is negative; 3 in public code. null sets no limit.",
     )
+    loss: str | None = Field(
+        None,
+        description="Dotted path of a function (log_ratio, advantage, logp, mask) -> loss per token, package.module:"
+        "function, in place of the term's own formula. null uses that.",
+    )
     skip_degenerate: bool = Field(
         False, description="Leave groups whose rewards are all equal out of the means as well (DAPO, arXiv 2503.14476)."
     )
