@@ -46,7 +46,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
     check_port(recipe.metrics_port, recipe.metrics_host)
     plugins = build_plugins(recipe)
     lines = [write_yaml(recipe.model_dump(mode="json")), f"needs: {plugins.needs.describe()}"]
-    lines += [f"note: {remark}" for remark in plugins.remarks]
+    lines += [f"note: {remark}" for remark in [*plugins.remarks, *_tried(plugins)]]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
         try:
@@ -57,6 +57,12 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
         finally:
             source.close()
     return "\n".join(lines)
+
+
+def _tried(plugins: Plugins) -> Iterator[str]:
+    from student.learning.tryout import try_terms
+
+    yield from try_terms(plugins.terms)
 
 
 def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: str | None) -> Iterator[str]:
