@@ -23,9 +23,8 @@ from opd_lab.tiny.plans import Shape
 from student.data.plan import PlannedRow
 from student.data.row import RowKey
 from student.rollout.batches import BatchDecoder
-from student.rollout.requests import Request
+from student.rollout.requests import Request, RolloutSpec
 from student.rollout.slots import SlotDecoder, takes_slots
-from student.rollout.spec import RolloutSpec
 
 VOCABULARY = 8192
 

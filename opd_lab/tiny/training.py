@@ -20,7 +20,7 @@ from student.report.telemetry import Telemetry
 from student.rollout.engine import EngineSetup, RolloutEngineSettings, TransformersRollout
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import sample_or_play
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.episodes import EpisodeSettings
 from student.settings.recipe import Recipe
 

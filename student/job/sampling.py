@@ -22,7 +22,7 @@ from student.rollout.engine import (
 )
 from student.rollout.episodes import EpisodePlayer
 from student.rollout.policy_sampler import PolicySampler
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.run.space import Space
 from student.scoring.local import LocalModels
 from student.scoring.score import Scoring

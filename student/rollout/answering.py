@@ -14,8 +14,8 @@ from opd.tasks.stops import generation_stops, stop_set
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.model.model import Weights, load_student, load_tokenizer
+from student.rollout.requests import RolloutSpec
 from student.rollout.row_length import check_length
-from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 
 if TYPE_CHECKING:

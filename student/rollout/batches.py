@@ -15,9 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from opd.errors import ConfigError, one_line
 from student.rollout.draw import draw_mixed, most_likely
-from student.rollout.requests import Request
+from student.rollout.requests import Request, RolloutSpec
 from student.rollout.slots import head_of
-from student.rollout.spec import RolloutSpec
 from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
 _known: WeakKeyDictionary[PreTrainedModel, dict[Crossing, str]] = WeakKeyDictionary()

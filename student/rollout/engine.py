@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
     from student.model.model import Student
     from student.model.ranks import Ranks
-    from student.rollout.spec import RolloutSpec
+    from student.rollout.requests import RolloutSpec
     from student.run.space import Space
 
 ROLLOUT_ENGINES = Registry(

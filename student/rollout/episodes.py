@@ -39,7 +39,7 @@ from student.rollout.summaries import CONTEXT, Summaries, notes_of
 from student.settings.episodes import EpisodeSettings
 
 if TYPE_CHECKING:
-    from student.rollout.spec import RolloutSpec
+    from student.rollout.requests import RolloutSpec
 
 Sample = Callable[[Sequence[PlannedRow], "tuple[object, ...]"], "list[Row]"]
 OnRow = Callable[[Row], None]

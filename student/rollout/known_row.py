@@ -24,7 +24,7 @@ from student.model.lora import has_lora
 from student.model.model import ProjectionSpec, Student, evaluating, logits_of
 from student.model.sharding import reshard
 from student.rollout.draw import most_likely
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 
 ANSWER = 8
 _POSITIONS = 256

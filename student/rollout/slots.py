@@ -26,8 +26,7 @@ from opd.heads import OutputHead, longrope_turn, scale_and_cap
 from opd.lengths import most_positions
 from student.model.moe_routes import Recorder
 from student.rollout.draw import draw_mixed, most_likely
-from student.rollout.requests import Request
-from student.rollout.spec import LEAST_ROWS, RolloutSpec
+from student.rollout.requests import LEAST_ROWS, Request, RolloutSpec
 from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
 _STEP = 16

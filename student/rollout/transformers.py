@@ -20,10 +20,9 @@ from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.model.model import evaluating
 from student.rollout.batches import BatchDecoder, check_batches
-from student.rollout.requests import Request
+from student.rollout.requests import Request, RolloutSpec
 from student.rollout.rows import Finish, sample_rows
 from student.rollout.slots import SlotDecoder, takes_slots
-from student.rollout.spec import RolloutSpec
 
 __all__ = ["RolloutSpec", "rollout"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from opd.errors import ConfigError
 from student.data.needs import EMA, INITIAL, Needs
 from student.rollout.engine import ROLLOUT_ENGINES, RolloutEngine
+from student.rollout.requests import LEAST_ROWS
 from student.rollout.slots import settled
-from student.rollout.spec import LEAST_ROWS
 from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.lengths import largest

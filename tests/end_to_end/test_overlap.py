@@ -23,7 +23,7 @@ from student.plugin.controllers import Controller
 from student.plugin.traits import Traits
 from student.rollout.ahead import Ahead
 from student.rollout.engine import CopyEngine
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.transformers import rollout
 from student.scoring.score import Scoring
 from student.settings.recipe import Recipe

@@ -27,7 +27,7 @@ from student.job.session import train
 from student.learning.objective import Objective
 from student.model.model import ProjectionSpec, Student, load_tokenizer, project
 from student.plugin.terms import build_terms
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.transformers import rollout
 from student.settings.recipe import Recipe
 

@@ -24,7 +24,7 @@ from student.learning.learner import Learner
 from student.learning.objective import Objective
 from student.model.model import Student, load_student
 from student.model.sharding import shard, whole
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.transformers import rollout
 from student.settings.recipe import Recipe
 

@@ -13,7 +13,7 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.episodes import EpisodeSettings
 
 

@@ -11,8 +11,8 @@ from sglang_rollouts import SglangRollouts
 from opd.config import parse_settings
 from student.data.row import Row
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
+from student.rollout.requests import RolloutSpec
 from student.rollout.servers.engine import ServersEngine
-from student.rollout.spec import RolloutSpec
 
 
 def engine_on(

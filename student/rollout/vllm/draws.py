@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import RolloutEngineError
-from student.rollout.requests import Request
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import Request, RolloutSpec
 
 
 class Draw:

@@ -18,7 +18,7 @@ from student.data.needs import STUDENT
 from student.data.plan import Branch, EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.episodes import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))

@@ -20,7 +20,7 @@ from student.data.plan import EpisodePlan, PlannedRow, plan_step
 from student.data.row import EpisodeTrace, Row
 from student.plugin.terms import build_terms
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.episodes import EpisodeSettings
 
 LOCK = Lock(LockOptions(digits=4, turns=6))

@@ -17,7 +17,7 @@ from student.model.lora import adapters_off
 from student.model.model import Student, load_student
 from student.model.quantized import four_bit_bytes
 from student.rollout.ahead import copy_of
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.transformers import rollout
 from student.settings.model import LoraSettings
 from student.settings.recipe import Recipe

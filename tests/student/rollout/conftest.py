@@ -14,7 +14,7 @@ from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup, RolloutEngine
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 
 Opened = Callable[[str], RolloutEngine]
 

@@ -32,7 +32,7 @@ from student.rollout.engine import (
     ignore,
 )
 from student.rollout.policy_sampler import PolicySampler
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.model import LoraSettings
 
 ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))

@@ -13,8 +13,8 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow
 from student.data.row import Row, RowKey
 from student.model.model import ProjectionSpec, Student, logits_of
+from student.rollout.requests import RolloutSpec
 from student.rollout.slots import takes_slots
-from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 
 _SHAPE: dict[str, Any] = {

@@ -26,7 +26,7 @@ from student.data.plan import EpisodePlan, PlannedRow, StepPlan, plan_step
 from student.data.row import Row
 from student.data.states import plan_from_state, plan_to_state, row_from_state, row_to_state
 from student.rollout.episodes import EpisodePlayer
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.transformers import rollout
 from student.settings.episodes import EpisodeSettings
 from tests.support.chat_templates import FAMILIES, family_tokenizer

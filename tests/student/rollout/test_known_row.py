@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from student.model.lora import adapters_off, add_lora
 from student.rollout.known_row import KnownRow, Reader, distance, tolerance
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.settings.model import LoraSettings
 
 

@@ -9,8 +9,7 @@ from transformers import AutoTokenizer
 
 from opd.tasks.prompt import Prompt
 from student.data.plan import plan_step
-from student.rollout.requests import Request, encode_planned
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import Request, RolloutSpec, encode_planned
 
 SPEC = RolloutSpec(seed=7, batch_rows=8, candidates=0, valid_vocab=38, max_prompt_tokens=40)
 

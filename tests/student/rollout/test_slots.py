@@ -24,9 +24,8 @@ from student.data.plan import PlannedRow, plan_step
 from student.data.row import Row
 from student.rollout.batches import BatchDecoder
 from student.rollout.draw import draw
-from student.rollout.requests import Request
+from student.rollout.requests import Request, RolloutSpec
 from student.rollout.slots import SlotDecoder, takes_slots
-from student.rollout.spec import RolloutSpec
 from student.rollout.transformers import rollout
 
 SPEC = RolloutSpec(seed=7, batch_rows=8, candidates=4, valid_vocab=38, max_prompt_tokens=40)

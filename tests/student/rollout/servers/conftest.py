@@ -14,8 +14,8 @@ from vllm_rollouts import VllmServer
 from opd.config import parse_settings
 from student.model.lora import add_lora
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
+from student.rollout.requests import RolloutSpec
 from student.rollout.servers.engine import ServersEngine
-from student.rollout.spec import RolloutSpec
 from student.settings.model import LoraSettings
 
 

@@ -16,7 +16,7 @@ from student.rollout.held_update import HeldUpdate
 from student.rollout.known_row import KnownRow, Reader
 from student.rollout.lost import EngineLostError
 from student.rollout.policy_sampler import PolicySampler
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.vllm.engine import VllmRollout
 from student.rollout.vllm.settings import VllmSettings
 
