@@ -123,7 +123,7 @@ class Ahead:
         lend: lends the engine, which holds weights of its own, for one step.
         player: plays the rows that are episodes; used by this thread only.
         on_row: called in the thread with each row as soon as it is finished.
-        asks: whether `on_row` asks models, rather than leaving this to whoever takes the rows.
+        asks: whether `on_row` asks models; otherwise they are asked when the rows are taken.
         on_end: called in the thread once all rows of a step are finished.
         pack: given if shards are kept: has the engine take them, in the loop's thread. None if whole tensors are kept.
         gate: makes all ranks sample the same step at the same time; None if each may proceed by itself.

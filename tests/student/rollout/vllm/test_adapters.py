@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from opd.config import parse_settings
 from student.model.lora import add_lora
 from student.rollout.engine import ROLLOUT_ENGINES, EngineSetup
-from student.rollout.spec import RolloutSpec
+from student.rollout.requests import RolloutSpec
 from student.rollout.vllm.draws import Draw
 from student.settings.model import LoraSettings
 
