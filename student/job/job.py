@@ -6,7 +6,7 @@ and what samples (`student.job.sampling`). The loop (`student.job.loop`) drives 
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks
-from opd.fleet.source import ScoreSource
-from opd.tasks.source import PromptSource
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import merge
 from student.data.plan import PromptCursor
@@ -39,48 +37,36 @@ from student.model.rank_watch import RankWatch
 from student.model.ranks import Ranks, make_accelerator
 from student.model.sharding import shard
 from student.plugin.controllers import Controller, Workbench
-from student.plugin.strategy import Strategy
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.mismatch import Mismatch
 from student.rollout.policy_sampler import PolicySampler
 from student.run.space import Space
-from student.scoring.handshake import RunModels
 from student.scoring.local import LocalModels
-from student.scoring.rewards.chain import RewardChain
 from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
 from student.settings.teachers import EmaSettings
 
 
-@dataclass(slots=True)
-class Job:
-    """The parts of a run; each is documented at its class.
+@dataclass(frozen=True, slots=True)
+class Job(Prepared):
+    """The parts of a run: those that need no weights, and these; each is documented at its class.
 
-    `learns_early` is that of `student.job.preparation.Prepared`.
+    `controllers` are those of the recipe and, last, what follows them.
     """
 
-    recipe: Recipe
     accelerator: Accelerator
     watch: RankWatch
-    fleet: ScoreSource | None
-    models: RunModels
-    source: PromptSource
-    tokenizer: Any
     learner: Learner
     cursor: PromptCursor
-    strategy: Strategy
     sampler: PolicySampler
     ahead: Ahead | None
-    learns_early: bool
     mismatch: Mismatch
     scorer: Scoring
     local: LocalModels
     controllers: list[Controller]
-    rewards: RewardChain
     services: LoopServices
     stop_check: StopCheck | None
-    remarks: list[str]
 
 
 def build_job(
@@ -105,21 +91,21 @@ def build_job(
         space: waits if a disk that the rollout engine writes to is full; None to end the run.
     """
     watch = watch or join(recipe.train.rank_patience, stack)
-    found = prepare(recipe, stack, model_path, poll)
+    prepared = prepare(recipe, stack, model_path, poll)
     accelerator = _accelerator(recipe, stack)
     ranks = Ranks(accelerator)
-    student, twin = _student(found, accelerator, stack)
-    scorers = _scorers(found, student, accelerator, ranks, stack, poll)
+    student, twin = _student(prepared, accelerator, stack)
+    scorers = _scorers(prepared, student, accelerator, ranks, stack, poll)
     scorer, local = scorers.objective(hooks), scorers.local
-    learner = _learner(found, student, accelerator, ranks, scorer)
-    measured = _measured(found, scorers, hooks)
-    setup = engine_setup(found, learner, _candidates(found, measured), space)
-    sampler = open_sampler(found, setup, learner, stack)
-    ahead = open_ahead(found, setup, sampler, learner, scorer, local, twin, stack)
+    learner = _learner(prepared, student, accelerator, ranks, scorer)
+    measured = _measured(prepared, scorers, hooks)
+    setup = engine_setup(prepared, learner, _candidates(prepared, measured), space)
+    sampler = open_sampler(prepared, setup, learner, stack)
+    ahead = open_ahead(prepared, setup, sampler, learner, scorer, local, twin, stack)
     bench = Workbench(learner, sampler, scorer, poll, stack.callback)
     costs = scorers.services.costs
-    evaluator = Evaluator(recipe, bench, found.tokenizer, scorers.verification, measured, costs)
-    cursor = PromptCursor(found.source)
+    evaluator = Evaluator(recipe, bench, prepared.tokenizer, scorers.verification, measured, costs)
+    cursor = PromptCursor(prepared.source)
     services = LoopServices(
         bench,
         scorers.objective,
@@ -130,69 +116,61 @@ def build_job(
         seed=recipe.seed,
     )
     return Job(
-        recipe=recipe,
+        **{field.name: getattr(prepared, field.name) for field in fields(Prepared)},
         accelerator=accelerator,
         watch=watch,
-        fleet=found.fleet,
-        models=found.models,
-        source=found.source,
-        tokenizer=found.tokenizer,
         learner=learner,
         cursor=cursor,
-        strategy=found.plugins.strategy,
         sampler=sampler,
         ahead=ahead,
-        learns_early=found.learns_early,
-        mismatch=Mismatch(found.plugins.engine.settings, local, ranks, accelerator.autocast, costs),
+        mismatch=Mismatch(prepared.plugins.engine.settings, local, ranks, accelerator.autocast, costs),
         scorer=scorer,
         local=local,
-        controllers=[*found.plugins.controllers, *_followers(found, local, learner, poll)],
-        rewards=found.plugins.rewards,
+        controllers=[*prepared.plugins.controllers, *_followers(prepared, local, learner, poll)],
         services=services,
-        stop_check=_stop_check(found, sampler, scorers),
-        remarks=found.plugins.remarks,
+        stop_check=_stop_check(prepared, sampler, scorers),
     )
 
 
-def _measured(found: Prepared, scorers: Scorers, hooks: OutageHooks | None) -> tuple[EvalMeasure, Scoring] | None:
+def _measured(prepared: Prepared, scorers: Scorers, hooks: OutageHooks | None) -> tuple[EvalMeasure, Scoring] | None:
     """The measure of evaluations, and a scorer of its own: it may need other payloads than the objective."""
-    measure = build_measure(found.models.infos, found.plugins.needs, found.recipe.teachers)
+    measure = build_measure(prepared.models.infos, prepared.plugins.needs, prepared.recipe.teachers)
     if measure is None:
         return None
-    return measure, scorers.make(merge([measure.needs()], temperature=found.recipe.rollout.temperature), hooks=hooks)
+    return measure, scorers.make(merge([measure.needs()], temperature=prepared.recipe.rollout.temperature), hooks=hooks)
 
 
-def _candidates(found: Prepared, measured: tuple[EvalMeasure, Scoring] | None) -> int:
+def _candidates(prepared: Prepared, measured: tuple[EvalMeasure, Scoring] | None) -> int:
     """How many candidates a rollout keeps, once for both: as many as the objective or the measure needs."""
-    return max(found.plugins.needs.candidates, 0 if measured is None else measured[1].needs.candidates)
+    return max(prepared.plugins.needs.candidates, 0 if measured is None else measured[1].needs.candidates)
 
 
-def _followers(found: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]) -> list[Controller]:
+def _followers(prepared: Prepared, local: LocalModels, learner: Learner, poll: Callable[[], None]) -> list[Controller]:
     """The controller that sends the student's average to a served teacher: last, as methods may change the average."""
-    recipe = found.recipe
-    if found.fleet is None or recipe.teachers is None or recipe.teachers.ema.served is None:
+    recipe = prepared.recipe
+    if prepared.fleet is None or recipe.teachers is None or recipe.teachers.ema.served is None:
         return []
-    return [ServedAverage(recipe, found.fleet, local, learner.student, found.tokenizer, learner.ranks, poll)]
+    return [ServedAverage(recipe, prepared.fleet, local, learner.student, prepared.tokenizer, learner.ranks, poll)]
 
 
-def _stop_check(found: Prepared, sampler: PolicySampler, scorers: Scorers) -> StopCheck | None:
+def _stop_check(prepared: Prepared, sampler: PolicySampler, scorers: Scorers) -> StopCheck | None:
     """The check of stop tokens before the first step; None without a live teacher to ask (recorded scores are not)."""
-    live = found.fleet is not None and not found.fleet.recorded and found.plugins.needs.teacher
-    if not live or not found.models.infos:
+    live = prepared.fleet is not None and not prepared.fleet.recorded and prepared.plugins.needs.teacher
+    if not live or not prepared.models.infos:
         return None
-    return StopCheck(found.recipe, sampler, found.source, found.models.infos, found.stop_ids, scorers.make)
+    return StopCheck(prepared.recipe, sampler, prepared.source, prepared.models.infos, prepared.stop_ids, scorers.make)
 
 
 def _scorers(
-    found: Prepared,
+    prepared: Prepared,
     student: Student,
     accelerator: Accelerator,
     ranks: Ranks,
     stack: ExitStack,
     poll: Callable[[], None],
 ) -> Scorers:
-    recipe = found.recipe
-    verification = Verification(found.source, recipe.rollout.verify_workers)
+    recipe = prepared.recipe
+    verification = Verification(prepared.source, recipe.rollout.verify_workers)
     stack.callback(verification.close)
     local = LocalModels(
         student,
@@ -200,16 +178,16 @@ def _scorers(
         recipe.train,
         recipe.teachers.ema if recipe.teachers is not None else EmaSettings(),
         accelerator.device,
-        valid_vocab=len(found.tokenizer),
+        valid_vocab=len(prepared.tokenizer),
         temperature=recipe.rollout.temperature,
     )
-    reading = ReadingServices(local, verification, found.tokenizer, poll)
-    return Scorers(found, verification, local, accelerator.device, reading)
+    reading = ReadingServices(local, verification, prepared.tokenizer, poll)
+    return Scorers(prepared, verification, local, accelerator.device, reading)
 
 
-def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tuple[Student, PreTrainedModel | None]:
+def _student(prepared: Prepared, accelerator: Accelerator, stack: ExitStack) -> tuple[Student, PreTrainedModel | None]:
     """The student, and an unsharded copy that samples ahead if the student is sharded and the engine has no weights."""
-    recipe, weights = found.recipe, found.weights
+    recipe, weights = prepared.recipe, prepared.weights
     student = load_student(
         weights.base,
         dtype=recipe.model.dtype,
@@ -222,28 +200,28 @@ def _student(found: Prepared, accelerator: Accelerator, stack: ExitStack) -> tup
     )
     twin = None
     if recipe.train.sharding == "fsdp":
-        if recipe.train.max_staleness and not found.plugins.engine.holds_weights:
+        if recipe.train.max_staleness and not prepared.plugins.engine.holds_weights:
             twin = copy_of(student.lm)
         stack.callback(shard(student, accelerator.device, half=accelerator.mixed_precision == "bf16"))
-    student.hooks = [hook for controller in found.plugins.controllers for hook in controller.hooks()]
+    student.hooks = [hook for controller in prepared.plugins.controllers for hook in controller.hooks()]
     return student, twin
 
 
-def _learner(found: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, scorer: Scoring) -> Learner:
-    recipe = found.recipe
-    objective = Objective(found.plugins.terms, recipe.rollout.max_new_tokens)
-    objective.bind(found.tokenizer)
+def _learner(prepared: Prepared, student: Student, accelerator: Accelerator, ranks: Ranks, scorer: Scoring) -> Learner:
+    recipe = prepared.recipe
+    objective = Objective(prepared.plugins.terms, recipe.rollout.max_new_tokens)
+    objective.bind(prepared.tokenizer)
     return Learner(
         student,
         objective,
-        found.plugins.needs,
+        prepared.plugins.needs,
         recipe.train,
         accelerator,
-        valid_vocab=len(found.tokenizer),
+        valid_vocab=len(prepared.tokenizer),
         temperature=recipe.rollout.temperature,
         head_of=scorer.head_of,
         ranks=ranks,
-        shortest_first=found.learns_early,
+        shortest_first=prepared.learns_early,
     )
 
 

@@ -61,6 +61,7 @@ class Loop:
         self.evaluations = Evaluations(job, sinks.log, self._keep_samples, state.before)
         # `learner.updates` when the current step began; None once a method orders the updates and may move weights.
         self._updates: int | None = job.learner.updates
+        self._early = job.learns_early
         labels = job.source.labels() or frozenset()
         self._groups = {
             "domain": {domain or "none" for _, domain in labels},
@@ -92,17 +93,17 @@ class Loop:
         sampling = Sampling(
             job.sampler,
             job.scorer,
-            StepRewards(job.rewards, job.services),
+            StepRewards(job.plugins.rewards, job.services),
             lambda prompts: self._plan(step, prompts),
             job.cursor,
             self.ranks,
             clock,
             self.interrupts.poll,
             ahead=job.ahead,
-            early=job.learns_early,
+            early=self._early,
         )
         with closing(sampling):
-            rows = sampling.run(job.strategy.run, self._planned(step))
+            rows = sampling.run(job.plugins.strategy.run, self._planned(step))
             version, weights = (step, None) if job.ahead is None else job.ahead.weights(step)
             mismatch = job.mismatch.measure(rows, version, weights)
             costs = job.services.costs
@@ -133,7 +134,7 @@ class Loop:
         """Show the terms the whole step; if some scores are still on their way, begin the gradient without them."""
         outcomes, places = gather_outcomes(rows, self.ranks)
         self.job.learner.objective.assess(rows, outcomes, places)
-        if not self.job.learns_early:
+        if not self._early:
             return outcomes
         late = self.job.scorer.late(rows)
         if self.ranks.any(late > 0):
@@ -227,8 +228,8 @@ class Loop:
         if not left.observed:  # the step is observed once, even if the evaluation below is interrupted and repeated
             report = StepReport(step, metrics, left.outcomes)
             job.learner.objective.observe(report)
-            job.strategy.observe(report)
-            job.rewards.observe(report)
+            job.plugins.strategy.observe(report)
+            job.plugins.rewards.observe(report)
             for controller in job.controllers:
                 controller.observe(report)
             left.observed = True

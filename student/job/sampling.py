@@ -28,24 +28,24 @@ from student.scoring.local import LocalModels
 from student.scoring.score import Scoring
 
 
-def engine_setup(found: Prepared, learner: Learner, candidates: int, space: Space | None) -> EngineSetup:
+def engine_setup(prepared: Prepared, learner: Learner, candidates: int, space: Space | None) -> EngineSetup:
     """What the engine of a run is opened with.
 
     Args:
-        found: the parts of the run that need no weights.
+        prepared: the parts of the run that need no weights.
         learner: has the student.
         candidates: number of the student's most likely ids per position to keep.
         space: waits if a disk that the engine writes to is full; None to end the run.
     """
-    recipe, needs = found.recipe, found.plugins.needs
-    vocabulary, keep_ids = len(found.tokenizer), found.stops.ids
+    recipe, needs = prepared.recipe, prepared.plugins.needs
+    vocabulary, keep_ids = len(prepared.tokenizer), prepared.stops.ids
     spec = RolloutSpec(
         seed=recipe.seed,
         batch_rows=recipe.rollout.batch_rows,
         candidates=min(candidates, vocabulary),
         valid_vocab=vocabulary,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
-        stop_ids=frozenset(found.stop_ids),
+        stop_ids=frozenset(prepared.stop_ids),
         cache_tokens=recipe.rollout.cache_tokens,
         autocast=torch.bfloat16 if learner.accelerator.mixed_precision == "bf16" else None,
         # `most_likely` must return more ids than it is made to keep; `map_of` has refused teachers asked at too few.
@@ -54,23 +54,23 @@ def engine_setup(found: Prepared, learner: Learner, candidates: int, space: Spac
         moe_routes=needs.moe_routes,
     )
     shards = Shards(learner.student, learner.ranks, str(recipe.run.absolute())) if learner.sharded else None
-    weights = found.weights
-    return EngineSetup(learner.student.lm, found.tokenizer, spec, weights.base, weights.revision, shards, space)
+    weights = prepared.weights
+    return EngineSetup(learner.student.lm, prepared.tokenizer, spec, weights.base, weights.revision, shards, space)
 
 
-def open_sampler(found: Prepared, setup: EngineSetup, learner: Learner, stack: ExitStack) -> PolicySampler:
+def open_sampler(prepared: Prepared, setup: EngineSetup, learner: Learner, stack: ExitStack) -> PolicySampler:
     """Open the engine of the recipe; the sampler through which all rollouts of the loop go."""
-    engine = found.plugins.engine
+    engine = prepared.plugins.engine
     engine.open(setup)
     stack.callback(engine.close)
-    player = EpisodePlayer(found.recipe.rollout.episodes, setup.tokenizer, setup.spec)
+    player = EpisodePlayer(prepared.recipe.rollout.episodes, setup.tokenizer, setup.spec)
     stack.callback(player.close)
-    beside = bool(found.recipe.train.max_staleness) and engine.holds_weights
+    beside = bool(prepared.recipe.train.max_staleness) and engine.holds_weights
     return PolicySampler(engine, learner, player, beside=beside)
 
 
 def open_ahead(
-    found: Prepared,
+    prepared: Prepared,
     setup: EngineSetup,
     sampler: PolicySampler,
     learner: Learner,
@@ -82,7 +82,7 @@ def open_ahead(
     """What samples ahead: the engine if it holds weights, or one on a copy; None if `train.max_staleness` is 0.
 
     Args:
-        found: the parts of the run that need no weights.
+        prepared: the parts of the run that need no weights.
         setup: what the engine was opened with.
         sampler: the sampler of the loop.
         learner: gives the weights and the ranks.
@@ -91,7 +91,7 @@ def open_ahead(
         twin: an unsharded copy of a sharded student; None to copy the student.
         stack: closes what is opened here.
     """
-    train, engine = found.recipe.train, found.plugins.engine
+    train, engine = prepared.recipe.train, prepared.plugins.engine
     if not train.max_staleness:
         return None
     tokenizer = copy.deepcopy(setup.tokenizer)  # a fast tokenizer must not be used by two threads at once
@@ -108,7 +108,7 @@ def open_ahead(
         with local.kept.holding(weights):
             return sampler.pack(version)
 
-    player = EpisodePlayer(found.recipe.rollout.episodes, tokenizer, setup.spec)
+    player = EpisodePlayer(prepared.recipe.rollout.episodes, tokenizer, setup.spec)
     stack.callback(player.close)
     packs, shares = learner.sharded and engine.takes_shards, engine.shared and learner.ranks.count > 1
     ahead = Ahead(
@@ -118,9 +118,9 @@ def open_ahead(
         lend,
         player,
         # Rows that the strategy may still drop are only verified ahead; models score the rows that it keeps.
-        scorer.ask if found.asks_ahead else scorer.verify,
+        scorer.ask if prepared.asks_ahead else scorer.verify,
         scorer.flush,
-        asks=found.asks_ahead,
+        asks=prepared.asks_ahead,
         pack=pack if packs else None,
         gate=Gate(learner.ranks) if shares else None,
     )

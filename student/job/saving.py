@@ -263,8 +263,8 @@ class Saver:
         job = self._job
         found = {
             "objective": job.learner.objective.state_dict(),
-            "rollout.strategy": states_of([job.strategy]),
-            "rewards": job.rewards.state_dict(),
+            "rollout.strategy": states_of([job.plugins.strategy]),
+            "rewards": job.plugins.rewards.state_dict(),
             "methods": states_of(job.controllers),
         }
         for key, states in found.items():
@@ -287,9 +287,9 @@ class Saver:
             if job.ahead is not None:
                 job.ahead.load_state_dict(load_state(trainer, "ahead", mesh), int(state["steps"]))
             job.learner.objective.load_state_dict(state["objective"])
-            load_states([job.strategy], state["rollout.strategy"], "rollout.strategy")
+            load_states([job.plugins.strategy], state["rollout.strategy"], "rollout.strategy")
             job.cursor.position = int(state["prompts"])
-            job.rewards.load_state_dict(state["rewards"])
+            job.plugins.rewards.load_state_dict(state["rewards"])
             load_states(job.controllers, state["methods"], "methods")
             # Last, because loading the rest may have drawn random numbers.
             device, steps = job.accelerator.device, int(state["steps"])

@@ -20,14 +20,14 @@ class Scorers:
     """Makes scorers, each with its own needs; all share the fleet, the local models and the verifiers.
 
     Attributes:
-        found: the parts of the run that need no weights.
+        prepared: the parts of the run that need no weights.
         verification: judges answers.
         local: the models in this process.
         device: the device for heads of hidden payloads.
         services: passed to rewards.
     """
 
-    found: Prepared
+    prepared: Prepared
     verification: Verification
     local: LocalModels
     device: torch.device
@@ -41,25 +41,25 @@ class Scorers:
             stops: replaces the run's own map of stop tokens.
             hooks: called during an outage of a teacher, in the thread that waits; None for nothing.
         """
-        found = self.found
+        prepared = self.prepared
         return Scoring(
-            found.fleet,
-            found.recipe.teachers,
+            prepared.fleet,
+            prepared.recipe.teachers,
             needs,
             self.verification,
             self.device,
-            known=found.models.infos,
+            known=prepared.models.infos,
             local=self.local,
-            contexts=found.contexts,
-            stops=found.stops if stops is None else stops,
+            contexts=prepared.contexts,
+            stops=prepared.stops if stops is None else stops,
             rewards=self._rewards,
             hooks=hooks,
         )
 
     def objective(self, hooks: OutageHooks | None = None) -> Scoring:
         """A scorer for the needs of the objective and of everything else that the recipe names."""
-        return self.make(self.found.plugins.needs, hooks=hooks)
+        return self.make(self.prepared.plugins.needs, hooks=hooks)
 
     def _rewards(self) -> StepRewards:
         # Asked for rows that are not of the step, such as probes': metrics of the step must not count these.
-        return StepRewards(self.found.plugins.rewards.aside(), self.services)
+        return StepRewards(self.prepared.plugins.rewards.aside(), self.services)

@@ -186,7 +186,7 @@ class Session:
         """Evaluate, take all remaining steps, and evaluate again; returns the last evaluation."""
         loop, state = self.loop, self.state
         if state.steps == 0:
-            for remark in self.job.remarks:
+            for remark in self.job.plugins.remarks:
                 self.sinks.log(f"note: {remark}")
             self._check_stops()
             state.before = loop.evaluations.run("before", 0)

@@ -116,7 +116,7 @@ def step_metrics(
     sampled = sum(row.length for row in sampling.rows)
     mine = count_rows(rows, sampled, stop_ratios) | sampling.counts()
     mine["staleness"] = float(sum(step - int(row.policy_version[0]) for row in sampling.rows))
-    mine |= job.rewards.take() | job.services.costs.take() | job.sampler.take()
+    mine |= job.plugins.rewards.take() | job.services.costs.take() | job.sampler.take()
     counts = job.learner.ranks.total(mine)
     along, square = (counts.pop(f"engine/update_{name}", 0.0) for name in ("along", "square"))
     spent = {name: value for name, value in counts.items() if name.startswith(("cost/", "engine/"))}
