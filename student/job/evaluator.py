@@ -180,9 +180,9 @@ class Evaluator:
         """The mean divergence over the tokens of all ranks, in nats per token; None if it is not measured."""
         if asked.scorer is None or self._measure is None:
             return None
-        known = [row for row in scored if is_trained(row, self._recipe.modes)]
+        trained = [row for row in scored if is_trained(row, self._recipe.modes)]
         with self._learner.whole():
-            part = self._measure.measure(self._learner, known)
+            part = self._measure.measure(self._learner, trained)
         parts = self._gathered(part)
         return sum(top for top, _ in parts) / max(1.0, sum(tokens for _, tokens in parts))
 
@@ -210,14 +210,14 @@ class Evaluator:
         # Modes that are not trained have their own figures and do not count towards the report's.
         mine = [Answer.of(row, at) for at, row in placed if is_trained(row, self._recipe.modes)]
         shares = self._gathered((mine, kept))
-        answers = sorted((answer for found, _ in shares for answer in found), key=lambda answer: answer.place)
-        lines = {at: sample for _, found in shares for at, sample in found.items()}
-        found = report(answers, samples, value, "" if self._measure is None else self._measure.estimator)
-        return replace(found, samples=[lines[at] for at in sorted(lines)])
+        answers = sorted((answer for share, _ in shares for answer in share), key=lambda answer: answer.place)
+        lines = {at: sample for _, share in shares for at, sample in share.items()}
+        whole = report(answers, samples, value, "" if self._measure is None else self._measure.estimator)
+        return replace(whole, samples=[lines[at] for at in sorted(lines)])
 
     def _samples(self, rows: Sequence[tuple[int, Row]], measured: int) -> dict[int, dict[str, Any]]:
         """The answers for samples.jsonl by index; those with an index below `measured` have their divergence."""
-        found = {}
+        samples = {}
         with self._learner.whole():
             for at, row in rows:
                 kl: float | None = None
@@ -226,8 +226,8 @@ class Evaluator:
                     top, tokens = self._measure.measure(self._learner, [row], look=seen.append)
                     kl = top / max(1.0, tokens)
                 view = [token for batch in seen for token in view_of_batch(batch)]
-                found[at] = sample_of(row, self._tokenizer, kl, view)
-        return found
+                samples[at] = sample_of(row, self._tokenizer, kl, view)
+        return samples
 
 
 @overload

@@ -217,10 +217,10 @@ class Loop:
                     continue
                 job.services.costs.take()  # discard the costs of a call that was interrupted
                 job.cursor.begin()
-                found = acted(controller, step, job.services)
+                measured = acted(controller, step, job.services)
                 for cost, value in self.ranks.total(job.services.costs.take()).items():
                     metrics[cost] = metrics.get(cost, 0.0) + value
-                metrics |= found
+                metrics |= measured
                 # `left` is part of the saved state: a run interrupted from here on resumes after this controller.
                 left.acted.append(name)
                 job.cursor.commit()

@@ -35,10 +35,10 @@ def composed(controllers: Sequence[Controller], rows: list[Row]) -> list[Row]:
 def ordered(controllers: Sequence[Controller], updates: Iterable[Update], services: Services) -> Iterable[Update]:
     """Pass the updates of a step lazily through `Controller.updates` of each controller in turn."""
     for controller in controllers:
-        found = controller.updates(updates, services)
-        if not isinstance(found, Iterable):
-            _refuse(controller, "updates", found, "updates, for example those it was given")
-        updates = _each(controller, found)
+        returned = controller.updates(updates, services)
+        if not isinstance(returned, Iterable):
+            _refuse(controller, "updates", returned, "updates, for example those it was given")
+        updates = _each(controller, returned)
     return updates
 
 
@@ -51,10 +51,10 @@ def _each(controller: Controller, updates: Iterable[Update]) -> Iterator[Update]
 
 def acted(controller: Controller, step: int, services: Services) -> dict[str, float]:
     """Call `Controller.after_update`, in which a controller may change the weights; returns its metrics as floats."""
-    found = controller.after_update(step, services)
-    if not isinstance(found, Mapping):
-        _refuse(controller, "after_update", found, "metrics by name, {} for none")
-    return {_text(controller, name): _number(controller, name, value) for name, value in found.items()}
+    metrics = controller.after_update(step, services)
+    if not isinstance(metrics, Mapping):
+        _refuse(controller, "after_update", metrics, "metrics by name, {} for none")
+    return {_text(controller, name): _number(controller, name, value) for name, value in metrics.items()}
 
 
 def _text(controller: Controller, name: Any) -> str:
@@ -70,5 +70,7 @@ def _number(controller: Controller, name: str, value: Any) -> float:
         _refuse(controller, "after_update", value, f"numbers, and metric {name!r} is not one")
 
 
-def _refuse(controller: Controller, hook: str, found: Any, wanted: str) -> NoReturn:
-    raise PluginError(f"method {controller.settings.name!r}: {hook} returned {short(found)}; it must return {wanted}.")
+def _refuse(controller: Controller, hook: str, returned: Any, expected: str) -> NoReturn:
+    raise PluginError(
+        f"method {controller.settings.name!r}: {hook} returned {short(returned)}; it must return {expected}."
+    )

@@ -74,12 +74,12 @@ class _UnderWay:
     Attributes:
         plan: the plan of all ranks.
         version: number of steps that the weights it is sampled with have been trained for.
-        found: its rows, once they are sampled.
+        rows: its rows, once they are sampled.
     """
 
     plan: StepPlan
     version: int
-    found: Future[Sampled]
+    rows: Future[Sampled]
 
 
 class Gate:
@@ -196,15 +196,15 @@ class Ahead:
             raise RuntimeError(
                 f"the rows that were sampled ahead for step {step} are not the rows that the step asks for."
             )
-        future = self._under_way[step].found
+        future = self._under_way[step].rows
         while not wait([future], timeout=_POLL_SECONDS).done:
             poll()
         return future.result()
 
     def done(self, steps: int) -> None:
         """Drop the plans and weights that only the first `steps` steps needed, which are learnt from."""
-        self._under_way = {step: one for step, one in self._under_way.items() if step >= steps}
-        needed = {one.version for one in self._under_way.values()}
+        self._under_way = {step: launched for step, launched in self._under_way.items() if step >= steps}
+        needed = {launched.version for launched in self._under_way.values()}
         self._weights = {version: tensors for version, tensors in self._weights.items() if version in needed}
         for version in self._packed.keys() - needed:
             self._packed.pop(version).drop()
@@ -227,8 +227,8 @@ class Ahead:
             CheckpointError: if the state belongs to another student.
         """
         names = {name for name, _ in self._learner.named_parameters()}
-        for one in state["under_way"]:
-            version = int(one["version"])
+        for launched in state["under_way"]:
+            version = int(launched["version"])
             tensors = state["weights"].get(str(version)) if version != steps else self._snapshot(steps)
             if tensors is None or set(tensors) != names:
                 raise CheckpointError(
@@ -238,13 +238,13 @@ class Ahead:
             here = dict(self._learner.named_parameters())
             keep = placed if self._pack is not None else _whole  # the saved tensors may be sharded differently
             self._weights[version] = {name: keep(tensor, here[name]) for name, tensor in tensors.items()}
-            self._start(plan_from_state(one["plan"]), version, self._weights[version])
+            self._start(plan_from_state(launched["plan"]), version, self._weights[version])
 
     def _start(self, plan: StepPlan, version: int, weights: dict[str, Tensor]) -> None:
         if self._pack is not None and version not in self._packed:
             self._packed[version] = self._pack(weights, version)
-        found = self._pool.submit(self._sample, self._share(plan), version, weights)
-        self._under_way[plan.step] = _UnderWay(plan, version, found)
+        rows = self._pool.submit(self._sample, self._share(plan), version, weights)
+        self._under_way[plan.step] = _UnderWay(plan, version, rows)
 
     def _share(self, plan: StepPlan) -> tuple[PlannedRow, ...]:
         ranks = self._learner.ranks

@@ -68,11 +68,11 @@ class Mismatch:
         """
         if not self._settings.mismatch_rows:
             return {}
-        found = self._ranks.gather(self._sums(rows, version, weights))
-        tokens = sum(part[0] for part in found)
+        parts = self._ranks.gather(self._sums(rows, version, weights))
+        tokens = sum(part[0] for part in parts)
         if not tokens:
             return {}
-        mean = sum(part[1] for part in found) / tokens
+        mean = sum(part[1] for part in parts) / tokens
         limit = self._settings.mismatch_limit
         if limit is not None and not mean <= limit:  # written so that NaN is above every limit
             raise RolloutEngineError(
@@ -81,8 +81,8 @@ class Mismatch:
                 f"{limit:g}, so one of the two computes a different model; raise the limit only if the engine's lower "
                 "precision explains the difference."
             )
-        kl = sum(part[2] for part in found) / tokens
-        largest = max(part[3] for part in found)
+        kl = sum(part[2] for part in parts) / tokens
+        largest = max(part[3] for part in parts)
         return {"mismatch/log_ratio": mean, "mismatch/max_log_ratio": largest, "mismatch/kl": kl}
 
     def _sums(

@@ -40,9 +40,9 @@ def sample_or_play(
         return engine.sample(rows, purpose=names, on_row=lambda row: poll())
 
     others = [row for row in planned if not player.plays(row)]
-    found = iter(engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
+    sampled = iter(engine.sample(others, purpose=purpose, on_row=on_row) if others else [])
     episodes = iter(player.play(played, turn, purpose=purpose, on_row=on_row))
-    return [next(episodes if player.plays(row) else found) for row in planned]
+    return [next(episodes if player.plays(row) else sampled) for row in planned]
 
 
 class PolicySampler:

@@ -55,15 +55,15 @@ class _InStep(Ranks):
         """
         # Each value travels with what the rank is doing and how many prompts it has taken: if ranks differed in these,
         # the strategy would wait forever or train on different prompts.
-        told = self._ranks.gather((kind, self._cursor.taken, value))
-        places = {(other, taken) for other, taken, _ in told}
+        messages = self._ranks.gather((kind, self._cursor.taken, value))
+        places = {(other, taken) for other, taken, _ in messages}
         if len(places) > 1:
             raise RuntimeError(
                 f"the ranks of a rollout strategy are out of step: {sorted(places)} (call, prompts taken); decide "
                 "whether to go on by what Sampling.any, gather or outcomes returned, and ask for prompts on every "
                 "rank."
             )
-        return [value for _, _, value in told]
+        return [value for _, _, value in messages]
 
 
 class Sampling:
@@ -324,8 +324,8 @@ class Sampling:
         mine = [row for row in plan.rows if self._owner[row.key.group] == self._ranks.index]
         # A new group keeps its planned sample indices, which methods have seen. Further rows of a known group get new
         # indices, because a repeated index would draw from the same random stream.
-        known = set(self._samples)
-        rows = tuple(self._fresh(row) if row.key.group in known else row for row in mine)
+        begun = set(self._samples)
+        rows = tuple(self._fresh(row) if row.key.group in begun else row for row in mine)
         for row in rows:
             group = row.key.group
             self._samples[group] = max(self._samples.get(group, 0), row.key.sample + 1)
@@ -340,30 +340,30 @@ class Sampling:
         """Counts of this rank, to be summed over ranks and passed to `metrics`."""
         ended = [row.tags["ended"] for row in self.rows if "ended" in row.tags]
         broken = sum(how.startswith("broken") for how in ended)
-        found: dict[str, float] = {"sampled_rows": float(len(self.rows))}
-        found |= {"top/episodes_broken": float(broken), "bottom/episodes_broken": float(len(ended))}
+        counts: dict[str, float] = {"sampled_rows": float(len(self.rows))}
+        counts |= {"top/episodes_broken": float(broken), "bottom/episodes_broken": float(len(ended))}
         windows = [len(row.windows) for row in self.rows if row.windows]
-        found |= {"top/episode_windows": float(sum(windows)), "bottom/episode_windows": float(len(windows))}
-        found |= self._summaries()
+        counts |= {"top/episode_windows": float(sum(windows)), "bottom/episode_windows": float(len(windows))}
+        counts |= self._summaries()
         for name, (top, bottom) in self.measured.items():
-            found |= {f"top/{name}": top, f"bottom/{name}": bottom}
-        return found
+            counts |= {f"top/{name}": top, f"bottom/{name}": bottom}
+        return counts
 
     def _summaries(self) -> dict[str, float]:
         """Counts for episodes with `history: summary`: summaries, empty and cut ones, and context tokens saved."""
         notes = [row.notes for row in self.rows if "summaries" in row.notes]
         if not notes:
             return {}
-        sums = {name: sum(one[name] for one in notes) for name in (*_SUMMARIES, "turns")}
+        sums = {name: sum(note[name] for note in notes) for name in (*_SUMMARIES, "turns")}
         bottoms = dict(zip(_SUMMARIES, (len(notes), sums["summaries"], sums["summaries"], sums["turns"]), strict=True))
         tops = {f"top/{name}": sums[name] for name in _SUMMARIES}
         return tops | {f"bottom/{name}": float(count) for name, count in bottoms.items()}
 
     def metrics(self, counts: dict[str, float]) -> dict[str, float]:
         """Metrics of the step from `counts`, summed over all ranks."""
-        found = {"rollout_rounds": float(self.rounds), "sampled_rows": counts["sampled_rows"]}
+        metrics = {"rollout_rounds": float(self.rounds), "sampled_rows": counts["sampled_rows"]}
         for key, top in counts.items():
             kind, _, name = key.partition("/")
             if kind == "top" and counts[f"bottom/{name}"]:
-                found[name] = top / counts[f"bottom/{name}"]
-        return found
+                metrics[name] = top / counts[f"bottom/{name}"]
+        return metrics

@@ -247,8 +247,8 @@ class SlotDecoder:
         )
         top = None
         if self.spec.candidates:
-            found = most_likely(logits, self.spec.candidates, self.spec.keep_ids)
-            top = found.cpu().numpy().astype(np.uint32)
+            likely = most_likely(logits, self.spec.candidates, self.spec.keep_ids)
+            top = likely.cpu().numpy().astype(np.uint32)
         for line, (token, log_prob) in enumerate(zip(ids.tolist(), logp.tolist(), strict=True)):
             index, slot = owners[line], slots[line]
             if index is not None and self.requests[index].take(token, log_prob, None if top is None else top[line]):

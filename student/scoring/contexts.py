@@ -193,10 +193,12 @@ class Contexts:
                 context, limit = self._contexts[role]
                 settings = self._settings[role]
                 facts = facts_of(row, group(row), settings.success)
-                told = [facts[kind][name] for kind, _, name in (part.partition(".") for part in settings.skip_without)]
+                required = [
+                    facts[kind][name] for kind, _, name in (part.partition(".") for part in settings.skip_without)
+                ]
                 # A row that is scored again still has its first context, made from other outcomes.
                 row.contexts.pop(role, None)
-                if told and not any(told):
+                if required and not any(required):
                     continue
                 ids = self._encode(context.render(row.prompt, facts))
                 if len(ids) <= limit:

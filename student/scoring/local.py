@@ -141,7 +141,7 @@ class LocalModels:
         parts = self._parts(requests)
         if not parts:
             return []
-        found: dict[int, Scores] = {}
+        answers: dict[int, Scores] = {}
         with self.kept.lent(model):
             head = self._student.head()
             if spec.kind is PayloadKind.HIDDEN:
@@ -154,8 +154,8 @@ class LocalModels:
                 rows_read = [owners[i] for i in part] or [None]
                 with self._student.around(partial(_reading, model, rows_read, chosen)):
                     scores = self._read(chosen, head, spec if part else PayloadSpec.sampled(), level)
-                found.update(zip(part, scores, strict=False))
-        return [found[i] for i in range(len(requests))]
+                answers.update(zip(part, scores, strict=False))
+        return [answers[i] for i in range(len(requests))]
 
     def _parts(self, items: Sequence[ScoreItem]) -> list[list[int]]:
         """Indices of the items of each micro-batch, longest first.

@@ -34,8 +34,8 @@ _ROWS = 256
 
 def teacher_stops(info: pb.TeacherInfo) -> frozenset[int]:
     """Ids that end a response of a served model; only its tokenizer's end of sequence if the server lists none."""
-    known = frozenset(info.stop_token_ids)
-    return known or frozenset({info.tokenizer.eos_id} - {-1})
+    listed = frozenset(info.stop_token_ids)
+    return listed or frozenset({info.tokenizer.eos_id} - {-1})
 
 
 class StopMap:
@@ -118,8 +118,8 @@ class StopMap:
         receives = np.isin(response, self._student)
         if ids is not None:
             receives &= (ids == response[:, None]).any(-1)
-        found = np.where(receives, np.logaddexp(sampled.astype(np.float64), share), sampled)
-        return np.where(np.isin(response, foreign), found - _LEFT, found).astype(np.float32)
+        mapped = np.where(receives, np.logaddexp(sampled.astype(np.float64), share), sampled)
+        return np.where(np.isin(response, foreign), mapped - _LEFT, mapped).astype(np.float32)
 
 
 def map_of(recipe: Recipe, student: Iterable[int], infos: Mapping[str, pb.TeacherInfo], needs: Needs) -> StopMap:
@@ -189,7 +189,7 @@ def stop_log_ratios(
         valid_vocab: number of ids that the tokenizer can produce.
         temperature: the temperature of the rollout; divides logits computed from hidden states.
     """
-    found: list[float] = []
+    ratios: list[float] = []
     unprojected: dict[int, tuple[OutputHead, list[tuple[Row, Any]]]] = {}
     for row in rows:
         # An episode may end in what its environment wrote, which has no log-prob under the student.
@@ -199,15 +199,15 @@ def stop_log_ratios(
             if role.partition("/")[0] != TEACHER:
                 continue
             if scores.sampled is not None:
-                found.append(float(scores.sampled[-1] - row.behaviour_logp[-1]))
+                ratios.append(float(scores.sampled[-1] - row.behaviour_logp[-1]))
                 break
             if scores.hidden is not None:
                 head = head_of(role, row)
                 unprojected.setdefault(id(head.weight), (head, []))[1].append((row, scores.hidden[-1]))
                 break
     for head, ends in unprojected.values():
-        found += _from_hidden(head, ends, valid_vocab, temperature)
-    return found
+        ratios += _from_hidden(head, ends, valid_vocab, temperature)
+    return ratios
 
 
 def _from_hidden(
@@ -222,11 +222,11 @@ def _from_hidden(
     states = torch.from_numpy(raw)
     states = (states.view(torch.bfloat16) if raw.dtype == np.uint16 else states).float().to(head.weight.device)
     spec = ProjectionSpec(frozenset(), valid_vocab, temperature)
-    found = []
+    ratios = []
     for start in range(0, len(ends), _ROWS):
         part = ends[start : start + _ROWS]
         ids = torch.tensor([int(row.response_ids[-1]) for row, _ in part], device=states.device)
         logp = logits_of(states[start : start + _ROWS], head, spec).log_softmax(-1)
         taken = logp.gather(-1, ids[:, None])[:, 0].tolist()
-        found += [value - float(row.behaviour_logp[-1]) for value, (row, _) in zip(taken, part, strict=True)]
-    return found
+        ratios += [value - float(row.behaviour_logp[-1]) for value, (row, _) in zip(taken, part, strict=True)]
+    return ratios
