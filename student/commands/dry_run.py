@@ -13,9 +13,8 @@ from student.data.needs import Needs
 from student.job.plugins import Plugins, build_plugins
 from student.job.prompt_check import can_judge, check_contexts, check_prompts
 from student.report.telemetry import check_port
-from student.run.changes import changed_teachers
+from student.run.changes import changed_contents, changed_teachers
 from student.run.folder import RunFolder
-from student.run.prompt_record import changed_contents
 from student.settings.recipe import Recipe
 
 if TYPE_CHECKING:

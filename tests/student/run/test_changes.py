@@ -8,8 +8,8 @@ import pytest
 from opd.config import Settings, parse_settings
 from opd.tasks import PromptSettings, build_prompts
 from opd.tasks.source import Contents
+from student.run.changes import changed_contents, keep_contents
 from student.run.folder import RunFolder
-from student.run.prompt_record import changed_contents, keep_contents
 
 
 class Prompts(Settings):
