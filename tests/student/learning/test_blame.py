@@ -11,6 +11,7 @@ from student.plugin.controllers import Controller, ControllerSettings
 from student.plugin.strategy import Strategy, StrategySettings
 from student.plugin.terms import Term, TermSettings
 from student.rl.advantages.base import Advantage, AdvantageSettings
+from student.rollout.sampling import Sampling
 from student.scoring.rewards.base import Reward, RewardSettings
 from student.scoring.routing import Router
 
@@ -64,6 +65,16 @@ def test_the_plug_in_and_its_hook_are_named(hook: str, kind: type[Exception]) ->
     with pytest.raises(PluginError, match=f"'mine' failed in {hook}: {kind.__name__}: ") as caught, blaming(1):
         HOOKS[hook](error)
     assert caught.value.__cause__ is error and caught.value.exit_code == 22 and __file__ in str(caught.value)
+
+
+def test_a_strategy_that_calls_its_sampling_wrongly_is_named() -> None:
+    class Wrong(Strategy):
+        def run(self, plan: Any, sampling: Any) -> Any:
+            return sampling.again(7)
+
+    sampling: Any = object.__new__(Sampling)
+    with pytest.raises(PluginError, match="'mine' failed in run: TypeError: "), blaming(1):
+        Wrong(StrategySettings(name="mine")).run(None, sampling)
 
 
 @pytest.mark.parametrize(
