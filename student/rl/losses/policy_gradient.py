@@ -247,7 +247,8 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
         unread += [name for name in self.bounds if self.settings.loss and name in self.settings.model_fields_set]
         passed = [name for name in unread if getattr(self.settings, name, None) not in (None, False)]
         if passed:
-            own = f"; it is bounded by {' and '.join(self.bounds)}" if self.bounds else ""
+            bounds = "" if self.settings.loss else " and ".join(self.bounds)
+            own = f"; it is bounded by {bounds}" if bounds else ""
             raise ConfigError(
                 f"term {self.settings.name!r} has {' and '.join(passed)}, which its loss does not use{own}; remove "
                 f"{' and '.join(passed)}, or use another loss."
