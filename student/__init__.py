@@ -4,19 +4,20 @@ The public interface, imported lazily so that `import student` does not load tor
 
     train       run a whole training job from a recipe
     run_eval    evaluate a model on a recipe's held-out prompts
+    session     the parts of a job for a loop of one's own: rollout, score, loss, step, save
     Recipe      all settings of a job
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Recipe", "run_eval", "train"]
+__all__ = ["Recipe", "run_eval", "session", "train"]
 
 if TYPE_CHECKING:
-    from student.commands.api import run_eval, train
+    from student.commands.api import run_eval, session, train
     from student.settings.recipe import Recipe
 
-_HOMES = {"Recipe": "student.settings.recipe", "run_eval": "student.commands.api", "train": "student.commands.api"}
+_HOMES = dict.fromkeys(("run_eval", "session", "train"), "student.commands.api") | {"Recipe": "student.settings.recipe"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,16 @@
-"""The Python interface to jobs: `opd train` and `opd eval` as functions."""
+"""The Python interface to jobs: `opd train` and `opd eval` as functions, and a job without its loop."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opd.config import load_settings, parse_settings
 from opd.errors import ConfigError
 from student.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from student.commands.own_loop import LoopSession
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
 """A recipe as a `Recipe`, as a mapping with its keys, or as the path of a YAML file."""
@@ -30,6 +34,21 @@ def train(recipe: RecipeLike, *overrides: str, resume: bool = False) -> dict[str
     from student.job.session import train as run
 
     return run(_recipe(recipe, overrides), resume=resume)
+
+
+def session(recipe: RecipeLike, *overrides: str) -> "AbstractContextManager[LoopSession]":
+    """Open a job whose loop is the caller's: rollout, score, loss and step, as often as wanted, and save.
+
+    Args:
+        recipe: gives the model, prompts, teachers, objective and optimizer; without methods and strategies.
+        overrides: settings that replace those of the file, each "dotted.key=value"; only for a recipe given as a path.
+
+    Raises:
+        OpdError: as `train` does.
+    """
+    from student.commands.own_loop import open_session
+
+    return open_session(_recipe(recipe, overrides))
 
 
 def run_eval(model: str | Path, recipe: RecipeLike, *overrides: str) -> dict[str, Any]:

@@ -150,13 +150,16 @@ class Learner:
         clipped = float(norm > self.settings.max_grad_norm)
         return sums | {"grad_norm": (norm, 1.0), "grad_clipped": (clipped, 1.0), "learning_rate": (rate, 1.0)}
 
-    def begin(self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None]) -> None:
+    def begin(self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None]) -> Metrics | None:
         """Compute the gradient of the next update while the scores of its rows arrive; `update` then applies it.
 
         Args:
             rows: the rows of the next update.
             step: see `update`.
             arrive: waits for the scores of some rows; if it fails on one rank, it fails on all.
+
+        Returns:
+            Metrics, as from `accumulate`.
 
         Raises:
             OpdError: what `update` raises, except for a loss or gradient that is not finite, or what `arrive` raised.
@@ -171,6 +174,7 @@ class Learner:
             set_random_state(self.random, device)
             self.random = None
             raise
+        return self._begun[1]
 
     def _gradient(
         self, rows: Sequence[Row], step: int, arrive: Callable[[Sequence[Row]], None] | None = None

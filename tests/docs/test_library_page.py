@@ -38,7 +38,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("code", blocks(), ids=["score", "divergences", "train"])
+@pytest.mark.parametrize("code", blocks(), ids=["score", "divergences", "train", "session"])
 def test_an_example_of_the_page_runs(
     code: str, lone_teacher: Any, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +47,7 @@ def test_an_example_of_the_page_runs(
         ("runs/demo/world-0", str(world)),
         ("127.0.0.1:7070", lone_teacher.address),
         ("runs/from-python", str(tmp_path / "run")),
+        ("runs/my-loop", str(tmp_path / "own")),
     ):
         code = code.replace(there, here)
     exec(compile(code, "library.md", "exec"), {})
