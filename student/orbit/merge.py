@@ -274,8 +274,8 @@ def _config(settings: MergeSettings, folders: Mapping[str, Path]) -> dict[str, A
         if settings.method in TAKES_DENSITY:
             parameters["density"] = settings.density
         models.append({"model": model_at(model.path), "parameters": parameters})
-    config["models"] = models
+    # mergekit takes config and tokenizer from the base, and without one from any of the models.
+    config |= {"models": models, "base_model": model_at(settings.base or settings.models[0].path)}
     if settings.method in NEEDS_BASE:
-        config["base_model"] = model_at(str(settings.base))
         config["parameters"] = {"normalize": False, "lambda": settings.scale}
     return config

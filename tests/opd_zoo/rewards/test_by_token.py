@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, Scores
 from opd_zoo.text_spans import ends_of, tokens_of
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import reward_of
 from student.data.row import Row
-from student.plugin.terms import build_terms
 from student.rl import REWARDS
 from student.rl.advantages.gae import credit_of
 
@@ -91,11 +89,8 @@ def test_a_judge_that_quotes_in_another_form_says_nothing(row: Row, services: An
 
 
 @pytest.mark.parametrize("name", ["kl_penalty", "rto"])
-def test_rewards_that_no_advantage_would_see_are_refused(name: str) -> None:
-    reward = build(name)
-    reward.check(SimpleNamespace(), build_terms([{"name": "ppo"}]))
-    with pytest.raises(ConfigError, match=f"{name}.*advantage gae with method critic"):
-        reward.check(SimpleNamespace(), build_terms([{"name": "grpo"}]))
+def test_they_state_that_they_give_rewards_by_token(name: str) -> None:
+    assert build(name).traits.gives == ("token_rewards",), "by which a recipe without a reader of these is refused"
 
 
 def test_spans_meet_tokens_that_they_only_touch() -> None:

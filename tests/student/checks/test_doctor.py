@@ -68,7 +68,7 @@ def test_a_teacher_without_weights_here_is_judged_by_its_scores_alone(
     ((_, worth, obstacle),) = measure(make_recipe(), prompts=8)
     assert "no such folder" in obstacle and worth.better is None and math.isnan(worth.parity)
     assert worth.slope is not None
-    with pytest.raises(OSError, match="no such folder"):
+    with pytest.raises(ConfigError, match="some/where"):
         next(measure(make_recipe(), model="some/where", prompts=8))
 
 

@@ -11,14 +11,15 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from student.data.needs import REFERENCE, STUDENT, TEACHER, Needs, SignalNeed
-from student.data.row import Row
+from student.data.row import EpisodeTrace, Row
 from student.scoring.requests import Requests
 from student.scoring.stops import StopMap
 from student.settings.teachers import TeacherSettings
 
 SAMPLED, GATHER = PayloadSpec.sampled(), PayloadSpec.gather(3, "f32")
+TOOLS = np.array([False, False, True, True, False, False])
 EPISODE = {
-    "tool_mask": np.array([False, False, True, True, False, False]),
+    "episode": EpisodeTrace(TOOLS),
     "loss_mask": np.array([True, True, False, False, True, True]),
     "turns": ((0, 2), (4, 6)),
 }
@@ -53,7 +54,9 @@ def signals(asked: Requests, of: Row) -> dict[Any, Scores]:
     return asked.signals(of, [(call, answer(call.target.model, call.spec, call.item)) for call in asked.of(of)])
 
 
-@pytest.mark.parametrize("fields", [{}, EPISODE, {**EPISODE, "windows": ((0, 0, 2), (4, 4, 6))}])
+@pytest.mark.parametrize(
+    "fields", [{}, EPISODE, {**EPISODE, "episode": EpisodeTrace(TOOLS, windows=((0, 0, 2), (4, 4, 6)))}]
+)
 def test_answers_become_signals_at_every_position_that_was_asked_about(fields: dict[str, Any]) -> None:
     mine = row(**fields)
     found = signals(requests(TEACHER, REFERENCE), mine)
@@ -72,8 +75,10 @@ def test_asking_changes_no_row_and_asks_the_same_again() -> None:
     mine = row(**EPISODE)
     before = deepcopy(mine)
     first, second = (requests(TEACHER, STUDENT).of(mine) for _ in range(2))
-    for name in Row.__slots__:
-        np.testing.assert_equal(getattr(mine, name), getattr(before, name))
+    assert mine.episode is not None and before.episode is not None
+    for was, now in ((before, mine), (before.episode, mine.episode)):
+        for name in set(type(now).__slots__) - {"episode"}:
+            np.testing.assert_equal(getattr(now, name), getattr(was, name))
     assert [(c.target, c.reads, c.spec, c.first) for c in first] == [
         (c.target, c.reads, c.spec, c.first) for c in second
     ]
