@@ -12,7 +12,7 @@ from student.data.plan import plan_step
 from student.data.report import StepReport
 from student.data.row import Row
 from student.job.job import Job, build_job
-from student.learning.objective import Metrics
+from student.learning.objective import quotients
 from student.run.checkpoint import save_checkpoint
 from student.run.model_folder import model_parts
 from student.scoring.rewards.rounds import StepRewards
@@ -107,7 +107,7 @@ class LoopSession:
         learner.objective.assess(rows, outcomes, places)
         learner.optimizer.zero_grad(set_to_none=True)
         self._learnt = rows, outcomes
-        return _values(learner.begin(rows, self.steps, lambda _: None))
+        return quotients(learner.begin(rows, self.steps, lambda _: None) or {})
 
     def step(self) -> dict[str, float]:
         """Clip the gradient, take the optimizer's step and show terms and rewards the result; returns metrics.
@@ -119,7 +119,9 @@ class LoopSession:
         if self._learnt is None:
             raise RuntimeError("step applies the gradient of loss; call loss(rows) first")
         (rows, outcomes), self._learnt = self._learnt, None
-        metrics = _values(self.job.learner.update(rows, self.steps)) | self.job.local.kept.after_step(self.steps)
+        metrics = quotients(self.job.learner.update(rows, self.steps) or {}) | self.job.local.kept.after_step(
+            self.steps
+        )
         report = StepReport(self.steps, metrics, outcomes)
         self.steps, self._drawn = self.steps + 1, []
         self.job.sampler.moved(self.steps)
@@ -132,7 +134,3 @@ class LoopSession:
         learner = self.job.learner
         parts = model_parts("model", learner.student, self.job.tokenizer, learner.ranks)
         return save_checkpoint(Path(folder), self.steps, parts, keep=self.steps + 1, ranks=learner.ranks) / "model"
-
-
-def _values(sums: Metrics | None) -> dict[str, float]:
-    return {name: top / bottom for name, (top, bottom) in (sums or {}).items() if bottom}

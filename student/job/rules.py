@@ -39,7 +39,12 @@ class Parts:
     @property
     def all(self) -> list[Plugin[Any]]:
         """All plug-ins but advantages and the engine."""
-        return [*self.terms, *self.controllers, self.strategy, *self.rewards.parts]
+        return [*self.terms, *self.steering, *self.rewards.parts]
+
+    @property
+    def steering(self) -> list[Controller | Strategy]:
+        """The methods and the strategy."""
+        return [*self.controllers, self.strategy]
 
     @property
     def advantages(self) -> list[Advantage]:
@@ -49,8 +54,7 @@ class Parts:
     @property
     def givers(self) -> list[Controller | Strategy]:
         """The methods, and the strategy, that add rows which the student did not sample."""
-        parts: list[Controller | Strategy] = [*self.controllers, self.strategy]
-        return [part for part in parts if part.traits.gives_rows]
+        return [part for part in self.steering if part.traits.gives_rows]
 
 
 Rule: TypeAlias = Callable[[Parts], Iterator[str]]
@@ -122,10 +126,9 @@ def _twice(p: Parts) -> Iterator[str]:
 
 
 def _several_teachers(p: Parts) -> Iterator[str]:
-    parts: list[Plugin[Any]] = [*p.terms, *p.controllers, p.strategy]
     if p.recipe.teachers is None or not p.recipe.teachers.sums_divergences:
         return
-    for part in parts:
+    for part in (*p.terms, *p.steering):
         if not part.traits.sums_teachers and part.needs().teacher:
             yield (
                 f"{part.settings.name} cannot learn from several teachers of one row with teachers.combine: "
@@ -276,8 +279,7 @@ def _reward_range(p: Parts) -> Iterator[str]:
 
 
 def _summaries(p: Parts) -> Iterator[str]:
-    parts: list[Controller | Strategy] = [*p.controllers, p.strategy]
-    for part in parts if p.recipe.rollout.episodes.summarised else ():
+    for part in p.steering if p.recipe.rollout.episodes.summarised else ():
         if not part.traits.works_with_summaries:
             why = part.traits.why.get("works_with_summaries", "it does not state that it can")
             yield (
@@ -309,8 +311,7 @@ def _staleness(p: Parts) -> Iterator[str]:
             "sharded student from all ranks at once, which it cannot do while the student learns; set "
             "train.max_staleness: 0, rollout.engine to {name: transformers} or servers, or train.sharding: none."
         )
-    parts: list[Plugin[Any]] = [*p.terms, *p.controllers, p.strategy]
-    for part in parts:
+    for part in (*p.terms, *p.steering):
         if why := not_stale(part):
             yield (
                 f"train.max_staleness is {steps}, but {part.settings.name} does not work with it: {why}; or set "

@@ -175,6 +175,11 @@ def of_the_step(total: Metrics, ranks: int) -> Metrics:
     return {name: (top / ranks if name.startswith("loss/") else top, bottom) for name, (top, bottom) in total.items()}
 
 
+def quotients(sums: Metrics) -> dict[str, float]:
+    """Each metric's numerator over its denominator; metrics that measured nothing are left out."""
+    return {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
+
+
 def to_host(sums: Sums) -> Metrics:
     """The metrics as floats, moved from the device in one copy."""
     waiting = [value for pair in sums.values() for value in pair if isinstance(value, Tensor)]

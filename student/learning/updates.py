@@ -18,7 +18,7 @@ from student.data.row import Row
 from student.data.streams import stream
 from student.learning.blame import blaming
 from student.learning.learner import Learner
-from student.learning.objective import Metrics
+from student.learning.objective import Metrics, quotients
 from student.model.ranks import Ranks
 
 Reread = Callable[[Sequence[Row]], Mapping[str, int]]
@@ -55,9 +55,8 @@ class Updated:
     failure: OpdError | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's numerator over its denominator; metrics that measured nothing are left out."""
-        metrics = {name: top / bottom for name, (top, bottom) in self.sums.items() if bottom}
-        return metrics | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
+        """See `quotients`."""
+        return quotients(self.sums) | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
 
 
 def plan_updates(
