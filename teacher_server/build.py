@@ -8,7 +8,7 @@ from opd.adapters import split_adapter
 from opd.errors import ConfigError
 from teacher_server.engines import ENGINES
 from teacher_server.engines.base import Engine
-from teacher_server.residency.teachers import EngineFactory
+from teacher_server.residency.starting import EngineFactory
 from teacher_server.settings import ServerSettings
 
 

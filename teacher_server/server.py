@@ -30,8 +30,9 @@ from teacher_server.batching.admission import Budget
 from teacher_server.observe.host import Allocator, notify
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.loader import run_to_completion
+from teacher_server.residency.starting import EngineFactory
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
-from teacher_server.residency.teachers import EngineFactory, Teachers
+from teacher_server.residency.teachers import Teachers
 from teacher_server.rpc.admin import AdminService
 from teacher_server.rpc.health import Health
 from teacher_server.rpc.interceptor import RequestInterceptor

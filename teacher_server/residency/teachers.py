@@ -9,36 +9,26 @@ changes of that teacher; the loader's, because models are read one at a time; th
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
-from opd.adapters import split_adapter
 from opd.errors import (
-    ConfigError,
     IncompatibleTeacherError,
     InvalidRequestError,
-    OpdError,
-    OverloadedError,
     TeacherNotFoundError,
     UnavailableError,
 )
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.batching.device import DeviceTurn
 from teacher_server.batching.worker import EngineWorker
 from teacher_server.engines.base import Engine, Exchange
-from teacher_server.observe.logs import describe_error
 from teacher_server.residency.loader import Loader, run_to_completion
 from teacher_server.residency.memory_budget import MemoryBudget
-from teacher_server.residency.model_folder import check_plausible, local_folder, weight_bytes
-from teacher_server.residency.teacher import Teacher, self_test
-from teacher_server.residency.weights import LostWeightsError, prepare, put_back, swap
+from teacher_server.residency.starting import EngineFactory, Starter
+from teacher_server.residency.teacher import Teacher
+from teacher_server.residency.weights import LostWeightsError, prepare, swap
 from teacher_server.settings import LimitSettings, TeacherEngineSettings
 
 _log = logging.getLogger(__name__)
-
-EngineFactory = Callable[[str], Engine]
-"""Builds the engine for a model path or hub id. It is slow, and called on a thread."""
 
 
 class Teachers:
@@ -68,17 +58,24 @@ class Teachers:
         on_batch: Callable[[str, int, int, float], None],
         on_restart: Callable[[str], None],
     ) -> None:
-        self._factory = factory
         self._limits = limits
         self._settings = engine
         self._on_state = on_state
         self._on_fatal = on_fatal
-        self._on_batch = on_batch
         self._on_restart = on_restart
         self._teachers: dict[str, Teacher] = {}
         self._memory = MemoryBudget(engine.memory_budget_bytes, lambda: self, self._set_state)
         self._loader = Loader(engine.load_seconds, closing=lambda: self.closing)
-        self._turn = DeviceTurn()
+        self._starter = Starter(
+            factory,
+            limits,
+            engine,
+            loader=self._loader,
+            memory=self._memory,
+            set_state=self._set_state,
+            on_batch=on_batch,
+            on_dead=self._dead,
+        )
         self._restarts: set[asyncio.Task[None]] = set()
         self.closing = False
 
@@ -120,7 +117,7 @@ class Teachers:
         await self._set_state(teacher, pb.TEACHER_STATE_LOADING)
         try:
             async with teacher.changing:
-                await self._start(teacher)
+                await self._starter.start(teacher)
         except BaseException:
             self._teachers.pop(name, None)  # with a default, because the server may have been closed meanwhile
             await self._set_state(teacher, pb.TEACHER_STATE_UNSPECIFIED)
@@ -235,7 +232,7 @@ class Teachers:
 
     async def _swap(self, teacher: Teacher, exchange: Exchange, folder: Path) -> None:
         def on_worker(engine: Engine) -> None:
-            swap(engine, exchange, folder, lambda: self._test(engine, teacher.name))
+            swap(engine, exchange, folder, lambda: self._starter.test(engine, teacher.name))
 
         before = teacher.info.weights_hash
         try:
@@ -275,73 +272,6 @@ class Teachers:
                     f"teacher {teacher.name!r} has been stuck in one batch for {self._settings.stall_seconds:.0f} s"
                 )
 
-    async def _start(self, teacher: Teacher) -> None:
-        loop = asyncio.get_running_loop()
-        async with self._loader.turn() as turn:
-            needed = await asyncio.to_thread(_examine, teacher.model)
-            await self._memory.reserve(teacher, needed)
-            try:
-                engine = await turn.read(f"model {teacher.model}", lambda: self._build(teacher), lambda e: e.close())
-            # A load that fails or is cancelled must release its memory, or no other teacher could ever have it.
-            except BaseException:
-                teacher.held_bytes = 0
-                raise
-        teacher.worker = EngineWorker(
-            teacher.name,
-            engine,
-            self._turn,
-            max_batch_tokens=self._limits.max_batch_tokens,
-            max_batch_sequences=self._limits.max_batch_sequences,
-            # Only the event loop may change the state of calls and teachers.
-            post=lambda function: _call_if_open(loop, function),
-            on_dead=lambda reason: self._dead(teacher, reason),
-            on_batch=lambda n, tokens, seconds: self._on_batch(teacher.name, n, tokens, seconds),
-        )
-        teacher.last_used = time.monotonic()
-        teacher.weight_bytes = engine.memory_bytes() or needed
-        try:
-            await self._settle(teacher)
-        except BaseException:
-            worker, teacher.worker = teacher.worker, None
-            await asyncio.to_thread(worker.close)
-            raise
-        _log.info("teacher ready", extra={"teacher": teacher.name, "weights_hash": engine.info.weights_hash})
-
-    def _build(self, teacher: Teacher) -> Engine:
-        try:
-            engine = self._factory(teacher.model)
-        except OpdError:
-            raise
-        except Exception as error:
-            raise UnavailableError(f"teacher {teacher.name!r} cannot be loaded: {describe_error(error)}") from error
-        try:
-            with self._turn:
-                if teacher.replaced is not None:
-                    put_back(engine, *teacher.replaced)
-                self._test(engine, teacher.name)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
-
-    def _test(self, engine: Engine, name: str) -> None:
-        if self._settings.self_test:
-            self_test(engine, name)
-
-    async def _settle(self, teacher: Teacher) -> None:
-        """Reserve the bytes that a loaded teacher really takes; if the budget has no room, it starts asleep."""
-        if self._memory.budget and not teacher.weight_bytes:
-            raise ConfigError(
-                f"the memory that teacher {teacher.name!r} takes is not known, so memory_budget_bytes cannot be kept; "
-                "give a model folder with safetensors, or set no budget."
-            )
-        try:
-            await self._memory.reserve(teacher, teacher.weight_bytes)
-        except OverloadedError:
-            await self._memory.begin_asleep(teacher)
-        if teacher.state == pb.TEACHER_STATE_LOADING:
-            await self._set_state(teacher, pb.TEACHER_STATE_READY)
-
     def _dead(self, teacher: Teacher, reason: str) -> None:
         if self.closing or teacher.worker is None:  # the worker is being closed anyway
             return
@@ -364,7 +294,7 @@ class Teachers:
             await asyncio.to_thread(worker.close)
             async with teacher.changing:
                 if self._teachers.get(teacher.name) is teacher:
-                    await self._start(teacher)
+                    await self._starter.start(teacher)
             teacher.reason = ""
         except LostWeightsError as error:
             # The model's own weights could be loaded, but clients expect those that replaced them, so refuse instead.
@@ -375,21 +305,3 @@ class Teachers:
     async def _set_state(self, teacher: Teacher, state: int) -> None:
         teacher.state = state
         await self._on_state(teacher)
-
-
-def _examine(model: str) -> int:
-    """Bytes of a model's weights, before it is loaded; 0 if unknown.
-
-    Raises:
-        ConfigError: if the model's files cannot match its config.
-    """
-    folder = local_folder(split_adapter(model)[0])
-    if folder is None:
-        return 0
-    check_plausible(folder)
-    return weight_bytes(folder)
-
-
-def _call_if_open(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended, and no call is waiting
-        loop.call_soon_threadsafe(function)

@@ -258,7 +258,7 @@ async def test_health_turns_to_serving_only_after_the_self_test(start: Any, nump
             seen.append(client.server.health.status("late"))
             return super()._one(entry)
 
-    client.server.shared.teachers._factory = Slow
+    client.server.shared.teachers._starter._factory = Slow
     assert await client.health() == health_pb2.HealthCheckResponse.NOT_SERVING
     await client.server.shared.teachers.load("late", "x")
     assert set(seen) == {health_pb2.HealthCheckResponse.NOT_SERVING}
