@@ -33,7 +33,7 @@ class Curve:
     Attributes:
         steps: training steps done.
         tokens: tokens sampled so far, including those of probes and gates, and answers written by a teacher.
-        flops: FLOPs spent so far by all models, including those of probes and gates.
+        flops: 10^9 FLOPs spent so far by all models, including those of probes and gates.
         accuracy: accuracy on held-out prompts; nan where unknown.
         reverse_kl: KL(student || teacher) in nats per token; None where it was not measured.
     """
@@ -107,7 +107,7 @@ def step_tokens(record: Mapping[str, Any]) -> float:
 def read_curve(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], sizes: Sizes) -> Curve:
     """Make the curve of a run from the records of its metrics.jsonl and its summary.json."""
     tokens = list(accumulate((step_tokens(r) for r in records), initial=0.0))
-    flops = list(accumulate((step_flops(r, sizes) for r in records), initial=0.0))
+    flops = list(accumulate((step_flops(r, sizes) / 1e9 for r in records), initial=0.0))
     curve = Curve([], [], [], [], [])
 
     def put(step: int, accuracy: float | None, reverse_kl: float | None) -> None:

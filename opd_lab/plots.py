@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 _GRID = 60
-_COSTS = (("tokens", "sampled tokens, probes and gates included"), ("flops", "FLOPs, everything included"))
+_COSTS = (("tokens", "sampled tokens, probes and gates included"), ("flops", "GFLOPs, everything included"))
 
 
 def plot_experiment(data: Mapping[str, Any], title: str, path: Path) -> None:

@@ -1,6 +1,5 @@
 """Generates results.md, plots and JSON files from finished runs; `opd lab report` writes them to docs/."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from opd_lab.curve import Curve
 from opd_lab.experiment import ROUTED, RULE, Experiment
 from opd_lab.experiments import NAMES, load_experiment
 from opd_lab.runner import find_plan, read_results
-from opd_lab.stored import join, read_stored, rejudged
+from opd_lab.stored import join, read_stored, rejudged, write_stored
 from student.data.intervals import t_interval
 
 _TEMPLATE = Path(__file__).parent / "results.md.jinja"
@@ -61,7 +60,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
             state = f"{data['finished_runs']} of {data['planned_runs']} runs"
             arms = [arm for arm in data["arms"] if len(arm["seeds"]) == len(data["replicates"])]
             if arms:
-                _store(target, {**data, "arms": arms})
+                write_stored(target, {**data, "arms": arms})
                 plot_experiment({**data, "arms": arms}, experiment.title, plot)
                 written += [target, plot]
         # The page is computed only from the files, so that a section does not change when another one is reported.
@@ -69,7 +68,7 @@ def write_report(root: Path, out: Path, *, form: str, names: Sequence[str] = NAM
             missing.append({"experiment": experiment, "state": state})
             continue
         data = rejudged(experiment, stored)
-        _store(target, data)
+        write_stored(target, data)
         sections.append(_section(experiment, data))
     page = out / "results.md"
     write_whole(page, _page(sections, missing, form))
@@ -94,10 +93,6 @@ def _page(sections: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, 
         "decided": sum(claim["judged"] and claim["outcome"] in ("holds", "does not hold") for claim in claims),
     }
     return template.render(sections=sections, missing=missing, form=form, rule=RULE, **counts)
-
-
-def _store(path: Path, data: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(_rounded(data), separators=(",", ":")) + "\n")
 
 
 def _section(experiment: Experiment, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +209,7 @@ def _arm(arm: Mapping[str, Any]) -> dict[str, str]:
         "besides": _thousands(mean("cost/probe/sampled_tokens") + mean("cost/gate/sampled_tokens")),
         "drawn": _thousands(sum(seed["drawn"] for seed in arm["seeds"]) / count),
         "scored": _thousands(scored),
-        "flops": f"{sum(c.flops[-1] for c in curves) / count / 1e9:,.4g}",
+        "flops": f"{sum(c.flops[-1] for c in curves) / count:,.4g}",
         "cpu": f"{sum(s['cpu_seconds'] for s in arm['seeds']) / count:.0f}",
         "fired": "" if all(s["fired"] for s in arm["seeds"]) else "never fired",
     }
@@ -253,12 +248,3 @@ def _interval(values: Sequence[float], digits: int) -> str:
 
 def _thousands(value: float) -> str:
     return "" if value == 0 else f"{value / 1e3:,.1f}k"
-
-
-def _rounded(node: Any) -> Any:
-    """JSON values with floats rounded to six significant digits, far below the noise, and null for those not finite."""
-    if isinstance(node, float):
-        return float(f"{node:.6g}") if math.isfinite(node) else None
-    if isinstance(node, Mapping):
-        return {key: _rounded(value) for key, value in node.items()}
-    return [_rounded(value) for value in node] if isinstance(node, list | tuple) else node

@@ -24,7 +24,6 @@ class SeedResult:
         curve: its evaluations and costs.
         totals: sum of each cost/* metric over all steps, in tokens or positions.
         cpu_seconds: CPU time of the student's process.
-        wall_seconds: wall-clock time of the student's process.
         fired: whether all evidence that the arm's mechanism acted was seen.
         level: what the last weights reach; None if not measured.
         drawn: tokens that a teacher drew for the answers that the run learnt from, including answers not kept.
@@ -35,7 +34,6 @@ class SeedResult:
     curve: Curve
     totals: dict[str, float]
     cpu_seconds: float
-    wall_seconds: float
     fired: bool
     level: Level | None = None
     drawn: float = 0.0
@@ -109,7 +107,7 @@ def sizes(plan: ExperimentPlan, arm: Arm | None = None) -> Sizes:
 
 def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
     """Read the result of a finished run."""
-    records, spent = run.records(), times(run)
+    records, cpu = run.records(), times(run)["cpu"]
     totals: dict[str, float] = {}
     for record in records:
         for name, value in record.items():
@@ -119,7 +117,7 @@ def read_seed(plan: ExperimentPlan, arm: Arm, run: Run) -> SeedResult:
     curve = read_curve(records, run.summary(), sizes(plan, arm))
     drawn = totals.get("cost/train/expert_tokens", 0.0) * _drawn_share(plan, arm, run.replicate.world)
     metrics = {name: late_mean(records, name) for name in claimed_metrics(plan.experiment)}
-    return SeedResult(run.replicate, curve, totals, spent["cpu"], spent["wall"], fired, read_level(run), drawn, metrics)
+    return SeedResult(run.replicate, curve, totals, cpu, fired, read_level(run), drawn, metrics)
 
 
 def claimed_metrics(experiment: Experiment) -> list[str]:

@@ -1,16 +1,18 @@
-"""Reads the results that an earlier report stored as JSON, joins them with new runs, and judges the claims again.
+"""Stores results as JSON, reads those of an earlier report, joins them with new runs, and judges the claims again.
 
-Verdicts follow from the measurements in the file and from the claims of the experiment, so they are judged again by the
-present rules whenever a page is written.
+Verdicts follow from the measurements in the file and from the claims of the experiment, so they are not stored, but
+judged by the present rules whenever a page is written.
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from opd.errors import DataError
+from opd.files import write_whole
 from opd_lab.curve import Curve
 from opd_lab.evaluate import Level
 from opd_lab.experiment import Experiment, Replicate
@@ -19,11 +21,65 @@ from opd_lab.results import ArmResult, SeedResult
 from opd_lab.runs import read_json
 from opd_lab.verdicts import judge
 
-FORMAT = 1
+FORMAT = 2
 """Of results.json and docs/results/*.json; raised when a change of the code reads them in another way."""
 
 _SAME = 1e-5
 """Largest relative difference between two figures that count as equal, since stored ones are rounded."""
+_SHOWN_TOTALS = ("sampled_tokens", "expert_tokens", "teacher_positions", "reference_positions")
+"""The totals of a run that the page shows, below cost/PURPOSE/."""
+_ALL = "all"
+"""Key of a list that all replicates have, such as the steps of their evaluations."""
+
+
+def write_stored(path: Path, data: Mapping[str, Any]) -> None:
+    """Store what claims, page and plot read: a list over replicates for each figure, of which most lines are made."""
+    stored = {name: value for name, value in data.items() if name != "claims"}
+    stored["arms"] = [{**arm, "seeds": _column([_shown(seed) for seed in arm["seeds"]])} for arm in data["arms"]]
+    stored["models"] = {
+        model: _column([{"replicate": name, **level} for name, level in levels.items()])
+        for model, levels in data["models"].items()
+    }
+    write_whole(path, json.dumps(_rounded(stored), separators=(",", ":")) + "\n")
+
+
+def _shown(seed: Mapping[str, Any]) -> dict[str, Any]:
+    totals = {name: value for name, value in seed["totals"].items() if name.rpartition("/")[2] in _SHOWN_TOTALS}
+    return {**seed, "totals": totals}
+
+
+def _column(cells: Sequence[Any]) -> Any:
+    """Values of one figure over replicates; mappings with the same keys become a mapping of columns."""
+    if not cells:
+        return []
+    first = cells[0]
+    if all(isinstance(cell, Mapping) and cell.keys() == first.keys() for cell in cells):
+        return {key: _column([cell[key] for cell in cells]) for key in first}
+    return {_ALL: first} if isinstance(first, list) and all(cell == first for cell in cells) else list(cells)
+
+
+def _cells(column: Any, count: int) -> list[Any]:
+    """The values that `_column` was given."""
+    if isinstance(column, list):
+        return column
+    if _ALL in column:
+        return [column[_ALL]] * count
+    parts = {key: _cells(part, count) for key, part in column.items()}
+    return [{key: part[i] for key, part in parts.items()} for i in range(count)]
+
+
+def _by_replicate(columns: Any) -> list[dict[str, Any]]:
+    return _cells(columns, len(columns["replicate"])) if columns else []
+
+
+def _rounded(node: Any) -> Any:
+    """JSON values with floats rounded to six significant digits, far below the noise, and null for those not finite."""
+    if isinstance(node, float):
+        value = float(f"{node:.6g}") if math.isfinite(node) else None
+        return int(value) if value is not None and value.is_integer() else value
+    if isinstance(node, Mapping):
+        return {key: _rounded(value) for key, value in node.items()}
+    return [_rounded(value) for value in node] if isinstance(node, list | tuple) else node
 
 
 def read_stored(path: Path, form: str) -> dict[str, Any] | None:
@@ -45,6 +101,7 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
             "report the runs again."
         )
     for arm in data["arms"]:
+        arm["seeds"] = _by_replicate(arm["seeds"])
         # JSON has no NaN, so what was not measured is null.
         arm["last_gain"] = math.nan if arm["last_gain"] is None else arm["last_gain"]
         for seed in arm["seeds"]:
@@ -53,6 +110,10 @@ def read_stored(path: Path, form: str) -> dict[str, Any] | None:
                 name: values if name == "reverse_kl" else [math.nan if x is None else x for x in values]
                 for name, values in seed["curve"].items()
             }
+    data["models"] = {
+        model: {level.pop("replicate"): level for level in _by_replicate(levels)}
+        for model, levels in data["models"].items()
+    }
     return data if data["form"] == form else None
 
 

@@ -1,6 +1,5 @@
 """What the report shows besides numbers of arms."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from opd_lab.curve import Curve
 from opd_lab.experiment import ROUTED
 from opd_lab.plots import _plot_arm
 from opd_lab.report import _domains, _modes
-from opd_lab.stored import read_stored
+from opd_lab.stored import FORMAT, read_stored, write_stored
 
 
 def level(**figures: float) -> dict[str, Any]:
@@ -46,9 +45,9 @@ def test_domains_have_a_column_each_where_there_are_several() -> None:
 
 def test_a_kept_section_leaves_out_divergences_that_were_not_measured(tmp_path: Path) -> None:
     curve = {"steps": [0, 2, 4], "tokens": [0.0, 8.0, 16.0], "flops": [0.0, 1.0, 2.0], "accuracy": [0.1, None, 0.5]}
-    seed = {"curve": {**curve, "reverse_kl": [0.9, None, 0.3]}}
-    arm = {"last_gain": None, "seeds": [seed]}
-    (tmp_path / "a.json").write_text(json.dumps({"format": 1, "form": "full", "arms": [arm]}))
+    seed = {"replicate": "w0-s10", "totals": {}, "curve": {**curve, "reverse_kl": [0.9, None, 0.3]}}
+    arm = {"last_gain": math.nan, "seeds": [seed]}
+    write_stored(tmp_path / "a.json", {"format": FORMAT, "form": "full", "arms": [arm], "models": {}})
     data = read_stored(tmp_path / "a.json", "full")
     assert data is not None and math.isnan(data["arms"][0]["last_gain"])
     found = Curve(**data["arms"][0]["seeds"][0]["curve"])

@@ -1,6 +1,7 @@
 """Results stored by an earlier report are judged anew, and joined with runs made elsewhere."""
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from opd.errors import DataError
 from opd_lab.experiment import Arm, Claim, Experiment, Premise
-from opd_lab.stored import FORMAT, join, read_stored, rejudged
+from opd_lab.stored import FORMAT, join, read_stored, rejudged, write_stored
 
 NAMES = ["w0-s10", "w1-s10", "w0-s11", "w1-s11", "w0-s12"]
 EXPERIMENT = Experiment(
@@ -40,7 +41,6 @@ def stored_arm(name: str, level: float, count: int = 5, fall: float = 0.0) -> di
             "curve": curve,
             "totals": {},
             "cpu_seconds": 1.0,
-            "wall_seconds": 1.0,
             "fired": True,
             "level": {"accuracy": level + 0.01 * i, "greedy": level, "pass8": None, "pass64": None, "modes": {}},
             "drawn": 0.0,
@@ -85,14 +85,32 @@ def test_verdicts_and_plateaus_follow_from_the_measurements_by_todays_rules() ->
 def test_results_of_another_format_or_damaged_are_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for found, said in (
-        ("99", "has format 99, but .* reads format 1; remove it"),
+        ("99", f"has format 99, but .* reads format {FORMAT}; remove it"),
         ("null", "has format None"),
         ("", "is damaged"),
     ):
-        path.write_text(json.dumps(stored()).replace('"format": 1', f'"format": {found}'))
+        path.write_text(json.dumps(stored()).replace(f'"format": {FORMAT}', f'"format": {found}'))
         with pytest.raises(DataError, match=rf"a\.json {said}"):
             read_stored(path, "full")
     assert read_stored(tmp_path / "missing.json", "full") is None
+
+
+def test_what_is_stored_is_read_back_without_what_only_the_runs_need(tmp_path: Path) -> None:
+    arm = stored_arm("a", 0.512345678)
+    arm["seeds"][0]["level"]["greedy"] = math.nan
+    shown = {"cost/train/sampled_tokens": 9, "cost/probe/teacher_positions": 3}
+    for seed in arm["seeds"]:
+        seed["totals"] = {**shown, "cost/train/decoded_positions": 12}
+    levels = {name: {"accuracy": 0.1 * i, "modes": {"tokens/long": 1.5}} for i, name in enumerate(NAMES[:3])}
+    write_stored(tmp_path / "a.json", {**stored(arm), "models": {"teacher": levels, "base": {}}, "claims": ["judged"]})
+    found = read_stored(tmp_path / "a.json", "full")
+    assert found is not None and "claims" not in found
+    assert found["models"] == {"teacher": levels, "base": {}}
+    seeds = found["arms"][0]["seeds"]
+    assert [seed["replicate"] for seed in seeds] == NAMES and all(seed["totals"] == shown for seed in seeds)
+    assert seeds[0]["level"]["greedy"] is None and seeds[1]["level"]["accuracy"] == 0.522346, "six digits"
+    assert all(seed["curve"]["steps"] == list(range(7)) for seed in seeds)
+    assert (tmp_path / "a.json").read_text().count("[0,1,2,3,4,5,6]") == 2, "steps and flops, once for all replicates"
 
 
 def test_premises_that_the_experiment_no_longer_has_leave_the_page() -> None:

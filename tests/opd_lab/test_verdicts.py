@@ -24,7 +24,7 @@ def arm(name: str, finals: list[float], *, tokens: float = 100.0, fired: bool = 
         curve = Curve(
             list(range(7)), [tokens * i for i in range(7)], [float(i) for i in range(7)], accuracy, [None] * 7
         )
-        seeds.append(SeedResult(replicate, curve, {}, 1.0, 1.0, fired, Level(final, final)))
+        seeds.append(SeedResult(replicate, curve, {}, 1.0, fired, Level(final, final)))
     return ArmResult(name, "", 1e-3, {}, seeds)
 
 
@@ -144,7 +144,7 @@ def test_a_rival_may_be_a_number_a_share_of_a_level_and_a_figure_of_modes() -> N
 def test_a_short_run_has_no_plateau() -> None:
     curve = Curve([0, 1], [0.0, 1.0], [0.0, 1.0], [0.0, 0.5], [None, None])
     assert math.isnan(curve.last_gain())
-    assert not ArmResult("a", "", 1.0, {}, [SeedResult(REPLICATES[0], curve, {}, 1.0, 1.0, True)]).at_plateau
+    assert not ArmResult("a", "", 1.0, {}, [SeedResult(REPLICATES[0], curve, {}, 1.0, True)]).at_plateau
 
 
 def test_evidence_of_a_mechanism_is_looked_for_in_the_metrics() -> None:
