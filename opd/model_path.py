@@ -13,8 +13,8 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def refuse_missing(model: str) -> None:
     """Refuse a model that cannot be had.
 
-    That is a name that can only be a folder but is none, a folder with files that cannot be read (see `check_files`),
-    and an id that the hub's cache does not have while the hub cannot be reached.
+    That is a name that can only be a folder but is none, a file, a folder with files that cannot be read (see
+    `check_files`), and an id that the hub's cache does not have while the hub cannot be reached.
 
     What cannot be a hub id is a path. If the hub's cache does not have the model, so is OWNER/NAME with a folder OWNER
     here, and a bare NAME: nearly all models have an owner, and without a network the hub takes a minute to say no.
@@ -27,6 +27,7 @@ def refuse_missing(model: str) -> None:
         UnavailableError: if the hub cannot be reached. What it answers is left to those who load the model.
     """
     path = Path(model).expanduser()
+    refuse_file(path)
     check_files(path)
     if path.exists():
         return
@@ -46,6 +47,22 @@ def refuse_missing(model: str) -> None:
             f"{model}."
         )
     _ask_hub(model)
+
+
+def refuse_file(model: str | Path) -> None:
+    """Refuse a file in place of a model's folder, and say how a GGUF file becomes one.
+
+    Raises:
+        ConfigError: if `model` is a file.
+    """
+    path = Path(model).expanduser()
+    if not path.is_file():
+        return
+    if path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF":
+        raise ConfigError(
+            f"model {str(model)!r} is a GGUF file; convert it into a folder and name that: opd convert {model} OUT."
+        )
+    raise ConfigError(f"model {str(model)!r} is a file; give the folder that save_pretrained wrote.")
 
 
 def _ask_hub(model: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from opd.errors import ConfigError, OpdError, one_line
 from opd.model_files import check_files, tensor_headers, weight_files
-from opd.model_path import hub_away, hub_is_away
-from opd.tokenizer_files import has_tokenizer, read_otherwise
+from opd.model_path import hub_away, hub_is_away, refuse_file
+from opd.tokenizer_files import has_tokenizer, lacks_bos, read_otherwise
 
 _log = logging.getLogger(__name__)
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
@@ -46,7 +46,9 @@ def read_config(path: str | Path, *, revision: str | None = None, trust_remote_c
 
 
 def read_tokenizer(path: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer that is saved with a model; logs if it splits text otherwise than its own file says.
+    """The tokenizer that is saved with a model.
+
+    Logs if it splits text otherwise than its own file says, or puts no BOS before texts although the model has one.
 
     See `read_config` for arguments and errors.
     """
@@ -59,12 +61,22 @@ def read_tokenizer(path: str | Path, *, revision: str | None = None, trust_remot
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-        warning = read_otherwise(tokenizer, path)
+        warnings = (read_otherwise(tokenizer, path), lacks_bos(tokenizer, _raw_config(path, revision)))
     except Exception as error:  # tokenizers raises a bare Exception for a damaged file
         raise _cannot_read(path, error, "the tokenizer of model") from error
-    if warning is not None:
+    for warning in filter(None, warnings):
         _log.warning("%s", warning)
     return tokenizer
+
+
+def _raw_config(path: str | Path, revision: str | None) -> Mapping[str, Any]:
+    """A model's config.json as it stands there; empty if there is none, as beside a tokenizer alone."""
+    from transformers import PreTrainedConfig
+
+    try:
+        return PreTrainedConfig.get_config_dict(path, revision=revision)[0]
+    except OSError:
+        return {}
 
 
 def read_causal_lm(path: str | Path, *, config: Any, **options: Any) -> Any:
@@ -83,14 +95,14 @@ def read_causal_lm(path: str | Path, *, config: Any, **options: Any) -> Any:
 
     check_files(Path(path))
     try:
-        with _no_progress():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except Exception as error:  # damaged files raise many classes
         raise _cannot_read(path, error, "model") from error
     model, report = loaded
-    _check_report(report, model, path)
+    check_report(report, model, path)
     return model
 
 
@@ -128,7 +140,7 @@ def check_tensors(folder: Path, config: Any) -> None:
         return
     found = {name: torch.empty(shape, device="meta") for file in files for name, shape, _ in tensor_headers(file)}
     try:
-        with _no_progress(logging.CRITICAL):
+        with quiet(logging.CRITICAL):
             model, report = family.from_pretrained(
                 None,
                 config=config,
@@ -140,10 +152,10 @@ def check_tensors(folder: Path, config: Any) -> None:
     except Exception:  # not every family can be built without weights
         _log.debug("the tensors of %s cannot be checked without loading them", folder, exc_info=True)
         return
-    _check_report(report, model, folder)
+    check_report(report, model, folder)
 
 
-def _check_report(report: Mapping[str, Any], model: Any, path: str | Path) -> None:
+def check_report(report: Mapping[str, Any], model: Any, path: str | Path) -> None:
     """Refuse a model that transformers did not fill with exactly the tensors of its files.
 
     Raises:
@@ -210,12 +222,11 @@ def _used(names: Iterable[str], model: Any) -> Iterator[str]:
 
 def _cannot_read(path: str | Path, error: Exception, what: str) -> OpdError:
     folder = Path(path)
+    refuse_file(path)
     if not folder.exists():
         if hub_is_away(error):
             return hub_away(str(path))
         return ConfigError(f"model {str(path)!r} is not a folder, and the hub does not provide it; check its path.")
-    if folder.is_file():
-        return ConfigError(f"model {str(path)!r} is a file; give the folder that save_pretrained wrote.")
     if not (folder / "config.json").is_file():
         hint = f"; did you mean {path}/model?" if (folder / "model").is_dir() else "."
         return ConfigError(f"model folder {str(path)!r} does not hold a model: it has no config.json{hint}")
@@ -223,8 +234,8 @@ def _cannot_read(path: str | Path, error: Exception, what: str) -> OpdError:
 
 
 @contextmanager
-def _no_progress(level: int | None = None) -> Iterator[None]:
-    """Without transformers' progress bars, and with its log from `level` on if that is given."""
+def quiet(level: int | None = None) -> Iterator[None]:
+    """Load without transformers' progress bars, and with its log from `level` on if that is given."""
     from transformers.utils import logging as theirs
 
     bars, before = theirs.is_progress_bar_enabled(), theirs.get_verbosity()

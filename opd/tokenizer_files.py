@@ -1,10 +1,11 @@
-"""What tokenizer files a model has, and whether a loaded tokenizer encodes text as its own tokenizer.json says.
+"""What tokenizer files a model has, and whether a loaded tokenizer encodes text as the model's files say.
 
 transformers 5 chooses the class of some tokenizers by the architecture of the model they are saved with, whatever their
 files say: a custom BPE saved with a Qwen2 model becomes a Qwen2Tokenizer, which splits text differently and has one
 token more.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,4 +41,27 @@ def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
         f"differently from its tokenizer.json of {own.get_vocab_size()} ids: transformers chooses the tokenizer's "
         "class by the model's architecture. If the model was trained with tokenizer.json, it now reads other ids; save "
         "it with an architecture that has no tokenizer class of its own, such as llama."
+    )
+
+
+def lacks_bos(tokenizer: Any, config: Mapping[str, Any]) -> str | None:
+    """A sentence if a model has a BOS token that its tokenizer puts before no text, else None.
+
+    Converted tokenizers lose it, and models that were trained with it, such as Gemma, write garbage without it. Not
+    meant are models without a BOS token of their own: where it is also EOS or padding, as in Qwen, or opens every turn
+    of the chat template, as in SmolLM2.
+
+    Args:
+        tokenizer: a `transformers` tokenizer.
+        config: the model's config.json.
+    """
+    bos = config.get("bos_token_id", (config.get("text_config") or {}).get("bos_token_id"))
+    if bos is None or bos != tokenizer.bos_token_id or bos in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+        return None
+    if tokenizer.bos_token in str(tokenizer.chat_template) or bos in tokenizer("x")["input_ids"]:
+        return None
+    return (
+        f"the tokenizer of {tokenizer.name_or_path} puts no {tokenizer.bos_token} before a text, although the model's "
+        "config has it as bos_token_id; if the model was trained with it, plain prompts are garbage to it: load the "
+        "tokenizer with transformers, set its add_bos_token to True and save it there."
     )

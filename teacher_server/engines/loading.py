@@ -28,8 +28,6 @@ def resolve_folder(model: str, revision: str | None, *, with_code: bool) -> Path
         UnavailableError: if the hub cannot be reached.
     """
     folder = Path(model).expanduser()
-    if folder.is_file():
-        raise ConfigError(f"model {model!r} is a file; give the folder that save_pretrained wrote.")
     refuse_missing(model)
     if not folder.is_dir():
         folder = _download(model, revision, with_code=with_code)

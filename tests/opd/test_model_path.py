@@ -144,6 +144,18 @@ def test_a_file_in_place_of_the_models_folder_is_said_to_be_one(tmp_path: Path) 
         load_tokenizer(str(tmp_path / "recipe.yaml"))
 
 
+def test_a_gguf_file_is_refused_by_student_and_server_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    from student.model.model_path import check_model_path
+    from teacher_server.engines.loading import resolve_folder
+
+    named, unnamed = tmp_path / "model.gguf", tmp_path / "ollama-blob"
+    for file in (named, unnamed):
+        file.write_bytes(b"GGUF\x03")
+        for load in (check_model_path, lambda path: resolve_folder(path, None, with_code=False)):
+            with pytest.raises(ConfigError, match=rf"is a GGUF file; .*opd convert {file} OUT"):
+                load(str(file))
+
+
 def test_what_is_there_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "worlds" / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,37 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from opd.tokenizer_files import read_otherwise
+from opd.tokenizer_files import lacks_bos, read_otherwise
 from opd_lab.tiny.tokenizer import make_tokenizer
+
+
+def _beginning(bos: str | None, *, template: str | None = None, adds: bool = False) -> Any:
+    """A tokenizer with a BOS token, which it may put before texts or write in its chat template."""
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token, tokenizer.chat_template, tokenizer.add_bos_token = bos, template, adds
+    return tokenizer
+
+
+def test_a_bos_token_that_the_model_has_and_no_text_gets_is_told() -> None:
+    tokenizer = _beginning("1")
+    bos = tokenizer.bos_token_id
+    for config in ({"bos_token_id": bos}, {"text_config": {"bos_token_id": bos}}):
+        assert "puts no 1 before a text" in str(lacks_bos(tokenizer, config))
+    # A template that writes it does not help plain prompts.
+    assert lacks_bos(_beginning("1", template="{{ bos_token }}"), {"bos_token_id": bos}) is not None
+
+
+def test_models_that_begin_no_text_with_bos_are_not_told_of() -> None:
+    for tokenizer in (
+        _beginning("1", adds=True),
+        _beginning("1", template="{{ '1user' }}"),
+        _beginning(make_tokenizer().eos_token),
+        _beginning(make_tokenizer().pad_token),
+        _beginning(None),
+    ):
+        assert lacks_bos(tokenizer, {"bos_token_id": tokenizer.convert_tokens_to_ids("1")}) is None
+        assert lacks_bos(tokenizer, {"bos_token_id": tokenizer.bos_token_id}) is None
+        assert lacks_bos(tokenizer, {}) is None
 
 
 def _loaded(folder: Path, config: PreTrainedConfig) -> Any:
