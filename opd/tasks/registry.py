@@ -22,6 +22,9 @@ VERIFIERS = Registry(
     names={
         "exact": "opd.tasks.equal:ExactVerifier",
         "numeric": "opd.tasks.equal:NumericVerifier",
+        "contains": "opd.tasks.stated:ContainsVerifier",
+        "choice": "opd.tasks.stated:ChoiceVerifier",
+        "regex": "opd.tasks.stated:RegexVerifier",
         "json_schema": "opd.tasks.json_answer:JsonVerifier",
         "math": "opd.tasks.maths:MathVerifier",
         "reasoning_gym": "opd.tasks.gym:GymVerifier",
