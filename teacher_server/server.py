@@ -27,6 +27,9 @@ from opd.telemetry.tracing import Spans
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget
+from teacher_server.calls.gate import Gate
+from teacher_server.calls.score_call import Shared
+from teacher_server.calls.tokens import Tokens, check_listen
 from teacher_server.observe.host import Allocator, notify
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.loader import run_to_completion
@@ -34,12 +37,12 @@ from teacher_server.residency.starting import EngineFactory
 from teacher_server.residency.teacher import SERVING_STATES, Teacher
 from teacher_server.residency.teachers import Teachers
 from teacher_server.rpc.admin import AdminService
+from teacher_server.rpc.certificates import Certificates
 from teacher_server.rpc.health import Health
 from teacher_server.rpc.interceptor import RequestInterceptor
 from teacher_server.rpc.receive import OVERSIZE_BYTES, RequestReceiver
-from teacher_server.rpc.score_call import ScoreCall, Shared
-from teacher_server.rpc.security import Certificates, Tokens, check_listen
 from teacher_server.rpc.service import TeacherService
+from teacher_server.rpc.stream_call import StreamCall
 from teacher_server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
@@ -66,10 +69,10 @@ class TeacherServer:
         metrics_port: port of /metrics; 0 if it is off.
         exit_code: `EXIT_FATAL` once `fail` was called, else 0.
         shared: what all calls share: budget, teachers, metrics and more.
-        score_call: handles a Score call; tests put a class in its place that fails.
+        score_call: handles a Score call over gRPC; tests put a class in its place that fails.
     """
 
-    score_call: Callable[..., ScoreCall] = ScoreCall
+    score_call: Callable[..., StreamCall] = StreamCall
 
     def __init__(self, settings: ServerSettings, factory: EngineFactory) -> None:
         check_listen(settings.host, settings.security)
@@ -105,8 +108,8 @@ class TeacherServer:
             instance_id=secrets.token_hex(8),
             spans=Spans.from_environment("opd-teacher", settings.log.tracing),
         )
-        receiver = self._receiver = RequestReceiver(settings, metrics)
-        self._interceptor = RequestInterceptor(self._tokens, metrics, receiver, settings.calls)
+        self._receiver = RequestReceiver(settings, metrics)
+        self._gate = Gate(self._tokens, metrics, settings.calls)
         self._allocator = Allocator()
         metrics.budget_tokens.set(limits.max_tokens_in_flight)
         metrics.budget_reply_bytes.set(limits.max_reply_bytes_in_flight)
@@ -218,7 +221,9 @@ class TeacherServer:
 
     async def _bind(self) -> None:
         settings = self.settings
-        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        self._server = grpc.aio.server(
+            interceptors=[RequestInterceptor(self._gate, self._receiver)], options=_options(settings)
+        )
         self.add_services(self._server)
         address = _join(settings.host, settings.port)
         problems = _bind_problems(settings.host, settings.port)
@@ -295,7 +300,7 @@ class TeacherServer:
             metrics.used_reply_bytes.set(shared.budget.used.reply_bytes)
             metrics.receiving.set(self._receiver.receiving)
             for kind in ("authorised", "unauthenticated", "watches"):
-                metrics.open_calls.labels(kind).set(getattr(self._interceptor, kind).used)
+                metrics.open_calls.labels(kind).set(getattr(self._gate, kind).used)
             for teacher in shared.teachers:
                 if teacher.worker is not None:
                     sequences, tokens, running = teacher.worker.load()

@@ -10,9 +10,9 @@ import grpc.aio
 from opd.errors import ConfigError, InvalidRequestError
 from opd.wire.v1 import admin_pb2 as pb
 from opd.wire.v1 import admin_pb2_grpc
+from teacher_server.calls.caller import CALLER
+from teacher_server.calls.score_call import Shared
 from teacher_server.residency.describe import teacher_info
-from teacher_server.rpc.caller import CALLER
-from teacher_server.rpc.score_call import Shared
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from opd.errors import DeadlineError, InvalidRequestError, OverloadedError
+from teacher_server.calls.call_slots import RETRY_SECONDS, WaitingSlots
+from teacher_server.calls.caller import Caller
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.rpc.call_slots import RETRY_SECONDS, WaitingSlots
-from teacher_server.rpc.caller import Caller
 from teacher_server.settings import ServerSettings
 
 Parse = Callable[[bytes], Message]

@@ -1,11 +1,10 @@
-"""The handlers of `TeacherService`. Score calls are implemented in `teacher_server.rpc.score_call`.
+"""The handlers of `TeacherService`. Score calls are implemented in `teacher_server.calls.score_call`.
 
 A request comes here from `teacher_server.rpc.interceptor`, which has authenticated its caller, given it a slot and
 parsed it. Errors that the handlers raise become gRPC statuses there.
 """
 
 import asyncio
-import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -14,22 +13,19 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from opd import __version__
-from opd.errors import IncompatibleTeacherError, InvalidRequestError, OpdError, OverloadedError, UnavailableError
-from opd.telemetry.tracing import trace_id_of, traceparent_of
+from opd.errors import IncompatibleTeacherError, InvalidRequestError
 from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from opd.wire.head import encode_head
-from opd.wire.types import Head, Timings
+from opd.wire.types import Head
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
+from teacher_server.calls.account import serve
+from teacher_server.calls.caller import CALLER
+from teacher_server.calls.score_call import Shared
 from teacher_server.residency.describe import teacher_info
 from teacher_server.residency.teacher import Teacher
-from teacher_server.rpc.caller import CALLER
-from teacher_server.rpc.interceptor import has_left
-from teacher_server.rpc.score_call import ScoreCall, Shared
 from teacher_server.rpc.sender import Sender
-from teacher_server.rpc.tracing import record_call
-
-_log = logging.getLogger(__name__)
+from teacher_server.rpc.stream_call import StreamCall
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -42,7 +38,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
         score_call: handles a Score call.
     """
 
-    def __init__(self, shared: Shared, score_call: Callable[..., ScoreCall] = ScoreCall) -> None:
+    def __init__(self, shared: Shared, score_call: Callable[..., StreamCall] = StreamCall) -> None:
         self._shared = shared
         self._score_call = score_call
         self._heads: weakref.WeakValueDictionary[str, asyncio.Future[Head]] = weakref.WeakValueDictionary()
@@ -62,8 +58,6 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> None:
         """Streams the scores of the request's sequences, in their order."""
-        if self._shared.refusing:
-            raise UnavailableError("the server is shutting down and takes no new calls; ask another replica.")
         call = self._score_call(
             self._shared,
             request,
@@ -73,19 +67,7 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             arrived=time.monotonic(),
         )
         del request  # `call` drops it as soon as it is unpacked
-        timings: Timings | None = None
-        failure: BaseException | None = None
-        self._shared.scoring += 1
-        self._shared.metrics.calls.inc()
-        try:
-            timings = await call.run()
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            self._shared.scoring -= 1
-            self._shared.metrics.calls.dec()
-            self._account(call, timings, failure, context.invocation_metadata())
+        await serve(self._shared, call, context.invocation_metadata())
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
         """Streams the tensors of a teacher's output head."""
@@ -146,64 +128,6 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
     def _state(self, teacher: Teacher) -> int:
         """The state as clients see it. Internally, a draining server's teachers stay READY for the calls in flight."""
         return pb.TEACHER_STATE_DRAINING if self._shared.draining and teacher.serving else teacher.state
-
-    def _account(
-        self,
-        call: ScoreCall,
-        timings: Timings | None,
-        failure: BaseException | None,
-        metadata: Any,
-    ) -> None:
-        """Records metrics, log line and spans of a call that has ended."""
-        shared, metrics = self._shared, self._shared.metrics
-        # Names that are not served would make the number of label values unbounded.
-        known = any(call.teacher == teacher.name for teacher in shared.teachers)
-        teacher = call.teacher if known else ""
-        code = _code(failure)
-        metrics.requests.labels(teacher, call.payload, code).inc()
-        metrics.scored_tokens.labels(teacher, call.payload).inc(call.scored_tokens)
-        if timings is not None:
-            metrics.observe_timings(teacher, call.payload, timings)
-        if isinstance(failure, OpdError) and not call.jobs:
-            metrics.rejections.labels(teacher, type(failure).__name__).inc()
-        ended = time.monotonic()
-        fields = {
-            "request_id": call.request_id[:128],
-            "teacher": call.teacher[:128],
-            "payload": call.payload,
-            "sequences": call.sequences,
-            "scored_tokens": call.scored_tokens,
-        }
-        if shared.spans.exported:
-            record_call(
-                shared.spans,
-                metadata,
-                arrived=call.arrived,
-                ended=ended,
-                attributes={f"opd.{key}": value for key, value in fields.items()},
-                jobs=call.jobs,
-                timings=timings,
-                error=type(failure).__name__ if failure is not None else "",
-            )
-        trace_id = trace_id_of(traceparent_of(metadata))
-        if trace_id:
-            fields["trace_id"] = trace_id
-        if isinstance(failure, OpdError):
-            # Refusals for overload come by the hundred per second, and are counted.
-            level = logging.DEBUG if isinstance(failure, OverloadedError) else logging.WARNING
-            fields |= {"error": type(failure).__name__, "text": str(failure)}
-            _log.log(level, "request failed", extra=fields | ({"token_ids": call.prompts} if call.prompts else {}))
-        elif shared.settings.log.requests:
-            _log.info("request", extra={"code": code, "seconds": round(ended - call.arrived, 6), **fields})
-
-
-def _code(failure: BaseException | None) -> str:
-    """The name of the status that a call ends with."""
-    if failure is None:
-        return "OK"
-    if isinstance(failure, OpdError):
-        return failure.status or "UNKNOWN"
-    return "CANCELLED" if isinstance(failure, asyncio.CancelledError) or has_left(failure) else "UNKNOWN"
 
 
 def _load(teacher: Any, state: Any) -> pb.TeacherLoad:

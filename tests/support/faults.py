@@ -34,8 +34,8 @@ from opd.wire.request import ParsedRequest
 from opd.wire.tensors import bf16_bits, bf16_to_f32
 from opd.wire.types import PayloadKind, Scores, Timings
 from teacher_server.engines.base import Engine, EngineItem
-from teacher_server.rpc.score_call import ScoreCall
 from teacher_server.rpc.sender import Sender
+from teacher_server.rpc.stream_call import StreamCall
 from teacher_server.server import TeacherServer
 
 POINTS = (
@@ -245,7 +245,7 @@ class FaultySender(Sender):
         await self._points.reach("chunk_sent")
 
 
-class FaultyCall(ScoreCall):
+class FaultyCall(StreamCall):
     """A Score call that stops at the points, and fails as its faults say."""
 
     def __init__(self, points: FaultPoints, injector: FaultInjector, *args: Any, **keywords: Any) -> None:

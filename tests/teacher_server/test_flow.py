@@ -19,8 +19,8 @@ from opd.wire.status import PUSHBACK_KEY, error_from_rpc
 from opd.wire.types import PayloadKind, PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.rpc import score_call
-from teacher_server.rpc.score_call import SEQUENCE_BYTES
+from teacher_server.calls import score_call
+from teacher_server.calls.score_call import SEQUENCE_BYTES
 
 FULL = PayloadSpec.full()
 MIB = 1 << 20
@@ -292,7 +292,7 @@ async def test_every_watcher_of_health_hears_of_the_drain(start: Any) -> None:
     for watch in (first, second, third):
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     second.cancel()
-    await until(lambda: client.server._interceptor.watches.used == 2)
+    await until(lambda: client.server._gate.watches.used == 2)
     await client.server.health.drain()
     for watch in (first, third):
         assert (await asyncio.wait_for(watch.read(), 120)).status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -19,8 +19,8 @@ from opd.wire.request import build_score_request
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.queue import SequenceJob
+from teacher_server.calls.score_call import ScoreCall
 from teacher_server.engines.base import EngineItem
-from teacher_server.rpc.score_call import ScoreCall
 
 HELD = (pb.ScoreRequest, ScoreItem, Scores, EngineItem, SequenceJob, ScoreCall, np.ndarray, FrameType, TracebackType)
 
@@ -150,7 +150,7 @@ async def test_a_caller_that_has_left_before_the_server_is_told_is_not_an_unexpe
     client.server.points.set(point, gone)
     call = client.stub.Score(build_score_request(items(2), PayloadSpec.topk(9), teacher="t", request_id="r"))
     reading = asyncio.create_task(ended(call))
-    await until(lambda: client.server.shared.budget.closed == 1 and client.server._interceptor.authorised.used == 0)
+    await until(lambda: client.server.shared.budget.closed == 1 and client.server._gate.authorised.used == 0)
     call.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await client.settled()  # which looks for unexpected errors too

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opd.wire.v1 import teacher_pb2 as pb
+from teacher_server.calls.caller import Caller
 from teacher_server.observe.metrics import ServerMetrics
-from teacher_server.rpc.caller import Caller
 from teacher_server.rpc.receive import RequestReceiver, has_at_most
 from teacher_server.settings import ServerSettings
 

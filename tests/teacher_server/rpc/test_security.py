@@ -23,7 +23,8 @@ from opd.wire.status import error_from_rpc
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
-from teacher_server.rpc.security import Certificates, check_listen
+from teacher_server.calls.tokens import check_listen
+from teacher_server.rpc.certificates import Certificates
 from teacher_server.settings import SecuritySettings
 
 SAMPLED = PayloadSpec.sampled()
@@ -152,7 +153,7 @@ async def test_mutual_tls_wants_a_certificate_of_the_right_authority(start: Any,
 async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
     start: Any, items: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("teacher_server.rpc.certificates.RELOAD_SECONDS", 0.0)
     old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     cert, key = old_ca.issue("server")
     client = await start(security=ClientSecurity(ca_file=old_ca.pem), security_={"tls_cert": cert, "tls_key": key})
@@ -174,7 +175,7 @@ async def test_a_renewed_certificate_is_used_without_dropping_open_calls(
 async def test_a_certificate_renewed_before_its_key_waits_for_it(
     start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("teacher_server.rpc.security.RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("teacher_server.rpc.certificates.RELOAD_SECONDS", 0.0)
     old_ca, new_ca = Authority(tmp_path, "old"), Authority(tmp_path, "new")
     cert, key = old_ca.issue("server")
     client = await start(security_={"tls_cert": cert, "tls_key": key})

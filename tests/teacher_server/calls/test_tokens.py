@@ -13,8 +13,8 @@ from waiting import until
 from opd.errors import AuthError, ConfigError, ScopeError
 from opd.wire.channel import ClientSecurity
 from opd.wire.types import PayloadSpec
-from teacher_server.rpc import security
-from teacher_server.rpc.security import Tokens
+from teacher_server.calls import tokens as security
+from teacher_server.calls.tokens import Tokens
 
 SAMPLED = PayloadSpec.sampled()
 

@@ -1,31 +1,33 @@
-"""A Score call from request to trailer: admit, unpack, queue, then send each sequence as soon as it is scored.
+"""A Score call from request to trailer: admit, unpack, queue, then answer each sequence as soon as it is scored.
+
+How an answer travels is the door's affair: `teacher_server.rpc.stream_call` streams it, and other doors derive their
+own. All else is the same for every door.
 
 Nothing is unpacked or computed before its budget is reserved, and every reservation is released exactly once, however
 the call ends: answered, refused, cancelled by the client, past its deadline, or cut short by a shutdown.
 """
 
 import asyncio
-import functools
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from opd.errors import IncompatibleTeacherError, OpdError, UnavailableError
+from opd.errors import IncompatibleTeacherError, UnavailableError
 from opd.telemetry.tracing import Spans
 from opd.wire.bounds import RequestBounds, reply_bytes, unpacked_bytes
-from opd.wire.encoder import EncodedSequence, chunk_responses, encode_scores, timings_message
 from opd.wire.request import ParsedRequest, RequestOutline, outline_score_request, parse_score_request
 from opd.wire.types import Scores, Timings
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.batching.admission import Budget, Client, Price, Reservation, check_deadline
 from teacher_server.batching.queue import JobTimes
 from teacher_server.batching.worker import EngineWorker
+from teacher_server.calls.pending import PendingScores, SendWindow
 from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.residency.teacher import Teacher
 from teacher_server.residency.teachers import Teachers
-from teacher_server.rpc.sender import PendingScores, Sender, SendWindow
 from teacher_server.settings import ServerSettings
 
 SEQUENCE_BYTES = 2048
@@ -75,13 +77,12 @@ class Stopwatch:
         return Timings(**self.parts, total=self.last - self.start)
 
 
-class ScoreCall:
+class ScoreCall(ABC):
     """A Score call. Its stages are methods, so that tests can stop or spoil a call before and after each.
 
     Args:
         shared: what the calls of this server share.
         message: the request, not yet validated.
-        write: sends a message, or a serialised one, and waits for flow control.
         principal: the key by which the caller's share is counted.
         seconds_left: seconds until the client's deadline; None if it set none.
         arrived: when the call came in, in seconds of the monotonic clock.
@@ -91,7 +92,6 @@ class ScoreCall:
         self,
         shared: Shared,
         message: pb.ScoreRequest,
-        write: Callable[[Any], Any],
         *,
         principal: str,
         seconds_left: float | None,
@@ -99,7 +99,6 @@ class ScoreCall:
     ) -> None:
         self._shared = shared
         self._message: pb.ScoreRequest | None = message
-        self._sender = Sender(write, shared.settings.limits.send_timeout_seconds, batches=message.accept_batches)
         self._principal = principal
         # Every job gets a deadline, after which the queue drops it.
         limit = shared.settings.limits.max_request_seconds
@@ -123,16 +122,6 @@ class ScoreCall:
         Raises:
             OpdError: a refusal or failure, which becomes the status of the call.
         """
-        try:
-            return await self._run()
-        except OpdError:
-            await self._sender.flush()  # the client still gets what was scored before the failure
-            raise
-        finally:
-            # After `_run`, which has released teacher, budget and scores by now: a stuck reader can block this.
-            await self._sender.settle()
-
-    async def _run(self) -> Timings:
         teachers = self._shared.teachers
         # All that comes before the first `await`, so that a cancellation cannot lose the reservation, and requests that
         # wait to be unpacked are within the budget, however many there are.
@@ -171,8 +160,7 @@ class ScoreCall:
         prices = _prices(outline, bounds)
         replies = [one.reply_bytes for one in prices]
         held = message.ByteSize() + unpacked_bytes(outline.spec, outline.tokens, outline.rows)
-        # A chunk that a slow reader has not taken is there three times: as scores, as a message, and in the transport.
-        held += len(replies) * SEQUENCE_BYTES + 2 * min(self._chunk_bytes(message), max(replies))
+        held += len(replies) * SEQUENCE_BYTES + self._answer_bytes(message, outline, replies)
         price = Price(tokens, held + sum(replies))
         return client, prices, self._shared.budget.reserve(client, price, tokens_per_second=worker.rate.admission)
 
@@ -236,16 +224,10 @@ class ScoreCall:
     async def _send_trailer(self) -> Timings:
         self._watch.until("send", time.monotonic())
         timings = self._watch.timings()
-        trailer = pb.ScoreTrailer(
-            timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
-        )
-        await self._sender.send(pb.ScoreResponse(trailer=trailer))
-        await self._sender.flush()
+        await self._end(timings)
         return timings
 
     async def _result(self, pending: PendingScores) -> tuple[Scores, str]:
-        if not pending.job.ended_at:
-            await self._sender.flush()
         try:
             scores, weights_hash = await pending.future
         finally:
@@ -274,43 +256,30 @@ class ScoreCall:
                 "the teacher's weights were replaced between two sequences of the request; send it again."
             )
 
-    async def _send_header(self, request: ParsedRequest, weights_hash: str) -> None:
-        count = len(request.items)
-        header = pb.ScoreHeader(request_id=request.request_id, weights_hash=weights_hash, sequence_count=count)
-        await self._sender.send(pb.ScoreResponse(header=header))
-
-    async def _encode(
-        self, scores: Scores, request: ParsedRequest, index: int, bounds: RequestBounds, nbytes: int
-    ) -> EncodedSequence:
-        transport = self._shared.settings.transport
-        encode = functools.partial(
-            encode_scores,
-            scores,
-            request.spec,
-            request.items[index].scored_length,
-            vocab_size=bounds.vocab_size,
-            hidden_size=bounds.hidden_size,
-            zstd=request.accept_zstd and transport.zstd,
-            pack_ids=transport.pack_ids,
-        )
-        if nbytes <= INLINE_BYTES:
-            return encode()
-        return await self._on_thread(encode)
-
-    async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: EncodedSequence) -> None:
-        shared = self._shared
-        # With the checksum of the ids that were scored, so that the client can compare it with what it sent.
-        await self._sender.send(encoded.header(index, request.ids_crc32c[index]))
-        shared.metrics.sent_bytes.labels(teacher).inc(encoded.nbytes)
-        for chunk in chunk_responses(encoded.buffers, self._chunk_bytes(request)):
-            await self._sender.send(chunk)
-        self._watch.until("send", time.monotonic())
-
-    def _chunk_bytes(self, request: pb.ScoreRequest | ParsedRequest) -> int:
-        return request.chunk_bytes or self._shared.settings.transport.chunk_bytes
-
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, function, *args)
+
+    @abstractmethod
+    def _answer_bytes(self, message: pb.ScoreRequest, outline: RequestOutline, replies: Sequence[int]) -> int:
+        """Bytes that the answer takes beside the scores, whose sizes are `replies`, until the call ends."""
+
+    @abstractmethod
+    async def _send_header(self, request: ParsedRequest, weights_hash: str) -> None:
+        """Begins the answer."""
+
+    @abstractmethod
+    async def _encode(
+        self, scores: Scores, request: ParsedRequest, index: int, bounds: RequestBounds, nbytes: int
+    ) -> Any:
+        """The scores of a sequence, which take `nbytes`, in the form in which they travel."""
+
+    @abstractmethod
+    async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: Any) -> None:
+        """Sends, or keeps, what `_encode` returned."""
+
+    @abstractmethod
+    async def _end(self, timings: Timings) -> None:
+        """Ends the answer."""
 
 
 def _prices(outline: RequestOutline, bounds: RequestBounds) -> list[Price]:

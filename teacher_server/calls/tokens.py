@@ -1,4 +1,4 @@
-"""Where a server may listen and who may call what: TLS files, and bearer tokens with scopes; both reload on change.
+"""Where a server may listen, and who may call what: bearer tokens with scopes, which reload on change.
 
 The token file is a YAML list of `{name, token | sha256, scopes: [score, admin]}`. If a changed file cannot be read, the
 previous contents stay valid, so that a bad deployment does not lock everyone out.
@@ -7,16 +7,12 @@ previous contents stay valid, so that a bad deployment does not lock everyone ou
 import hashlib
 import hmac
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from opd.config.text import read_yaml
 from opd.errors import AuthError, ConfigError, ScopeError
-from opd.tls_files import fault_of
 from opd.wire.bounds import MAX_NAME_CHARS
 from opd.wire.channel import is_loopback
 from teacher_server.settings import SecuritySettings
@@ -24,7 +20,6 @@ from teacher_server.settings import SecuritySettings
 _log = logging.getLogger(__name__)
 
 SCOPES = ("score", "admin")
-RELOAD_SECONDS = 1.0
 MAX_TOKEN_CHARS = 4096
 MAX_TOKEN_FILE_BYTES = 1024 * 1024
 
@@ -195,62 +190,3 @@ def _read_entry(path: Path, index: int, entry: Any) -> tuple[bytes, Principal]:
         if len(digest) != 32:
             raise ConfigError(f"{where}: sha256 must be a string of 64 hex digits.")
     return digest, Principal(name, frozenset(scopes))
-
-
-class Certificates:
-    """Server credentials that follow changes of their files: certificate, key, and certificate authorities of clients.
-
-    Raises:
-        ConfigError: if a file cannot be read at the start.
-    """
-
-    def __init__(self, security: SecuritySettings) -> None:
-        self._security = security
-        self._files = [f for f in (security.tls_cert, security.tls_key, security.client_ca) if f is not None]
-        self._stamps = self._now()
-        self._checked = time.monotonic()
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Credentials whose files gRPC has checked at every handshake; connections that are open stay open."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._read(), self._fetch, require_client_authentication=self._security.client_ca is not None
-        )
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new configuration, or None to keep the current one."""
-        # gRPC asks at every handshake; the files are looked at once a second at most.
-        if time.monotonic() - self._checked < RELOAD_SECONDS:
-            return None
-        self._checked = time.monotonic()
-        try:
-            stamps = self._now()
-            if stamps == self._stamps:
-                return None
-            fresh = self._read()
-        except (ConfigError, ValueError) as error:
-            _log.error("certificates refused, old ones stay", extra={"reason": error})
-            return None
-        self._stamps = stamps
-        _log.info("certificates reloaded")
-        return fresh
-
-    def _now(self) -> list[tuple[int, int]]:
-        try:
-            return [(info.st_mtime_ns, info.st_ino) for info in (file.stat() for file in self._files)]
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename} cannot be read: {error.strerror}; check its path and permissions."
-            ) from error
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        security = self._security
-        try:
-            pair = [((security.tls_key or Path()).read_bytes(), (security.tls_cert or Path()).read_bytes())]
-            roots = security.client_ca.read_bytes() if security.client_ca else None
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename} cannot be read: {error.strerror}; check its path and permissions."
-            ) from error
-        if fault := fault_of(security.tls_cert, security.tls_key, security.client_ca, other="client"):
-            raise ConfigError(fault)
-        return grpc.ssl_server_certificate_configuration(pair, root_certificates=roots)

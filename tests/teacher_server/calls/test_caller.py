@@ -1,6 +1,6 @@
 import pytest
 
-from teacher_server.rpc.caller import peer_address
+from teacher_server.calls.caller import peer_address
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import contextlib
 import pytest
 
 from opd.errors import OverloadedError
-from teacher_server.rpc.call_slots import CallSlots, WaitingSlots
+from teacher_server.calls.call_slots import CallSlots, WaitingSlots
 
 
 def test_places_are_bounded_for_a_caller_and_over_all_and_come_back() -> None:
