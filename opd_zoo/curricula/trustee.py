@@ -72,7 +72,7 @@ class Trustee(Controller[TrusteeSettings]):
     Its state is D and the mean rewards of the last steps.
     """
 
-    traits = Traits(works_ahead=True)
+    traits = Traits(works_ahead=True, tags={_TAG: CASE})
 
     def __init__(self, settings: TrusteeSettings) -> None:
         super().__init__(settings)
@@ -89,10 +89,6 @@ class Trustee(Controller[TrusteeSettings]):
         names = [str(entry.get("name", "")).rpartition(":")[2] for entry in recipe.rewards]
         if "trustee" not in names:
             raise ConfigError("method trustee needs rewards in [-1, 1]; add reward trustee.")
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """The difficulty, on rows of simulated prompts."""
-        return frozenset({_TAG} if CASE in prompt.extra else ())
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Give each simulated prompt its levels and its task, the same for all its answers."""

@@ -12,12 +12,12 @@ Source: arXiv 2606.22600; evidence: two released implementations read (the autho
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from opd_zoo.distil.token_reward import TokenReward, TokenRewardSettings
-from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -42,7 +42,7 @@ class IwOpdSettings(TokenRewardSettings):
 class IwOpd(TokenReward[IwOpdSettings]):
     """Sampled distillation with more weight on early tokens."""
 
-    traits = Traits(learns_from_given_rows=False, ranks_tokens=True)
+    traits = replace(TokenReward.traits, ranks_tokens=True)
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module; metric mean_weight."""

@@ -13,6 +13,7 @@ Source: arXiv 2603.11137, its formulas as two independent reimplementations give
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -20,7 +21,6 @@ from pydantic import Field
 from opd_zoo.distil.selection import top_share
 from opd_zoo.distil.token_reward import TokenReward, TokenRewardSettings
 from student.data.token_batch import have
-from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class ReopoldSettings(TokenRewardSettings):
 class Reopold(TokenReward[ReopoldSettings]):
     """Sampled distillation with a floor under the reward, in two phases."""
 
-    traits = Traits(learns_from_given_rows=False, ranks_tokens=True)
+    traits = replace(TokenReward.traits, ranks_tokens=True)
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
         """See the module; metrics floored_share and selected_share."""

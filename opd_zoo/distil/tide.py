@@ -14,6 +14,7 @@ over each response. Defaults are the code's.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -23,7 +24,6 @@ from opd_zoo.distil.token_reward import TokenReward, TokenRewardSettings
 from student.data.needs import SCORES, SCORES_AT_TEACHER, TEACHER, Needs, SignalNeed
 from student.data.token_batch import TokenBatch, have
 from student.plugin.terms import TermOutput
-from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -48,7 +48,7 @@ class TideSettings(TokenRewardSettings):
 class Tide(TokenReward[TideSettings]):
     """A bounded penalty where the student is overconfident, and the teacher's top k where it lacks mass (TIDE)."""
 
-    traits = Traits(learns_from_given_rows=False, ranks_tokens=True)
+    traits = replace(TokenReward.traits, ranks_tokens=True)
 
     def needs(self) -> Needs:
         """The teacher's top k, and the student there."""

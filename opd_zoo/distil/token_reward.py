@@ -20,8 +20,6 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jaxtyping import Float
     from torch import Tensor
 
@@ -43,12 +41,7 @@ TokenRewardSettings_co = TypeVar(
 class TokenReward(Term[TokenRewardSettings_co]):
     """A policy gradient on a reward per token, which subclasses define."""
 
-    traits = Traits(learns_from_given_rows=False)
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The reverse KL to the teacher."""
-        return {"reverse_kl": "KL"}
+    traits = Traits(shown={"reverse_kl": "KL"}, learns_from_given_rows=False)
 
     def needs(self) -> Needs:
         """The teacher's log-probs of the response tokens."""

@@ -33,7 +33,7 @@ from student.data.needs import EMA, Needs, merge
 from student.data.outcome import reward_of
 from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch
-from student.plugin.terms import TermOutput
+from student.plugin.terms import TermOutput, measured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ class TtOpd(TokenSelection[TtOpdSettings]):
         rows, s = batch.rows, self.settings
         # An episode whose reward is unknown does not count as failed.
         failed = [s.flip_failed and (reward := reward_of(row)) is not None and reward < s.success for row in rows]
-        cut = [int((row.loss_mask & ~self.within(row)).sum()) for row in rows]
+        cut = [int((row.loss_mask & ~self.settings.within_turns(row)).sum()) for row in rows]
         metrics: dict[str, Any] = {
             "tt_hinted": (float(sum(map(self._hinted, rows))), float(len(rows))),
             "tt_cut": (float(sum(cut)), float(sum(int(row.loss_mask.sum()) for row in rows))),
@@ -141,9 +141,9 @@ class TtOpd(TokenSelection[TtOpdSettings]):
             ConfigError: naming those that have not acted by step `within`.
         """
         super().observe(report)
-        if (self.measured(report, "tt_hinted") or 0.0) > 0:
+        if (measured(self, report, "tt_hinted") or 0.0) > 0:
             self._seen.add("hint")
-        if (self.measured(report, "tt_cut") or 0.0) > 0:
+        if (measured(self, report, "tt_cut") or 0.0) > 0:
             self._seen.add("cut")
         distance = report.metrics.get("ema_distance", 0.0)
         # Right after `copy_every` the distance is 0, so the previous distance shows whether the average differed.

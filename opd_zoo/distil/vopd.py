@@ -25,7 +25,7 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 
 class VopdSettings(TermSettings):
@@ -46,12 +46,7 @@ class VopdSettings(TermSettings):
 class Vopd(Term[VopdSettings]):
     """Sampled distillation with the KL as a control variate."""
 
-    traits = Traits(sums_teachers=True, learns_from_given_rows=False)
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The reverse KL to the teacher."""
-        return {"reverse_kl": "KL"}
+    traits = Traits(shown={"reverse_kl": "KL"}, sums_teachers=True, learns_from_given_rows=False)
 
     def needs(self) -> Needs:
         """The teacher's log-probs at the student's top k."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from student.data.hooks import ModelHook, Reading
+    from student.data.hooks import Reading
     from student.model.model import Student
     from student.plugin.terms import Term
     from student.settings.recipe import Recipe
@@ -98,10 +98,6 @@ class Alp(PolicyGradient[AlpSettings]):
         """The noise module and the learning rate of its sizes."""
         self._noise = LayerNoise(student.lm, self.settings.noise)
         return self._noise, self.settings.noise_rate
-
-    def hooks(self) -> Sequence[ModelHook]:
-        """This object, which adds the noise to forward passes."""
-        return (self,)
 
     def around(self, lm: PreTrainedModel, reading: Reading) -> AbstractContextManager[None]:
         """Add noise to the forward passes of updates only."""

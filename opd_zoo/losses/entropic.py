@@ -29,7 +29,7 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import TermOutput
+from student.plugin.terms import TermOutput, measured
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Entropic(PolicyGradient[EntropicSettings]):
     def observe(self, report: StepReport) -> None:
         """Update the errors with the step's mean entropy."""
         super().observe(report)
-        entropy = self.measured(report, "student_entropy")
+        entropy = measured(self, report, "student_entropy")
         if entropy is None:
             return
         if not (self.settings.unwind and abs(self.alpha) >= 1.0):

@@ -18,7 +18,7 @@ from pydantic import Field
 from opd_zoo.losses.entropy_bonus import from_uniform
 from student.data.needs import HIDDEN, SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput, TermSettings, measured
 from student.plugin.traits import Traits
 from student.rl.losses.ratios import turn_in_row
 
@@ -96,7 +96,7 @@ class Epo(Term[EpoSettings]):
         """Move the mean entropy of each turn towards that of the step."""
         turns = sorted({int(n) for name in report.metrics for _, found, n in [name.rpartition(_BY_TURN)] if found})
         for turn in turns:
-            value = self.measured(report, f"{_BY_TURN}{turn}")
+            value = measured(self, report, f"{_BY_TURN}{turn}")
             if value is not None:
                 old = self.means.get(turn, value)
                 self.means[turn] = self.settings.memory * old + (1.0 - self.settings.memory) * value

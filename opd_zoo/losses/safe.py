@@ -24,7 +24,7 @@ from pydantic import Field
 from opd.wire.types import PayloadKind, PayloadSpec
 from student.data.needs import REFERENCE, Needs, SignalNeed, merge
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import TermOutput
+from student.plugin.terms import TermOutput, measured
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Safe(PolicyGradient[SafeSettings]):
     def observe(self, report: StepReport) -> None:
         """Move the threshold by the step's KL, entropy and mean reward."""
         super().observe(report)
-        kl, entropy = (self.measured(report, key) for key in _READ)
+        kl, entropy = (measured(self, report, key) for key in _READ)
         # Replayed answers were sampled by other weights, so they say nothing about how fast these improve.
         rewards = [o.reward for o in report.outcomes if o.reward is not None and o.origin != "replay"]
         if kl is None or not rewards:

@@ -87,6 +87,7 @@ class SignalMethod(Controller[SignalSettings_co]):
         by = self.settings.by
         return Traits(
             columns=() if by in ("prompt", "domain") else (by,),
+            tags={} if by in ("prompt", "domain") else {by: ""},
             remembers_prompts=self.remembers and by == "prompt",
             why={
                 "works_ahead": "it remembers what a step was planned from until the step has been trained on",
@@ -99,11 +100,6 @@ class SignalMethod(Controller[SignalSettings_co]):
         self._rollout: RolloutSettings | None = None
         self._notes: dict[str, dict[str, float]] = {}
         self._planned = -1
-
-    @property
-    def label(self) -> str:
-        """Its name in metrics and notes."""
-        return str(self.settings.name).rpartition(":")[2]
 
     def needs(self) -> Needs:
         """Rewards, or the teacher's log-probs of the sampled tokens."""
@@ -118,10 +114,6 @@ class SignalMethod(Controller[SignalSettings_co]):
             ConfigError: for a column in `by` that prompts do not keep.
         """
         self._rollout = recipe.rollout
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """The column in `by`."""
-        return frozenset({self.settings.by} - {"prompt", "domain"})
 
     def arm(self, prompt: Prompt) -> str:
         """The arm of a prompt, which has a history of results: the prompt, its domain or its column, by `by`."""

@@ -30,7 +30,6 @@ from student.plugin.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
     from student.plugin.controllers import Services
@@ -84,7 +83,7 @@ class PromptAugmentation(Controller[PromptAugmentationSettings]):
     """Asks each prompt through one of several templates, chosen at random."""
 
     evidence = "text and code"
-    traits = Traits(works_ahead=True)
+    traits = Traits(works_ahead=True, tags={_TAG: ""})
 
     def __init__(self, settings: PromptAugmentationSettings) -> None:
         super().__init__(settings)
@@ -116,10 +115,6 @@ class PromptAugmentation(Controller[PromptAugmentationSettings]):
             if template.prefix:
                 ids = services.tokenizer(template.prefix, add_special_tokens=False)["input_ids"]
                 self._prefixes[index] = tuple(int(token) for token in ids)
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """The place of the template."""
-        return frozenset({_TAG})
 
     def plan(self, plan: StepPlan) -> StepPlan:
         """Ask each prompt through its template."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from opd.tasks.prompt import Prompt
-    from student.data.hooks import ModelHook, Reading
+    from student.data.hooks import Reading
     from student.data.row import Row
     from student.learning.updates import Update
     from student.plugin.controllers import Services
@@ -77,10 +77,6 @@ class RoutingReplay(Controller[RoutingReplaySettings]):
         if self.settings.source == "rollout":
             return Needs(moe_routes=True)
         return Needs(signals=(SignalNeed(STUDENT, PayloadSpec.sampled()),))
-
-    def hooks(self) -> Sequence[ModelHook]:
-        """This object, which hooks the student's forward passes."""
-        return (self,)
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse source `old` together with stale rows, which other weights have sampled.

@@ -5,10 +5,10 @@
         loss.backward()                                  # the hooks still act where activations are recomputed
 
 A hook is a context manager around the forward pass of a micro-batch. In an update it also covers the backward pass,
-because activation checkpointing runs the layers there again and must meet the same hook. Methods and terms return hooks
-(`Controller.hooks`, `Term.hooks`). A hook finds modules in the model that it is given (`decoder_layers`, or by name)
-and registers torch's own forward hooks on them, which also work under DDP, FSDP2 and adapters. What a hook does to a
-row must depend on that row alone, so that it does not change with micro-batches or ranks, or when a step is repeated.
+because activation checkpointing runs the layers there again and must meet the same hook. A method or term
+is a hook if it has `around`. A hook finds modules in the model that it is given (`decoder_layers`, or by name) and
+registers torch's own forward hooks on them, which also work under DDP, FSDP2 and adapters. What a hook does to a row
+must depend on that row alone, so that it does not change with micro-batches or ranks, or when a step is repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,7 @@ class Reading:
     update: int = 0
 
 
+@runtime_checkable
 class ModelHook(Protocol):
     """A hook on the student's forward pass."""
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from opd.errors import ConfigError
 from opd.fleet.membership.outage import OutageHooks
 from opd.wire.v1 import teacher_pb2 as pb
+from student.data.hooks import ModelHook
 from student.data.needs import merge
 from student.data.plan import PromptCursor
 from student.job.evaluate import EvalMeasure
@@ -200,10 +201,10 @@ def _student(prepared: Prepared, accelerator: Accelerator, stack: ExitStack) -> 
     )
     twin = None
     if recipe.train.sharding == "fsdp":
-        if recipe.train.max_staleness and not prepared.plugins.engine.holds_weights:
+        if recipe.train.max_staleness and not prepared.plugins.engine.traits.holds_weights:
             twin = copy_of(student.lm)
         stack.callback(shard(student, accelerator.device, half=accelerator.mixed_precision == "bf16"))
-    student.hooks = [hook for controller in prepared.plugins.controllers for hook in controller.hooks()]
+    student.hooks = [controller for controller in prepared.plugins.controllers if isinstance(controller, ModelHook)]
     return student, twin
 
 

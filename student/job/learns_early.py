@@ -13,14 +13,16 @@ interrupted, or whose teacher is lost, can be taken again.
 `train.micro_batch_tokens` sets how finely scoring and learning interleave; with a single micro-batch nothing is gained.
 """
 
+from student.data.hooks import ModelHook
 from student.job.plugins import Plugins
 from student.plugin.controllers import Controller
-from student.plugin.terms import Term
+from student.plugin.terms import Term, TermSettings
 from student.scoring.contexts import reads_outcomes
 from student.settings.recipe import Recipe
 
-_OF_TERMS = ("admits", "assess", "hooks", "prepare", "selects", "sequence", "strata", "stratum", "within")
-_OF_METHODS = ("compose", "hooks", "updates")
+_OF_TERMS = ("assess", "prepare", "selects", "stratum")
+_OF_SETTINGS = ("admits", "strata_of", "within_turns")
+_OF_METHODS = ("compose", "updates")
 
 
 def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
@@ -31,7 +33,11 @@ def learns_early(recipe: Recipe, plugins: Plugins) -> bool:
     # Contexts built from outcomes are only known once rows are judged, and their requests are sent after that.
     if any(reads_outcomes(role, context) for role, context in recipe.contexts.items()):
         return False
+    if any(isinstance(part, ModelHook) for part in (*plugins.terms, *plugins.controllers)):
+        return False
     hooks = [(getattr(type(term), name), getattr(Term, name)) for term in plugins.terms for name in _OF_TERMS]
+    for term in plugins.terms:
+        hooks += [(getattr(type(term.settings), name), getattr(TermSettings, name)) for name in _OF_SETTINGS]
     for method in plugins.controllers:
         hooks += [(getattr(type(method), name), getattr(Controller, name)) for name in _OF_METHODS]
     hooks += [(type(reward).reward, None) for reward in plugins.rewards.parts]

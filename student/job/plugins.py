@@ -80,7 +80,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     together = Parts(recipe, terms, controllers, strategy, rewards, engine)
     refuse(together)
     _check_quantized(recipe, engine)
-    if needs.moe_routes and not engine.records_moe_routes:
+    if needs.moe_routes and not engine.traits.records_moe_routes:
         raise ConfigError(
             f"rollout.engine {engine.settings.name} does not record which experts its tokens use; set rollout.engine "
             "to {name: transformers}, or source: old in method routing_replay."
@@ -126,7 +126,7 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
     """
     four = recipe.model.lora is not None and recipe.model.lora.quantize is not None
     eight = recipe.train.optimizer == "adamw_8bit"
-    if four and engine.holds_weights:
+    if four and engine.traits.holds_weights:
         raise ConfigError(
             f"rollout.engine {engine.settings.name} holds weights of its own and would sample from the base as stored "
             "on disk, not from the 4-bit base that is trained over (model.lora.quantize); set rollout.engine to "

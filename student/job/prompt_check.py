@@ -12,6 +12,8 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from student.data.outcome import KEYS
 from student.job.plugins import Plugins
+from student.job.rules import advantages_of
+from student.plugin.base import Plugin
 from student.scoring.contexts import Contexts
 from student.settings.recipe import Recipe
 
@@ -28,9 +30,8 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
     """
     prompts = source.prompts("train", min(recipe.rollout.prompts_per_step, _JUDGED_PROMPTS))
     source.prompts("heldout", recipe.eval.prompts)
-    for plugin in (*plugins.controllers, plugins.strategy):
+    for plugin in _all(plugins):
         plugin.check_prompts(prompts)
-    plugins.rewards.check_prompts(prompts)
     _check_groups(plugins, prompts)
     if plugins.needs.reward == "verdict" and not can_judge(prompts, source):
         raise DataError(
@@ -39,24 +40,30 @@ def check_prompts(recipe: Recipe, plugins: Plugins, source: PromptSource) -> Non
         )
 
 
+def _all(plugins: Plugins) -> list[Plugin[Any]]:
+    advantages = [advantage for term in plugins.terms for advantage in advantages_of(term)]
+    steering = [*plugins.controllers, plugins.strategy]
+    return [*plugins.terms, *advantages, *steering, *plugins.rewards.parts, plugins.engine]
+
+
 def _check_groups(plugins: Plugins, prompts: Sequence[Prompt]) -> None:
     """Refuse an advantage that groups by a tag which rows of some prompt do not have.
 
     Raises:
         ConfigError: naming the tag, and those that there are.
     """
-    chains = [chain for term in plugins.terms if (chain := getattr(term, "chain", None)) is not None]
-    parts = {part: set(part.settings.group) - set(KEYS) for chain in chains for part in chain.parts}
+    advantages = [advantage for term in plugins.terms for advantage in advantages_of(term)]
+    parts = {part: set(part.settings.group) - set(KEYS) for part in advantages}
     for prompt in prompts if any(parts.values()) else ():
         tags = {"ended"} if ENVIRONMENT in prompt.extra else set()
-        for plugin in (*plugins.controllers, plugins.strategy):
-            tags |= plugin.tags(prompt)
+        for plugin in _all(plugins):
+            tags |= {tag for tag, column in plugin.traits.tags.items() if not column or column in prompt.extra}
         for part, wanted in parts.items():
             for tag in sorted(wanted - tags):
                 raise ConfigError(
                     f"advantage {part.settings.name!r} groups by tag {tag!r}, which rows of {prompt.name} do not have; "
                     f"group by some of {', '.join((*KEYS, *sorted(tags)))}, or have the plug-in that sets the tag name "
-                    "it (method tags)."
+                    "it (trait tags)."
                 )
 
 

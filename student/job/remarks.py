@@ -54,7 +54,7 @@ def _idle_bounds(p: Parts) -> Iterator[str]:
             yield f"{names} of term {term.settings.name!r} can never act, because ratio none has no ratio"
             continue
         # A ratio to the policy that sampled is 1 only for what this very student sampled, by the same numerics.
-        others = p.engine.holds_weights or (term.settings.rows != "sampled" and p.givers)
+        others = p.engine.traits.holds_weights or (term.settings.rows != "sampled" and p.givers)
         moved = train.max_staleness or train.epochs * train.minibatches > 1
         if not moved and not (getattr(term.settings, "ratio_to", "") == "behaviour" and others):
             yield (
@@ -66,7 +66,7 @@ def _idle_bounds(p: Parts) -> Iterator[str]:
 def _no_mismatch(p: Parts) -> Iterator[str]:
     others = any(part.traits.gives_log_probs for part in p.givers)
     for part in p.all:
-        alike = not p.engine.holds_weights and not p.recipe.train.max_staleness and not others
+        alike = not p.engine.traits.holds_weights and not p.recipe.train.max_staleness and not others
         if part.traits.wants_mismatch and alike:
             yield (
                 f"{named(part)} never acts, because engine {p.engine.settings.name} samples with the same weights and "

@@ -305,7 +305,7 @@ def _staleness(p: Parts) -> Iterator[str]:
     if not steps:
         return
     # Only the loop's thread may use collectives; with two threads, ranks could pair them wrongly.
-    if p.recipe.train.sharding != "none" and engine.takes_shards and not engine.packs:
+    if p.recipe.train.sharding != "none" and engine.traits.takes_shards and type(engine).pack is RolloutEngine.pack:
         yield (
             f"train.max_staleness is {steps}, but rollout.engine {engine.settings.name} gathers the weights of a "
             "sharded student from all ranks at once, which it cannot do while the student learns; set "
@@ -318,7 +318,7 @@ def _staleness(p: Parts) -> Iterator[str]:
                 "train.max_staleness: 0."
             )
     giving = next((part.settings.name for part in p.controllers if part.traits.gives_rows), None)
-    if engine.holds_weights and giving is not None:
+    if engine.traits.holds_weights and giving is not None:
         yield (
             f"rollout.engine {engine.settings.name} has weights of its own and leaves the given answers of {giving} "
             "to the student itself, which learns while train.max_staleness samples; set train.max_staleness: 0, or "

@@ -65,7 +65,7 @@ def open_sampler(prepared: Prepared, setup: EngineSetup, learner: Learner, stack
     stack.callback(engine.close)
     player = EpisodePlayer(prepared.recipe.rollout.episodes, setup.tokenizer, setup.spec)
     stack.callback(player.close)
-    beside = bool(prepared.recipe.train.max_staleness) and engine.holds_weights
+    beside = bool(prepared.recipe.train.max_staleness) and engine.traits.holds_weights
     return PolicySampler(engine, learner, player, beside=beside)
 
 
@@ -96,7 +96,7 @@ def open_ahead(
         return None
     tokenizer = copy.deepcopy(setup.tokenizer)  # a fast tokenizer must not be used by two threads at once
     own: RolloutEngine | None = None
-    if not engine.holds_weights:
+    if not engine.traits.holds_weights:
         own = CopyEngine(RolloutEngineSettings(name="copy"))
         model = (twin or copy_of(setup.model)).to(learner.accelerator.device)
         own.open(replace(setup, model=model, tokenizer=tokenizer, shards=None))
@@ -110,7 +110,7 @@ def open_ahead(
 
     player = EpisodePlayer(prepared.recipe.rollout.episodes, tokenizer, setup.spec)
     stack.callback(player.close)
-    packs, shares = learner.sharded and engine.takes_shards, engine.shared and learner.ranks.count > 1
+    packs, shares = learner.sharded and engine.traits.takes_shards, engine.traits.shared and learner.ranks.count > 1
     ahead = Ahead(
         train.max_staleness,
         train.steps,

@@ -23,6 +23,7 @@ from student.job.saving import Saver
 from student.learning.blame import blaming
 from student.model.meeting import join
 from student.model.ranks import launched_ranks
+from student.plugin.controllers import begin
 from student.report.ending import RunEnding
 from student.report.telemetry import Telemetry, check_port
 from student.report.trackers import check_trackers
@@ -133,7 +134,7 @@ class Session:
         self.job.sampler.moved(self.state.steps)
         with blaming(self.ranks.count):
             for controller in self.job.controllers:
-                controller.begin(self.job.services)
+                begin(controller, self.job.services)
         try:
             after = self.ranks.agree(self._reporting)
         except OpdError as error:

@@ -65,7 +65,7 @@ def position_weights(
             turns, count = turn_numbers(rows)
             of_token = torch.from_numpy(turns).to(device)
         elif mode != "token_mean":
-            sequences = _numbered(_sequences(term, rows, whole_prompts=mode == "prompt_mean"))
+            sequences = _numbered(_sequences(rows, whole_prompts=mode == "prompt_mean"))
             of_token, count = spread(sequences), len(set(sequences))
         labels = [term.stratum(row) for row in rows] if mode == "balanced" else []
         # The same order on all ranks, because `token_weights` sums counts over ranks by index.
@@ -86,10 +86,10 @@ def position_weights(
 
 
 def positions_of(term: Term, rows: Sequence[Row]) -> Bool[Tensor, " N"]:
-    """[N] bool, the positions of `rows`, row after row, that `Term.within` leaves to the term."""
+    """[N] bool, the positions of `rows`, row after row, that `TermSettings.within_turns` leaves to the term."""
     if term.settings.first_turns is None:
         return torch.ones(sum(row.length for row in rows), dtype=torch.bool)
-    return torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(term.within(row) for row in rows)]))
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.bool_), *(term.settings.within_turns(row) for row in rows)]))
 
 
 def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
@@ -106,7 +106,7 @@ def turn_numbers(rows: Sequence[Row]) -> tuple[NDArray[np.int64], int]:
     return np.concatenate(numbers), first
 
 
-def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:
+def _sequences(rows: Sequence[Row], *, whole_prompts: bool) -> list[Hashable]:
     """The sequence that each row belongs to; a row that occurs twice, as a replayed row may, counts twice."""
     if whole_prompts:
         return [(row.key.step, row.key.uid) for row in rows]
@@ -114,7 +114,7 @@ def _sequences(term: Term, rows: Sequence[Row], *, whole_prompts: bool) -> list[
     sequences: list[Hashable] = []
     for row in rows:
         seen[row.key] = copy = seen.get(row.key, -1) + 1
-        sequences.append((term.sequence(row), copy))
+        sequences.append((row.key.rollout, copy))
     return sequences
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
 from student.data.batch import HeadLookup, collate, split
+from student.data.hooks import ModelHook
 from student.data.needs import HIDDEN, Needs
 from student.data.row import Row
 from student.data.schedule import learning_rate
@@ -85,7 +86,7 @@ class Learner:
             student.beside[place] = module
             times = rate / settings.learning_rate
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
-        student.hooks = [*student.hooks, *objective.hooks()]
+        student.hooks = [*student.hooks, *(term for term in objective.terms if isinstance(term, ModelHook))]
         adamw = AdamW8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
         # Not wrapped by accelerate, whose wrapper serves TPUs and float16 and searches for a package twice a step.
         self.optimizer: torch.optim.Optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)

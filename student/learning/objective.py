@@ -22,11 +22,10 @@ from student.data.row import Row
 from student.data.schedule import WeightSchedule
 from student.data.token_batch import TokenBatch
 from student.learning.aggregation import position_weights, positions_of
-from student.plugin.terms import Term, TermOutput, losses_of
+from student.plugin.terms import Term, TermOutput, losses_of, metric_names
 from student.state.named_states import load_states, names_of, states_of
 
 if TYPE_CHECKING:
-    from student.data.hooks import ModelHook
     from student.model.model import Student
 
 Metrics = dict[str, tuple[float, float]]
@@ -61,12 +60,12 @@ class Objective:
         return merge(term.needs() for term in self.terms)
 
     def shown(self) -> dict[str, tuple[str, ...]]:
-        """What the terms show first: by label, the names that the metric may have; see `Term.shown`."""
+        """What the terms show first: by label, the names that the metric may have; see `Traits.shown`."""
         figures: dict[str, tuple[str, ...]] = {}
         for term in self.terms:
-            for metric, label in term.shown.items():
+            for metric, label in term.traits.shown.items():
                 shared = label in figures or (metric == "loss" and len(self.terms) > 1)
-                figures[f"{label} of {term.label}" if shared else label] = term.metric_names(metric)
+                figures[f"{label} of {term.label}" if shared else label] = metric_names(term, metric)
         return figures
 
     @property
@@ -83,10 +82,6 @@ class Objective:
                 modules[name.replace(".", "/")] = module  # torch refuses a dot in the name of a module
         return modules
 
-    def hooks(self) -> list[ModelHook]:
-        """The hooks of all terms; see `Term.hooks`."""
-        return [hook for term in self.terms for hook in term.hooks()]
-
     def bind(self, tokenizer: Any) -> None:
         """Show each term the student's tokenizer."""
         for term in self.terms:
@@ -96,7 +91,7 @@ class Objective:
         """Let each term look at the whole batch of the step; see `Term.assess`."""
         for term in self.terms:
             term.assess(rows, outcomes, places)
-        self._strata = [term.strata(outcomes) for term in self.terms]
+        self._strata = [term.settings.strata_of(outcomes) for term in self.terms]
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Let each term look at this rank's rows of an update."""

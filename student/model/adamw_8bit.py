@@ -9,6 +9,9 @@ rank's scales are those of its codes wherever its rows are whole groups. Blocks,
 are then the same for any number of ranks.
 
 Moments stay in float32 in tensors of fewer than 4,096 elements and where a shard would end within a block.
+
+No library's own optimizer serves: bitsandbytes' AdamW8bit (0.50) resumes bit for bit in one process, but its update
+raises on the DTensors of FSDP2; torchao's (0.18) holds moments that safetensors cannot, and compiles its first step.
 """
 
 import math

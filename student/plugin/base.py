@@ -32,6 +32,8 @@ class Plugin(Generic[Settings_co]):
 
     def __init__(self, settings: Settings_co) -> None:
         self.settings = settings
+        self.label = str(getattr(settings, "name", "")).rpartition(":")[2]
+        """Its name in metrics and in `Row.reward_parts`; the objective numbers terms of the same name."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Take `settings_type` from the type argument; a base of others takes the bound of its variable."""
@@ -66,10 +68,6 @@ class Plugin(Generic[Settings_co]):
     def traits(self) -> Traits:
         """What it states of itself under its settings; a plain class attribute if that does not depend on them."""
         return Traits()
-
-    def tags(self, prompt: Prompt) -> frozenset[str]:
-        """Names of the tags that it puts on all rows of a prompt, by which advantages may then form groups."""
-        return frozenset()
 
     def remarks(self, recipe: Recipe, terms: Sequence[Any]) -> list[str]:
         """Warnings to log about a recipe that is valid but may not do what its author expects, one clause each."""

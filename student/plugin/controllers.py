@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from opd.tasks.prompt import Prompt
     from opd.wire.types import PayloadSpec, ScoreItem, Scores
-    from student.data.hooks import ModelHook
     from student.learning.learner import Learner
     from student.learning.updates import Update
     from student.rollout.policy_sampler import PolicySampler
@@ -166,22 +165,13 @@ class Services(Protocol):
 
 
 class Controller(Plugin[ControllerSettings_co]):
-    """Base class of controllers; every hook has a default that does nothing."""
+    """Base class of controllers; every hook has a default that does nothing.
 
-    def __init__(self, settings: ControllerSettings_co) -> None:
-        super().__init__(settings)
-        self._services: Services | None = None
+    A controller that acts inside the student's forward pass is also a `student.data.hooks.ModelHook`.
+    """
 
-    @property
-    def services(self) -> Services:
-        """The services passed to `begin`, for hooks that are not passed services themselves."""
-        if self._services is None:
-            raise RuntimeError(f"{type(self).__name__} uses its services before it was started.")
-        return self._services
-
-    def hooks(self) -> Sequence[ModelHook]:
-        """Hooks on the student's forward pass; see `student.data.hooks`."""
-        return ()
+    services: Services
+    """What the loop offers, from `start` on."""
 
     def check_model(self, lm: PreTrainedModel) -> None:
         """Look at the student, whose tensors are still without content, before it is loaded, also in a dry run.
@@ -189,11 +179,6 @@ class Controller(Plugin[ControllerSettings_co]):
         Raises:
             ConfigError: if the method cannot work with such a model.
         """
-
-    def begin(self, services: Services) -> None:
-        """Keep the services and call `start`; called by the loop."""
-        self._services = services
-        self.start(services)
 
     def start(self, services: Services) -> None:
         """Prepare, once, before the first step or after a resume."""
@@ -233,3 +218,9 @@ class Controller(Plugin[ControllerSettings_co]):
     def finished(self) -> bool:
         """Whether the run should end before `train.steps`; called before each step on every rank."""
         return False
+
+
+def begin(controller: Controller, services: Services) -> None:
+    """Give a controller its services and start it."""
+    controller.services = services
+    controller.start(services)

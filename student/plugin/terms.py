@@ -24,13 +24,12 @@ from student.plugin.base import Plugin
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from jaxtyping import Float
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from student.data.hooks import ModelHook
     from student.data.outcome import Outcome
     from student.data.report import StepReport
     from student.data.row import Row
@@ -173,6 +172,22 @@ class TermSettings(Settings):
     first_turns: int | None = Field(None, ge=1)
     """Learn from and average over only this many turns of an episode, from the first on; null for all."""
 
+    def admits(self, row: Row | Outcome) -> bool:
+        """Whether `rows` includes a row, judged by the row itself or by its outcome."""
+        return self.rows == "all" or row.on_policy == (self.rows == "sampled")
+
+    def within_turns(self, row: Row) -> NDArray[np.bool_]:
+        """[T] bool, the positions of a row that `first_turns` leaves."""
+        if self.first_turns is None or not row.turns:
+            return np.ones(row.length, np.bool_)
+        return np.arange(row.length) < row.turns[: self.first_turns][-1][1]
+
+    def strata_of(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """All of `strata` that occur in the step, over all ranks, from the outcomes of the rows; sorted."""
+        if self.strata in ("domain", "teacher"):
+            return sorted({outcome.domain if self.strata == "domain" else outcome.teacher for outcome in outcomes})
+        return sorted({outcome.tags.get(self.strata, "") for outcome in outcomes})
+
 
 TermSettings_co = TypeVar("TermSettings_co", bound=TermSettings, covariant=True, default=TermSettings)
 
@@ -181,7 +196,6 @@ class Term(Plugin[TermSettings_co]):
     """Base class of the terms of an objective. Subclasses give `needs` and `token_losses`.
 
     Attributes:
-        label: the term's name in metrics; the objective numbers terms of the same name.
         repeats: whether an earlier term of the objective has the same name; if so, all its metrics begin with `label`.
     """
 
@@ -192,16 +206,7 @@ class Term(Plugin[TermSettings_co]):
 
     def __init__(self, settings: TermSettings_co) -> None:
         super().__init__(settings)
-        self.label = str(settings.name).rpartition(":")[2]
         self.repeats = False
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """Its metrics that step lines, `opd watch` and the report show first, with their labels on a step line.
-
-        "loss" is the term's own loss. Metrics that the step does not have are left out.
-        """
-        return {"loss": "loss"}
 
     def bind(self, tokenizer: Any) -> None:
         """Receive the student's tokenizer, once, before the first step."""
@@ -213,46 +218,17 @@ class Term(Plugin[TermSettings_co]):
         """
         return None
 
-    def hooks(self) -> Sequence[ModelHook]:
-        """Hooks on the student's forward pass, which affect all terms; see `student.data.hooks`.
-
-        Called after `module`.
-        """
-        return ()
-
-    def admits(self, row: Row | Outcome) -> bool:
-        """Whether the setting `rows` includes a row, judged by the row itself or by its outcome."""
-        return self.settings.rows == "all" or row.on_policy == (self.settings.rows == "sampled")
-
     def selects(self, row: Row) -> bool:
         """Whether the term learns from `row`; called after `prepare`. Other rows count in none of its means."""
         unread = row.unread and any(need.role in row.unread for need in self.needs().signals)
-        return row.trained and self.admits(row) and not unread
-
-    def within(self, row: Row) -> NDArray[np.bool_]:
-        """[T] bool, the positions of a selected row that the setting `first_turns` leaves to the term."""
-        first = self.settings.first_turns
-        if first is None or not row.turns:
-            return np.ones(row.length, np.bool_)
-        return np.arange(row.length) < row.turns[:first][-1][1]
-
-    def sequence(self, row: Row) -> Hashable:
-        """A key for aggregation: rows with equal keys, such as the rows of an episode, count as one response."""
-        return row.key.rollout
+        return row.trained and self.settings.admits(row) and not unread
 
     def stratum(self, row: Row) -> str:
-        """The stratum of `row` for aggregation balanced, by the setting `strata`."""
+        """The stratum of `row` for aggregation balanced, one of those that `TermSettings.strata_of` gives."""
         what = self.settings.strata
         if what in ("domain", "teacher"):
             return (row.prompt.domain or "") if what == "domain" else row.teacher
         return row.tags.get(what, "")
-
-    def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """All strata that occur in the step, over all ranks, from the outcomes of the rows; sorted."""
-        what = self.settings.strata
-        if what in ("domain", "teacher"):
-            return sorted({outcome.domain if what == "domain" else outcome.teacher for outcome in outcomes})
-        return sorted({outcome.tags.get(what, "") for outcome in outcomes})
 
     def assess(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         """Look at the whole batch of the step, once, before its first update; statistics over rows belong here.
@@ -279,15 +255,17 @@ class Term(Plugin[TermSettings_co]):
         """The loss of each position of a micro-batch."""
         raise PluginError(f"{type(self).__name__} does not implement token_losses.")
 
-    def metric_names(self, metric: str) -> tuple[str, ...]:
-        """The names under which a step's metrics may hold this very term's `metric`; the first that they hold is it."""
-        if metric == "loss":
-            return (f"loss/{self.label}",)
-        return (f"{self.label}/{metric}",) if self.repeats else (f"{self.label}/{metric}", metric)
 
-    def measured(self, report: StepReport, metric: str) -> float | None:
-        """The value that this very term reported as `metric` in the step; None if it reported none."""
-        return next((report.metrics[name] for name in self.metric_names(metric) if name in report.metrics), None)
+def metric_names(term: Term, metric: str) -> tuple[str, ...]:
+    """The names under which a step's metrics may hold this very term's `metric`; the first that they hold is it."""
+    if metric == "loss":
+        return (f"loss/{term.label}",)
+    return (f"{term.label}/{metric}",) if term.repeats else (f"{term.label}/{metric}", metric)
+
+
+def measured(term: Term, report: StepReport, metric: str) -> float | None:
+    """The value that this very term reported as `metric` in the step; None if it reported none."""
+    return next((report.metrics[name] for name in metric_names(term, metric) if name in report.metrics), None)
 
 
 def build_terms(entries: Sequence[Mapping[str, Any]]) -> list[Term]:

@@ -31,8 +31,12 @@ class Traits:
         gives: what another part must read for it to have an effect: "values" (a critic's), "turns" and "token_rewards"
             (rewards by turn and by token), or a name of its own.
         columns: columns of the prompts that it cannot do without.
+        tags: tags that it puts on all rows of a prompt, by which advantages may then form groups, each with the column
+            without which a prompt does not get it; "" if every prompt does.
         remembers_prompts: whether it acts only on prompts that recur.
         begins: parts of it that begin late, each with its step.
+        shown: the metrics of a term that step lines, `opd watch` and the report show first, with their labels on a step
+            line; "loss" is the term's own loss. Metrics that the step does not have are left out.
         learns_from_stale_rows: whether a term can learn from rows sampled with older weights. It can if its loss, given
             the prefix, does not depend on which policy drew the token, or is weighted by the importance ratio
             p(y) / behaviour(y), capped or not.
@@ -67,6 +71,15 @@ class Traits:
         of_response: whether it is minus the derivative of a loss in the log-prob of a whole response. With ratio none
             and aggregation constant the gradient is then that of this loss.
         rewards_cut: what a reward gives to answers that the length limit cut; "" if no more than to others.
+        holds_weights: whether an engine samples from weights of its own, which `sync` replaces, instead of the trained
+            model itself. If so, it also samples ahead (`train.max_staleness`); if not, one on a copy of the student
+            does.
+        on_device: whether an engine samples in memory of the student's device.
+        takes_shards: whether `sync` and `pack` of an engine gather the weights of a sharded student themselves; other
+            engines get whole tensors. To sample a sharded student ahead, such an engine needs `pack`.
+        records_moe_routes: whether an engine fills `Row.moe_routes` if `RolloutSpec.moe_routes` is set.
+        shared: whether all ranks sample from one copy of an engine's weights. When sampling ahead, no rank may then
+            replace it before all ranks have their rows.
     """
 
     why: Mapping[str, str] = field(default_factory=dict)
@@ -76,8 +89,10 @@ class Traits:
     reads: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
     remembers_prompts: bool = False
     begins: Mapping[str, int] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=lambda: {"loss": "loss"})
     learns_from_stale_rows: bool = False
     learns_from_given_rows: bool = True
     wants_given_rows: bool = False
@@ -100,6 +115,11 @@ class Traits:
     off_policy: bool = False
     of_response: bool = False
     rewards_cut: str = ""
+    holds_weights: bool = False
+    on_device: bool = True
+    takes_shards: bool = False
+    records_moe_routes: bool = False
+    shared: bool = False
 
 
 def traits_of(part: object, found: object) -> Traits:

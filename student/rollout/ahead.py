@@ -12,7 +12,7 @@ resumed with more steps, the first k + 1 of these are all sampled with the weigh
 
 The thread only samples and submits. Planning, waiting for scores, rewards and all communication between ranks stay in
 the learner's thread. Sampling ahead costs k + 1 copies of the trained tensors in host memory and, if the engine has no
-weights of its own (`RolloutEngine.holds_weights`), one copy on the device. If the student is sharded and the engine
+weights of its own (trait `holds_weights`), one copy on the device. If the student is sharded and the engine
 gathers shards itself (`takes_shards`), each rank keeps copies of its shards, and the engine takes the weights when a
 step is launched.
 """

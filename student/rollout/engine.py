@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import Field, model_validator
 from typing_extensions import TypeVar
@@ -26,6 +26,7 @@ from opd.config import Settings
 from opd.errors import PluginError
 from opd.registry import Registry
 from student.plugin.base import Plugin
+from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,20 +140,8 @@ RolloutEngineSettings_co = TypeVar(
 class RolloutEngine(Plugin[RolloutEngineSettings_co]):
     """Base class of rollout engines. Subclasses implement `sample` and, if they hold weights of their own, `sync`."""
 
-    holds_weights: ClassVar[bool] = False
-    """Whether the engine samples from weights of its own, which `sync` replaces, instead of the trained model itself.
-    If so, this engine also samples ahead (`train.max_staleness`); if not, one on a copy of the student does."""
-    on_device: ClassVar[bool] = True
-    """Whether sampling uses memory of the student's device."""
-    takes_shards: ClassVar[bool] = False
-    """Whether `sync` and `pack` gather the weights of a sharded student themselves; other engines get whole tensors."""
-    packs: ClassVar[bool] = False
-    """Whether `pack` is implemented; an engine that `takes_shards` needs it to sample a sharded student ahead."""
-    records_moe_routes: ClassVar[bool] = False
-    """Whether the engine fills `Row.moe_routes` if `RolloutSpec.moe_routes` is set."""
-    shared: ClassVar[bool] = False
-    """Whether all ranks sample from one copy of the weights. When sampling ahead, no rank may then replace it before
-    all ranks have their rows."""
+    traits = Traits()
+    """On the class, because sizing reads them without an engine."""
 
     def __init__(self, settings: RolloutEngineSettings_co) -> None:
         super().__init__(settings)
@@ -205,13 +194,6 @@ class RolloutEngine(Plugin[RolloutEngineSettings_co]):
     def rest(self) -> None:
         """Release memory that others can use between rollouts; called after every rollout, even an empty one."""
 
-    def fork(self, model: PreTrainedModel) -> RolloutEngine:
-        """Make an engine that samples from `model`, a copy of the student, and may be used in another thread."""
-        engine = TransformersRollout(RolloutEngineSettings(name="transformers"))
-        engine.open(EngineSetup(model, self.setup.tokenizer, self.setup.spec, self.setup.path, self.setup.revision))
-        engine.version = self.version
-        return engine
-
     def take(self) -> dict[str, float]:
         """Return and reset the counts, named "engine/NAME", for the metrics of a step."""
         with self._counting:
@@ -232,7 +214,7 @@ class TransformersRollout(RolloutEngine[RolloutEngineSettings_co]):
     Samples from the trained model itself, in process; see `student.rollout.transformers`.
     """
 
-    records_moe_routes = True
+    traits = Traits(records_moe_routes=True)
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
@@ -254,7 +236,7 @@ class TransformersRollout(RolloutEngine[RolloutEngineSettings_co]):
 class CopyEngine(TransformersRollout):
     """Samples from a copy of the student, whose trained tensors `sync` replaces."""
 
-    holds_weights = True
+    traits = Traits(records_moe_routes=True, holds_weights=True)
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.sync`; tensors on the copy's device are used without copying and must not change."""

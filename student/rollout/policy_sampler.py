@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from opd.errors import PluginError, short
 from opd.tasks.encode import encode_prompt
-from student.rollout.engine import OnRow, PackedWeights, RolloutEngine, ignore
+from student.rollout.engine import (
+    EngineSetup,
+    OnRow,
+    PackedWeights,
+    RolloutEngine,
+    RolloutEngineSettings,
+    TransformersRollout,
+    ignore,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,12 +95,12 @@ class PolicySampler:
         # Steps alone do not tell weights apart, because a step may make several updates.
         present = (self.version, self._learner.updates)
         with self._lock:
-            if self._beside and self._engine.shared:
+            if self._beside and self._engine.traits.shared:
                 # A thread of another rank may still be sampling with other weights; it holds that rank's lock.
                 self._learner.ranks.gather(None)
             if self._exposed or self._synced != present:
                 # Engines that gather shards themselves enter `bound` where a rank may fail alone.
-                gathers = self._learner.sharded and not self._engine.takes_shards
+                gathers = self._learner.sharded and not self._engine.traits.takes_shards
                 with self._learner.ranks.bound() if gathers else nullcontext():
                     self._engine.sync(self._parameters(), self.version)
                 self._synced = present
@@ -128,11 +136,11 @@ class PolicySampler:
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         learner = self._learner
-        return learner.named_parameters() if self._engine.takes_shards else learner.whole_parameters()
+        return learner.named_parameters() if self._engine.traits.takes_shards else learner.whole_parameters()
 
     def _reads(self, planned: Sequence[PlannedRow]) -> bool:
         """Whether any rank runs the student itself, to sample from it or to read answers that are given."""
-        if not self._engine.holds_weights:
+        if not self._engine.traits.holds_weights:
             return True
         return self._learner.sharded and self._learner.ranks.any(any(row.answer is not None for row in planned))
 
@@ -151,7 +159,8 @@ class PolicySampler:
         return self._engine.take()
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:
-        """See `RolloutEngine.fork`."""
-        engine = self._engine.fork(model)
+        """An engine that samples from `model`, a copy of the student, and may be used in another thread."""
+        setup, engine = self._engine.setup, TransformersRollout(RolloutEngineSettings(name="transformers"))
+        engine.open(EngineSetup(model, setup.tokenizer, setup.spec, setup.path, setup.revision))
         engine.version = self.version
         return engine

@@ -151,7 +151,7 @@ def _copies(recipe: Recipe, shape: ModelShape, named: Collection[str], *, gpu: b
         "copies of effopd": 2 * shape.trained_bytes if "effopd" in methods else 0,
         "copy of adwin's probe": shape.weight_bytes + shape.trained_bytes if "adwin" in methods and ranks == 1 else 0,
     }
-    if recipe.train.sharding == "none" or engine_of(recipe).takes_shards:
+    if recipe.train.sharding == "none" or engine_of(recipe).traits.takes_shards:
         parts[_SAMPLED_WITH] = shape.trained_bytes * _kept_versions(recipe, gpu=gpu)
     return {name: size for name, size in parts.items() if size}
 
@@ -161,9 +161,9 @@ def _kept_versions(recipe: Recipe, *, gpu: bool) -> int:
     lag, engine = recipe.train.max_staleness, engine_of(recipe)
     # On a CPU the device is the host, which keeps a copy for each step of the lag and one more. Shards stay on the
     # device.
-    if not gpu or (recipe.train.sharding != "none" and engine.takes_shards):
+    if not gpu or (recipe.train.sharding != "none" and engine.traits.takes_shards):
         return lag + 1 if lag else 0
-    return int(bool(lag) and not engine.holds_weights)
+    return int(bool(lag) and not engine.traits.holds_weights)
 
 
 def _engine_parts(
@@ -178,12 +178,12 @@ def _engine_parts(
             VLLM_CACHE: rollout.cache_tokens * (shape.cache_bytes or 0) * width / shape.width,
         }
         return ({}, of_vllm) if rollout.engine.get("sleep") else (of_vllm, {})
-    if not engine.on_device:
+    if not engine.traits.on_device:
         return {}, {}
     longest = settled(largest(recipe).width)
     # Sampling in process needs all weights of a sharded student at once, but only while it decodes.
-    gathered = shape.total * shape.width if sharded and not engine.holds_weights else 0
-    lagging = recipe.train.max_staleness and sharded and not engine.takes_shards
+    gathered = shape.total * shape.width if sharded and not engine.traits.holds_weights else 0
+    lagging = recipe.train.max_staleness and sharded and not engine.traits.takes_shards
     frozen = shape.weight_bytes - shape.trained_bytes
     whole = shape.trained_bytes * _kept_versions(recipe, gpu=gpu) + frozen if lagging else 0
     return {_SAMPLED_WITH: whole} if whole else {}, {

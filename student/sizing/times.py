@@ -147,7 +147,7 @@ def times_of(
         received=rows * received,
         exchanged=_exchanged(recipe, shape, mine * read.positions, ranks),
         ahead=recipe.train.max_staleness > 0,
-        beside=not engine_of(recipe).on_device,
+        beside=not engine_of(recipe).traits.on_device,
         parts=max(1, math.ceil(mine * read.positions / recipe.train.micro_batch_tokens)) if early else 1,
     )
 

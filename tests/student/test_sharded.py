@@ -134,7 +134,7 @@ def full(tensor):
 def jumped(student, moments):
     services = Fake(student)
     method = EffOpd(EffOpdSettings.model_validate({"name": "effopd", "moments": moments}))
-    method.begin(services)
+    begin(method, services)
     found = []
     # Two jumps accepted and the third refused; then none accepted; then all five.
     for updates, script in enumerate([[0.1, 0.2, 0.3, 0.3], [0.5, 0.4], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]]):

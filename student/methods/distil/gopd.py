@@ -38,7 +38,7 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from opd.maths import Divergence
     from student.data.row import Row
@@ -121,6 +121,7 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
         s = self.settings
         why = f"with payload {s.payload} it is estimated from the sampled token; set importance_cap (5)"
         return Traits(
+            shown={"reverse_kl_to_target": "KL to target"},
             sums_teachers=True,
             learns_from_given_rows=s.payload != "sampled",
             learns_from_stale_rows=s.payload == "hidden" or s.importance_cap is not None,
@@ -130,11 +131,6 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
     def __init__(self, settings: GeneralisedOpdSettings_co) -> None:
         super().__init__(settings)
         self._plain_ids: frozenset[int] = frozenset()
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The reverse KL to the extrapolated target."""
-        return {"reverse_kl_to_target": "KL to target"}
 
     def needs(self) -> Needs:
         """One payload from the teacher and, unless lambda is always 1, the same from the reference."""

@@ -48,7 +48,7 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from opd.heads import OutputHead
     from opd.maths import Divergence
@@ -171,18 +171,14 @@ class OnPolicyDistillation(Term[OpdSettings_co]):
             why = ""
         if s.discount:
             why = "with discount it sums log-ratios over later tokens, which no weight corrects; set discount: 0"
+        name = s.divergence
         return Traits(
+            shown={name: "KL" if name == "reverse_kl" else name.replace("_kl", " KL").replace("_", " ")},
             sums_teachers=True,
             learns_from_given_rows=s.payload != "sampled",
             learns_from_stale_rows=not why,
             why={"learns_from_stale_rows": why},
         )
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The divergence."""
-        name = self.settings.divergence
-        return {name: "KL" if name == "reverse_kl" else name.replace("_kl", " KL").replace("_", " ")}
 
     def needs(self) -> Needs:
         """One payload from the teacher, and the matching view of the student's distribution."""

@@ -27,8 +27,6 @@ from student.plugin.terms import Term, TermOutput, TermSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from opd.maths import Divergence
     from student.methods.distil.output import Metrics
 
@@ -79,12 +77,8 @@ class ReferenceKl(Term[ReferenceKlSettings]):
             "use payload hidden"
         )
         exact = s.payload == "hidden" or s.importance_cap is not None
-        return Traits(learns_from_stale_rows=exact, why={"learns_from_stale_rows": why})
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The penalty."""
-        return {"reference_kl": "reference KL"}
+        shown = {"reference_kl": "reference KL"}
+        return Traits(shown=shown, learns_from_stale_rows=exact, why={"learns_from_stale_rows": why})
 
     def needs(self) -> Needs:
         """One payload from the reference."""

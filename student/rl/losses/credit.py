@@ -16,7 +16,7 @@ from student.data.outcome import gather_outcomes
 from student.plugin.terms import Term
 from student.plugin.traits import Traits
 from student.rl.advantages.chain import AdvantageChain
-from student.rl.losses.settings import PolicyGradientSettings_co
+from student.rl.losses.settings import CREDIT_SIGNS, PolicyGradientSettings_co
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 T = TypeVar("T")
-_SIGNS = {1: "good", 0: "even", -1: "bad"}
 
 
 class ByRow(dict[int, "tuple[Row, T]"], Generic[T]):
@@ -96,12 +95,8 @@ class CreditTerm(Term[PolicyGradientSettings_co]):
         """Whether a model that the credit or the loss reads had no context for the row and read the bare prompt."""
         return bool(row.unread) and any(need.role in row.unread for need in self.needs().signals)
 
-    def admits(self, row: Row | Outcome) -> bool:
-        """Whether the row may be learnt from; with `skip_truncated` a truncated one may not."""
-        return super().admits(row) and not (self.settings.skip_truncated and row.truncated)
-
     def _counts(self, outcome: Outcome) -> bool:
-        return outcome.reward is not None and self.admits(outcome)
+        return outcome.reward is not None and self.settings.admits(outcome)
 
     def _without_degenerate(self, outcomes: Sequence[Outcome], able: Sequence[int]) -> list[int]:
         groups = self.chain.first.groups([outcomes[place] for place in able])
@@ -133,11 +128,7 @@ class CreditTerm(Term[PolicyGradientSettings_co]):
         if self.settings.strata != "credit":
             return super().stratum(row)
         credit = self.credit(row)
-        return _SIGNS[int(np.sign(0.0 if credit is None else np.mean(credit)))]
-
-    def strata(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """See `Term.strata`."""
-        return sorted(_SIGNS.values()) if self.settings.strata == "credit" else super().strata(outcomes)
+        return CREDIT_SIGNS[int(np.sign(0.0 if credit is None else np.mean(credit)))]
 
     def observe(self, report: StepReport) -> None:
         """Let the advantages learn."""

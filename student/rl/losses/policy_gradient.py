@@ -36,7 +36,7 @@ from student.rl.losses.ratios import at_grain
 from student.rl.losses.settings import ClippedSettings, PolicyGradientSettings, PolicyGradientSettings_co
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jaxtyping import Bool, Float
     from torch import Tensor
@@ -82,6 +82,8 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
             learns_from_stale_rows=not why,
             reads=("behaviour",) if divides or weighs else (),
             why={"learns_from_stale_rows": why},
+            # The fall of the entropy is the first sign of a collapse.
+            shown={"reward": "reward", "student_entropy": "entropy"},
         )
 
     def surrogate(
@@ -215,11 +217,6 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
         found = {"importance_weight": weight} | found
         shown = {name: ((value * compared).sum(), compared.sum()) for name, value in found.items()}
         return TermOutput(loss, None, output.metrics | shown)
-
-    @property
-    def shown(self) -> Mapping[str, str]:
-        """The reward, and the entropy, whose fall is the first sign of a collapse."""
-        return {"reward": "reward", "student_entropy": "entropy"}
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse settings that have no effect.

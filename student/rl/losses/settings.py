@@ -11,7 +11,12 @@ from student.plugin.terms import TermSettings
 from student.rl.losses.ratios import Ratio
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+    from student.data.outcome import Outcome
+    from student.data.row import Row
 
 
 def advantage_field(**entry: Any) -> Any:
@@ -21,6 +26,10 @@ def advantage_field(**entry: Any) -> Any:
         description="Advantage estimator with its name and settings, or a list of an estimator and modifiers of its "
         "credit; see `opd plugins list advantage`.",
     )
+
+
+CREDIT_SIGNS = {1: "good", 0: "even", -1: "bad"}
+"""The strata by the sign of the credit."""
 
 
 class PolicyGradientSettings(TermSettings):
@@ -67,6 +76,14 @@ class PolicyGradientSettings(TermSettings):
         description="Leave responses that hit the length limit out of the loss, as DAPO does, and out of their "
         "group's statistics, because their verdict is about the limit.",
     )
+
+    def admits(self, row: Row | Outcome) -> bool:
+        """As of every term; with `skip_truncated` also not truncated."""
+        return super().admits(row) and not (self.skip_truncated and row.truncated)
+
+    def strata_of(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """As of every term; with strata `credit` all signs of it."""
+        return sorted(CREDIT_SIGNS.values()) if self.strata == "credit" else super().strata_of(outcomes)
 
     def bounded(self, ratio: Tensor) -> Tensor:
         """`ratio` clipped to [1 - clip_low, 1 + clip_high]; a bound of None does not clip."""

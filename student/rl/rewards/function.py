@@ -44,11 +44,7 @@ class FunctionReward(Asked[FunctionSettings]):
     def __init__(self, settings: FunctionSettings) -> None:
         super().__init__(settings)
         self._check = FunctionCheck(settings.function, settings.timeout, settings.workers)
-
-    @property
-    def label(self) -> str:
-        """The function's name."""
-        return self.settings.function.rpartition(":")[2]
+        self.label = settings.function.rpartition(":")[2]
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Import the function.

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, DataError, RolloutEngineError
+from student.plugin.traits import Traits
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.servers.dialect import Answer, Ask, Dialect
@@ -54,11 +55,7 @@ _FRUITLESS = 5
 class ServersEngine(RolloutEngine[ServersSettings]):
     """Samples with servers; see the module docstring. Subclasses set the dialect."""
 
-    holds_weights = True
-    on_device = False
-    takes_shards = True
-    packs = True
-    shared = True
+    traits = Traits(holds_weights=True, on_device=False, takes_shards=True, shared=True)
     dialect: ClassVar[type[Dialect]]
 
     def __init__(self, settings: ServersSettings) -> None:

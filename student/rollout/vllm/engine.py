@@ -24,6 +24,7 @@ import numpy as np
 
 from opd.errors import ConfigError, DataError, RolloutEngineError, one_line
 from opd.lengths import most_positions
+from student.plugin.traits import Traits
 from student.rollout.engine import EngineSetup, OnRow, RolloutEngine, ignore
 from student.rollout.lost import EngineLostError
 from student.rollout.vllm.settings import VllmSettings, check_vllm
@@ -50,8 +51,7 @@ _SPARE = 256
 class VllmRollout(RolloutEngine[VllmSettings]):
     """VLLM in process, with a random stream per row."""
 
-    holds_weights = True
-    takes_shards = True
+    traits = Traits(holds_weights=True, takes_shards=True)
 
     def __init__(self, settings: VllmSettings) -> None:
         super().__init__(settings)

@@ -78,11 +78,6 @@ class Reward(Plugin[RewardSettings_co]):
         super().__init__(settings)
         self.fired: dict[str, tuple[float, float]] = {}
 
-    @property
-    def label(self) -> str:
-        """Its name in `row.reward_parts` and in metrics."""
-        return str(self.settings.name).rpartition(":")[2]
-
     def needs(self) -> Needs:
         """What it needs; by default verdicts."""
         return Needs(reward="verdict")

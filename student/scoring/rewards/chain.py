@@ -14,7 +14,6 @@ from student.state.named_states import load_states, states_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from opd.tasks.prompt import Prompt
     from student.data.report import StepReport
     from student.data.row import Row
     from student.scoring.rewards.base import Reward, RewardServices
@@ -57,15 +56,6 @@ class RewardChain:
     def reads_signals(self) -> bool:
         """Whether any reward reads the scores of models."""
         return any(reward.needs().signals for reward in self.parts)
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Let each reward look at the first training prompts.
-
-        Raises:
-            DataError, ConfigError: when they lack what one reads.
-        """
-        for reward in self.parts:
-            reward.check_prompts(prompts)
 
     def apply(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Reward scored rows.

@@ -16,6 +16,7 @@ from opd_zoo.advantages.archer import Archer
 from opd_zoo.critics.archer import ArcherCritic, ArcherCriticSettings, gradient_of
 from student.data.row import Row, RowKey
 from student.model.ranks import Ranks
+from student.plugin.controllers import begin
 from student.rl.advantages.base import AdvantageSettings
 
 GOOD, BAD = 1, 2
@@ -59,7 +60,7 @@ def rows(step: int) -> list[Row]:
 
 def critic(services: Services, **settings: Any) -> ArcherCritic:
     made = ArcherCritic(ArcherCriticSettings(name="archer_critic", **settings))
-    made.begin(services)  # type: ignore[arg-type]
+    begin(made, services)  # type: ignore[arg-type]
     return made
 
 

@@ -15,6 +15,7 @@ from opd_zoo.advantages.hiper import Hiper
 from opd_zoo.critics.hiper import HiperCritic, HiperCriticSettings, advantages, tagged_of
 from student.data.row import Row, RowKey
 from student.model.ranks import Ranks
+from student.plugin.controllers import begin
 from student.rl.advantages.base import AdvantageSettings
 
 WORDS = ["<env>", "<switch>", "SWITCH", "KEEP", "</switch>", "<subgoal>", "door", "</subgoal>", "<action>", "go", "up"]
@@ -70,7 +71,7 @@ def rows(step: int) -> list[Row]:
 
 def critic(services: Services | None = None, **settings: Any) -> HiperCritic:
     made = HiperCritic(HiperCriticSettings(name="hiper_critic", **settings))
-    made.begin(services or Services())  # type: ignore[arg-type]
+    begin(made, services or Services())  # type: ignore[arg-type]
     return made
 
 

@@ -21,6 +21,7 @@ from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
 from student.data.row import EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
+from student.plugin.controllers import begin
 from student.plugin.terms import build_terms
 from student.settings.recipe import Recipe
 from tests.support.answering import answering
@@ -62,7 +63,7 @@ def episode(sample: int = 0) -> Row:
 def sopd(endpoint: str, **settings: Any) -> Sopd:
     teacher = {"endpoint": endpoint, "model": "m", "max_tokens": 4, "attempts": 1, "timeout": 60}
     made = Sopd(parse_settings(SopdSettings, {"name": "sopd", "teacher": teacher, **settings}))
-    made.begin(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
+    begin(made, SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
     return made
 
 
@@ -145,7 +146,7 @@ def test_turns_weigh_by_the_judges_word_and_the_teachers_certainty(address: str)
         judge = {"endpoint": address, "model": "m"}
         settings = {"name": "sage", "judge": judge, "question": "?" * offset + "{history}"}
         method = Sage(parse_settings(SageSettings, settings))
-        method.begin(SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
+        begin(method, SimpleNamespace(tokenizer=TOKENIZER))  # type: ignore[arg-type]
         row.notes.clear()
         method.compose([row])
         words.append((row.notes["turn_weight/0"] / 0.5, row.notes["turn_weight/1"] / 0.8, row.notes["turns_judged"]))

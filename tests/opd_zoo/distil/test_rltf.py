@@ -14,6 +14,7 @@ from opd_zoo.distil.rltf import Rltf, RltfSettings
 from student.data.outcome import outcome_of
 from student.data.row import EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
+from student.plugin.controllers import begin
 from student.settings.recipe import Recipe
 
 PROMPT = Prompt.make("x")
@@ -43,7 +44,7 @@ def episode(sample: int, *rewards: float) -> Row:
 def method(form: str) -> Rltf:
     made = Rltf(parse_settings(RltfSettings, {"name": "rltf", "form": form}))
     read = [Scores(sampled=np.array(values, np.float32)) for values in ((-1.0, -7.0), (-2.0, -3.0), (-6.0, -9.0))]
-    made.begin(SimpleNamespace(read=lambda rows: read[: len(rows)]))  # type: ignore[arg-type]
+    begin(made, SimpleNamespace(read=lambda rows: read[: len(rows)]))  # type: ignore[arg-type]
     return made
 
 

@@ -18,7 +18,7 @@ from student.data.plan import PlannedRow, StepPlan, plan_step
 from student.data.report import StepReport
 from student.data.row import Row
 from student.data.streams import stream
-from student.plugin.controllers import CONTROLLERS, Controller
+from student.plugin.controllers import CONTROLLERS, Controller, begin
 from student.settings.recipe import Recipe
 
 TABLE = [
@@ -57,7 +57,7 @@ class Run:
         self.method.check(self.recipe, [])
         self.position = self.taken = self.step = 0
         self.outcomes: list[Outcome] = []
-        self.method.begin(self)  # type: ignore[arg-type]
+        begin(self.method, self)  # type: ignore[arg-type]
 
     def tokenizer(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
         return {"input_ids": list(text.encode()) if isinstance(text, str) else [list(one.encode()) for one in text]}

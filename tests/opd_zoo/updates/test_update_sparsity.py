@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from opd.errors import ConfigError
 from opd_zoo.updates.update_sparsity import UpdateSparsity, UpdateSparsitySettings
+from student.plugin.controllers import begin
 
 FIRST = {"a": torch.zeros(2, 4), "b": torch.ones(8)}
 
@@ -20,7 +21,7 @@ def started(folder: Path, now: dict[str, Any], **model: Any) -> tuple[UpdateSpar
     recipe = SimpleNamespace(model=SimpleNamespace(path=str(folder), revision=None, lora=model.get("lora")))
     made.check(recipe, [])  # type: ignore[arg-type]
     services = SimpleNamespace(parameters=lambda: iter(now.items()))
-    made.begin(services)  # type: ignore[arg-type]
+    begin(made, services)  # type: ignore[arg-type]
     return made, services
 
 

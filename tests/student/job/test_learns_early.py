@@ -1,6 +1,7 @@
 """Which recipes may learn before all scores of a step are there: where nothing reads those of a whole step."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from opd.config import parse_settings
 from student.data.row import Row
 from student.job.learns_early import learns_early
 from student.job.plugins import build_plugins
-from student.methods.distil.opd import OnPolicyDistillation
+from student.methods.distil.opd import OnPolicyDistillation, OpdSettings
 from student.plugin.controllers import Controller
 from student.plugin.early import reads_no_scores
 from student.plugin.strategy import Single
@@ -58,18 +59,20 @@ def early(**changes: Any) -> bool:
     return learns_early(recipe, build_plugins(recipe))
 
 
-class Admitting(OnPolicyDistillation):
-    """Looks at rows, or at outcomes, before they are learnt from."""
-
+class AdmittingSettings(OpdSettings):
     def admits(self, row: Any) -> bool:
         return super().admits(row)
+
+
+class Admitting(OnPolicyDistillation[AdmittingSettings]):
+    """Looks at rows, or at outcomes, before they are learnt from."""
 
 
 class Hooked(Controller):
     """Acts on the student's forward, and sees the rows there."""
 
-    def hooks(self) -> Sequence[Any]:
-        return ()
+    def around(self, lm: Any, reading: Any) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Judging(Reward):

@@ -1,6 +1,7 @@
 """What prompts lack is refused before the student is loaded, not in the step that reads it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from student.commands.dry_run import check
 from student.methods.distil.expert_rows import ExpertRows
+from student.methods.distil.opd import OnPolicyDistillation
 from student.plugin.controllers import CONTROLLERS, Controller
+from student.plugin.strategy import Single
+from student.rl.advantages.group_mean import GroupMean
+from student.rl.rewards.overlong import Overlong
+from student.rollout.engine import TransformersRollout
 from student.settings.recipe import Recipe
 
 PLAYED = {"task": "student_plugins:TwoTries", "options": {"digits": 1}}
@@ -42,6 +48,63 @@ LACKING: dict[str, tuple[dict[str, Any], str]] = {
     "checklist": ({"constraints": "", "rewards": [{"name": "checklist", **CHAT}]}, "no column 'constraints'"),
     "guide": ({"hint": None, "objective": [HINTED], "rollout": {"strategy": {"name": "guide"}}}, "no column 'hint'"),
 }
+
+
+class NoPrompts:
+    """Refuses every prompt, whatever kind of plug-in it is mixed into."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        raise DataError(f"{type(self).__name__} refuses {len(prompts)} prompts.")
+
+
+class RefusingTerm(NoPrompts, OnPolicyDistillation):
+    pass
+
+
+class RefusingAdvantage(NoPrompts, GroupMean):
+    pass
+
+
+class RefusingMethod(NoPrompts, Controller):
+    pass
+
+
+class RefusingStrategy(NoPrompts, Single):
+    pass
+
+
+class RefusingReward(NoPrompts, Overlong):
+    pass
+
+
+class RefusingEngine(NoPrompts, TransformersRollout):
+    pass
+
+
+OWN = f"{__name__}:"
+REFUSING: dict[str, dict[str, Any]] = {
+    "RefusingTerm": {"objective": [{"name": OWN + "RefusingTerm", "role": "ema"}]},
+    "RefusingAdvantage": {"objective": [{**CREDIT, "advantage": {"name": OWN + "RefusingAdvantage"}}]},
+    "RefusingMethod": {"methods": [{"name": OWN + "RefusingMethod"}]},
+    "RefusingStrategy": {"rollout": {"strategy": {"name": OWN + "RefusingStrategy"}}},
+    "RefusingReward": {"rewards": [{"name": OWN + "RefusingReward", "buffer": 4}]},
+    "RefusingEngine": {"rollout": {"engine": {"name": OWN + "RefusingEngine"}}},
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_a_plugin_of_any_kind_may_refuse_the_prompts(world: Path, tmp_path: Path, name: str) -> None:
+    data = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(world / "student")},
+        "prompts": lines(tmp_path),
+        "objective": [CREDIT],
+        "eval": {"prompts": 0},
+        **REFUSING[name],
+    }
+    data["rollout"] = {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 8, **data.get("rollout", {})}
+    with pytest.raises(DataError, match=f"{name} refuses 2 prompts"):
+        check(parse_settings(Recipe, data), offline=False)
 
 
 @pytest.mark.parametrize("name", LACKING)

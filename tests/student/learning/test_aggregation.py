@@ -130,7 +130,7 @@ def test_a_rank_knows_the_strata_of_the_others(toy: Any) -> None:
     for row in made.rows:
         row.tags = {"mode": "short"}
     term = given(aggregation="balanced", strata="mode")
-    assert term.strata(gather_outcomes([*made.rows, *other.rows])[0]) == ["long", "short"]
+    assert term.settings.strata_of(gather_outcomes([*made.rows, *other.rows])[0]) == ["long", "short"]
     objective = Objective([term], 8)
     objective.assess(made.rows, gather_outcomes([*made.rows, *other.rows])[0], [0, 1])
     assert torch.isfinite(objective.position_weights([], CPU)[0]).all()

@@ -10,6 +10,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from student.job.plugins import build_plugins
 from student.plugin.terms import Term, build_terms
+from student.plugin.traits import Traits
 from student.rollout.engine import RolloutEngine
 from student.settings.recipe import Recipe
 
@@ -155,13 +156,13 @@ def test_strategies_whose_first_round_is_the_plan_go_with_stale_rows(strategy: s
 class Held(RolloutEngine):
     """A third party's engine that samples from weights of its own."""
 
-    holds_weights = True
+    traits = Traits(holds_weights=True)
 
 
 class Gathering(Held):
     """An engine that asks all ranks for their parts of the weights when it is synced."""
 
-    takes_shards = True
+    traits = Traits(holds_weights=True, takes_shards=True)
 
 
 def test_given_answers_are_refused_beside_learning_where_the_student_itself_would_read_them() -> None:

@@ -111,7 +111,7 @@ def test_what_a_term_shows_is_what_it_reports(toy: Any, entry: dict[str, Any]) -
     made, (term,) = toy(origins=origins_for(entry)), build_terms([entry])
     made.gradient([term])
     # The loss is the objective's to report, and the reward the loop's.
-    assert term.shown.keys() <= {*term.token_losses(made.batch()).metrics, "loss", "reward"}
+    assert term.traits.shown.keys() <= {*term.token_losses(made.batch()).metrics, "loss", "reward"}
 
 
 def test_metrics_are_sums_that_do_not_depend_on_micro_batches(toy: Any, entry: dict[str, Any]) -> None:

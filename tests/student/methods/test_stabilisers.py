@@ -22,6 +22,7 @@ from opd_zoo.distil.tide import worst
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import gather_outcomes
 from student.methods.distil.token_set import TokenSetSettings, token_ids
+from student.plugin.controllers import begin
 from student.plugin.terms import TermOutput, build_terms
 
 
@@ -322,7 +323,7 @@ def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
         tokenizer = FakeTokenizer()
         outcomes: Any = ()
 
-    controller.begin(Services())  # type: ignore[arg-type]
+    begin(controller, Services())  # type: ignore[arg-type]
     rows = controller.compose(made.rows)
     hit = made.token_ids == banned
     assert np.concatenate([row.loss_mask for row in rows]).tolist() == (~hit).tolist()

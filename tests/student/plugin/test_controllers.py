@@ -4,7 +4,7 @@ from typing import Any
 
 from opd.config import parse_settings
 from student.data.row import Row
-from student.plugin.controllers import Controller, ControllerSettings, Services
+from student.plugin.controllers import Controller, ControllerSettings, Services, begin
 
 
 class Counting(Controller):
@@ -27,6 +27,6 @@ class Alone:
 
 def test_a_method_whose_start_leaves_its_bases_alone_has_services_all_the_same() -> None:
     made = Counting(parse_settings(ControllerSettings, {"name": "counting"}))
-    made.begin(Alone())  # type: ignore[arg-type]
+    begin(made, Alone())  # type: ignore[arg-type]
     made.compose([])
     assert made.rows == 0 and made.services.gather(1) == [1]

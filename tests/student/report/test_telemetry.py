@@ -13,6 +13,7 @@ from rich.console import Console
 from opd.errors import PortInUseError
 from student.learning.objective import Objective
 from student.plugin.terms import Term, build_terms
+from student.plugin.traits import Traits
 from student.report.shown import held, read_shown
 from student.report.telemetry import Telemetry, check_port
 from student.run.folder import RunFolder
@@ -83,7 +84,7 @@ class Plain(Term):
 class Own(Term):
     """Of another package; it names a metric of its own."""
 
-    shown = {"my_metric": "mine"}  # noqa: RUF012
+    traits = Traits(shown={"my_metric": "mine"})
 
 
 def test_a_line_for_people_is_not_cut_into_pieces() -> None:

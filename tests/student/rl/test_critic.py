@@ -21,6 +21,7 @@ from student.data.row import CriticValues, EpisodeTrace, Row, RowKey
 from student.job.plugins import build_plugins
 from student.job.session import train
 from student.model.ranks import Ranks
+from student.plugin.controllers import begin
 from student.plugin.terms import build_terms
 from student.rl.advantages.gae import credit_of, returns_of
 from student.rl.critic import Critic, CriticSettings
@@ -93,7 +94,7 @@ class Services:
 
 def critic(services: Services, **settings: Any) -> Critic:
     made = Critic(CriticSettings(name="critic", **settings))
-    made.begin(services)  # type: ignore[arg-type]
+    begin(made, services)  # type: ignore[arg-type]
     return made
 
 

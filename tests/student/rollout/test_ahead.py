@@ -21,6 +21,7 @@ from student.data.row import RowKey
 from student.data.states import plan_from_state, plan_to_state
 from student.model.lora import add_lora
 from student.model.ranks import Ranks
+from student.plugin.traits import Traits
 from student.rollout.ahead import Ahead, copy_of
 from student.rollout.engine import (
     CopyEngine,
@@ -41,7 +42,7 @@ ALONE = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("c
 class Engine(RolloutEngine):
     """Gives the weights that it has, once it may; its rows are pairs of key and weight."""
 
-    holds_weights = True
+    traits = Traits(holds_weights=True)
 
     def __init__(self) -> None:
         super().__init__(RolloutEngineSettings(name="engine"))

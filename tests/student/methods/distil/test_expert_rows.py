@@ -13,6 +13,7 @@ from opd.tasks.prompt import Prompt
 from student.data.plan import StepPlan, plan_step
 from student.job.plugins import build_plugins
 from student.methods.distil.expert_rows import ExpertRows, ExpertRowsSettings
+from student.plugin.controllers import begin
 from student.settings.recipe import Recipe
 
 PROMPTS = [Prompt.make(f"{i}+1=", answer=str(i + 1), extra={"solution": f":{i + 1}"}) for i in range(10)]
@@ -56,7 +57,7 @@ def test_a_problem_has_an_answer_of_its_own_in_every_mode(tmp_path: Path) -> Non
     answers = {"L0+1=": "1, since 0 is nothing", "S0+1=": "1"}
     path.write_text("".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in answers.items()))
     made = controller(share=1.0, source="file", file=str(path))
-    made.begin(None)  # type: ignore[arg-type]
+    begin(made, None)  # type: ignore[arg-type]
     asked = [ModeSettings(budget=8, prefix=mark).mark(PROMPTS[0], mark) for mark in ("S", "L")]
     assert [row.answer for row in made.plan(plan(prompts=asked)).rows] == ["1", "1, since 0 is nothing"]
 
@@ -65,7 +66,7 @@ def test_recorded_answers_go_round_the_samples_of_a_group(tmp_path: Path) -> Non
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps({"prompt": "0+1=", "answer": a}) + "\n" for a in ("x", "y")))
     made = controller(share=0.5, source="file", file=str(path))
-    made.begin(None)  # type: ignore[arg-type]
+    begin(made, None)  # type: ignore[arg-type]
     rows = made.plan(plan(prompts=PROMPTS[:2], samples=3)).rows
     assert [row.answer for row in rows] == ["x", "y", "x", None, None, None]
 
