@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-zoo test-lab test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
+.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -24,6 +24,17 @@ $(STAMP): pyproject.toml constraints.txt scripts/environment.sh scripts/setup.sh
 
 demo: $(STAMP) ## a student distils from a teacher over gRPC, end to end; about three minutes after the installation
 	@$(BIN)/python examples/demo.py
+
+SMOLLM2 := $(VENV)/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+real: $(SMOLLM2) ## a real model of 135M parameters loses three layers and wins back what it lost; about eleven minutes
+	@$(BIN)/python examples/real.py pruned --gguf $(SMOLLM2)
+
+real-prompt: $(SMOLLM2) ## the same model learns from its French self to answer in French unasked; about five minutes
+	@$(BIN)/python examples/real.py french --gguf $(SMOLLM2) --run runs/real-prompt
+
+$(SMOLLM2): $(STAMP) scripts/smollm2.sh
+	@bash scripts/smollm2.sh $(VENV)/smollm2 $(VENV) $(PYTHON)
+	@touch $@
 
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 test: $(STAMP) ## the CPU tests of the trunk, without those marked slow
