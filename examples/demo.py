@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from opd.config import load_settings
 from opd.errors import OpdError
@@ -27,6 +26,7 @@ from opd_lab.tiny.build import build_world
 from opd_lab.tiny.summary import WorldSummary
 from student.commands.evaluate_model import evaluate_model
 from student.job.session import train
+from student.report.answers import compared
 from student.run.local_server import served
 from student.settings.recipe import Recipe
 
@@ -61,19 +61,6 @@ def table(summary: dict[str, Any]) -> Table:
     for name, report, divergence, tokens in rows:
         seconds = f"{summary['train_seconds']:.0f}" if tokens else ""
         out.add_row(name, f"{report['accuracy']:.3f}", f"{divergence:.4f}", f"{tokens:,}" if tokens else "", seconds)
-    return out
-
-
-def answers(run: Path, count: int = 3) -> Table:
-    """The first answers of the evaluations before and after."""
-    lines = [json.loads(line) for line in (run / "student" / "samples.jsonl").read_bytes().splitlines()]
-    before, after = ([line for line in lines if line["label"] == label][:count] for label in ("before", "after"))
-    out = Table(title="the same prompts before and after; the sum follows the colon")
-    for name in ("prompt", "answer before", "", "answer after", "", "sum"):
-        out.add_column(name)
-    for old, new in zip(before, after, strict=True):
-        cells = (old["prompt"], old["answer"], old["verdict"], new["answer"], new["verdict"], new["reference"])
-        out.add_row(*(Text(str(cell)) for cell in cells))
     return out
 
 
@@ -114,7 +101,7 @@ def demo(
     }
     (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     console.print(table(summary))
-    console.print(answers(run))
+    console.print(compared(run / "student"))
     console.print(f"checkpoint: {result['checkpoint']}\nrun folder: {run}  ({summary['seconds']:.0f} seconds in all)")
 
 

@@ -52,7 +52,8 @@ def check_same_tokens(fleet: ScoreSource, info: pb.TeacherInfo, tokenizer: Any) 
             token, own, other = found
             raise IncompatibleTeacherError(
                 f"{both}: id {token} is {own} to the student and {other} to the teacher; token-level distillation "
-                "needs ids that mean the same. Use a teacher of the student's family, or give both the same tokenizer "
-                "files if they were trained with the same ids."
+                "needs ids that mean the same. Use a teacher of the student's family, give both the same tokenizer "
+                "files if they were trained with the same ids, or learn from the teacher's own answers (opd answers, "
+                "then objective sft with method expert_rows)."
             )
         start = end

@@ -4,7 +4,7 @@ import math
 import re
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import NO_REFERENCE, Verdict
 
 _NUMBER = re.compile(
     r"(?<![\w.])(?!\d+(?:st|nd|rd|th)\b)"
@@ -27,7 +27,7 @@ class ExactVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
-            return Verdict.unknown("the prompt has no reference answer")
+            return Verdict.unknown(NO_REFERENCE)
         return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
 
     def close(self) -> None:
@@ -47,7 +47,9 @@ class NumericVerifier:
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
-        wanted = last_number(prompt.answer or "")
+        if prompt.answer is None:
+            return Verdict.unknown(NO_REFERENCE)
+        wanted = last_number(prompt.answer)
         if wanted is None:
             return Verdict.unknown("the prompt's reference answer is not a number")
         found = last_number(completion)

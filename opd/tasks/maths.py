@@ -15,7 +15,7 @@ from opd.procs.children import Answer, ChildFailed
 from opd.procs.host import Service
 from opd.procs.workers import Workers
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import NO_REFERENCE, Verdict
 
 _MOST_LATE = 10_000
 _MOST_MIB = 2048
@@ -59,7 +59,7 @@ class MathVerifier:
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
         if prompt.answer is None:
-            return Verdict.unknown("the prompt has no reference answer")
+            return Verdict.unknown(NO_REFERENCE)
         try:
             answer = self._ask("verify", completion, {"reference": prompt.answer, "completion": completion})
         except ChildFailed as error:

@@ -11,7 +11,7 @@ from pydantic import Field
 from opd.config import Settings, parse_settings
 from opd.errors import ConfigError, one_line
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import NO_REFERENCE, Verdict
 
 _ANSWERS = re.compile(
     r"(?i:answer|option|choice)(?:\s+is)?\s*[:=]?[\s*_(\[]*([A-Z])(?![\w'])"  # "the answer is (B)", "Answer: **B**"
@@ -38,7 +38,7 @@ class ContainsVerifier:
         """See `Verifier.verify`."""
         wanted = _plain(prompt.answer or "")
         if not wanted:
-            return Verdict.unknown("the prompt has no reference answer")
+            return Verdict.unknown(NO_REFERENCE)
         # Where words are written without spaces, as in Chinese, a phrase has no ends that could be seen.
         before = "" if _wide(wanted[0]) else r"(?<!\w)(?<!\d[.,])"
         after = "" if _wide(wanted[-1]) else r"(?!\w)(?![.,]\d)"
@@ -69,7 +69,9 @@ class ChoiceVerifier:
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
-        wanted = (prompt.answer or "").strip(" ().:").upper()
+        if prompt.answer is None:
+            return Verdict.unknown(NO_REFERENCE)
+        wanted = prompt.answer.strip(" ().:").upper()
         if not re.fullmatch("[A-Z]", wanted):
             return Verdict.unknown("the prompt's reference answer is not the letter of a choice")
         found = self.extract(prompt, completion)
@@ -102,7 +104,7 @@ class RegexVerifier:
 
     Correct if a regular expression is found in the completion: the option `pattern`, or else the prompt's answer.
 
-    Unknown without a pattern, with one that is not valid, or if the search takes longer than the time-out.
+    Unknown without a valid pattern, or if the search takes longer than the time-out.
     """
 
     Options = RegexSettings
@@ -124,7 +126,7 @@ class RegexVerifier:
         """See `Verifier.verify`."""
         pattern = prompt.answer if self.options.pattern is None else self.options.pattern
         if not pattern:
-            return Verdict.unknown("the prompt has no reference answer that could be the pattern")
+            return Verdict.unknown(NO_REFERENCE)
         try:
             found = regex.search(pattern, completion, self._flags, timeout=self.timeout)
         except regex.error as error:

@@ -148,6 +148,13 @@ def ends_differ(ratio: float, event: float | None) -> bool:
     return event is not None and ratio < _STRANGE and event - ratio > _EXPLAINED
 
 
+def verdict_on_ends(ratio: float) -> str:
+    """What such a ratio says of the teacher where its own stop tokens are not what differs."""
+    if ratio < _STRANGE:
+        return "the teacher would rather go on there, so the student learns to write longer answers"
+    return "good, the teacher ends answers there too"
+
+
 def _id_of(token: int | str, tokenizer: Any) -> int:
     if isinstance(token, int):
         if not 0 <= token < len(tokenizer):

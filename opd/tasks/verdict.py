@@ -9,6 +9,9 @@ from opd.errors import short
 from opd.files import as_bytes
 from opd.tasks.prompt import Prompt
 
+NO_REFERENCE = "the prompt has no reference answer"
+"""The reason for an unknown verdict on an open question, which is not a fault."""
+
 
 class VerdictStatus(StrEnum):
     """How a check ended. `UNKNOWN` (no reference answer, time-out, crash) never counts as wrong."""

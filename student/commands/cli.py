@@ -27,8 +27,11 @@ def train(
         typer.Option(
             "--dry-run",
             help="Check everything that can be checked without training: keys, plug-ins, prompts, and the handshake "
-            "with the teachers, which must be running (see --offline). Prints the resolved recipe.",
+            "with the teachers, which must be running (see --offline).",
         ),
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--recipe", help="With --dry-run: also print the resolved recipe, with every default.")
     ] = False,
     keys: Annotated[
         bool, keys_option("student.settings.recipe:Recipe", "Print every key of a recipe with its default, then exit.")
@@ -57,6 +60,8 @@ def train(
             "--offline needs --dry-run, because a run needs its teachers and prompts; add --dry-run, or remove "
             "--offline."
         )
+    if whole and not dry_run:
+        raise ConfigError("--recipe needs --dry-run; add it, or read recipe.yaml in the folder of the run.")
     job = load_settings(Recipe, recipe, overrides or ())
     # Before the slow imports, so that a wrong plug-in setting or model name is reported at once. Of several ranks, one
     # may fail alone, so they meet before they check this.
@@ -69,11 +74,16 @@ def train(
     if dry_run:
         from student.commands.dry_run import check
 
-        echo(check(job, offline=offline, resume=resume))
+        echo(check(job, offline=offline, resume=resume, whole=whole))
         return
     from student.job.session import train as run
 
     summary = run(job, resume=resume)
+    from opd.console import Console
+    from student.report.answers import compared
+
+    if (table := compared(Path(summary["run"]))) is not None:
+        Console().print(table)
     echo(f"checkpoint: {summary['checkpoint']}")
     echo(f"run folder: {summary['run']}")
 
@@ -107,7 +117,7 @@ def evaluate(
     check_model_path(model)
     from student.commands.evaluate_model import evaluate_model
 
-    report = evaluate_model(job, model, keep=out is not None)
+    report = evaluate_model(job, model, keep=out is not None, log=lambda line: echo(line, err=True))
     samples = report.pop("samples", [])
     for name, value in report.items():
         shown = f"{value:.4f}" if isinstance(value, float) else "unknown" if value is None else value

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from student.scoring.handshake import RunModels
 
 
-def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
+def check(recipe: Recipe, *, offline: bool, resume: bool = False, whole: bool = False) -> str:
     """Check a recipe as far as possible without loading the student's weights.
 
     Args:
         recipe: the recipe.
         offline: skip the checks that need teachers, data or the student's tokenizer.
         resume: check the recipe as for a run that is resumed from its newest checkpoint.
+        whole: show the resolved recipe too.
 
     Returns:
-        Lines for the user: the resolved recipe as YAML, what the objective needs from teachers, notes and warnings,
-        and, unless offline, the first prompt, the teachers and the plan of memory and time.
+        Lines for the user: what the objective needs from teachers, notes and warnings, unless offline the first prompt,
+        the teachers and the plan of memory and time, and the resolved recipe as YAML if it is asked for.
 
     Raises:
         OpdError: for the first problem that would stop the run.
@@ -44,7 +45,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
         RunFolder.check_new(recipe.run)
     check_port(recipe.metrics_port, recipe.metrics_host)
     plugins = build_plugins(recipe)
-    lines = [write_yaml(recipe.model_dump(mode="json")), f"needs: {plugins.needs.describe()}"]
+    lines = [f"needs: {plugins.needs.describe()}"]
     lines += [f"note: {remark}" for remark in [*plugins.remarks, *_tried(plugins)]]
     if not offline:
         source = build_prompts(recipe.prompts, seed=recipe.seed, modes=recipe.modes)
@@ -55,6 +56,7 @@ def check(recipe: Recipe, *, offline: bool, resume: bool = False) -> str:
             lines += _try_out(recipe, plugins, source, weights)
         finally:
             source.close()
+    lines += [write_yaml(recipe.model_dump(mode="json"))] if whole else []
     return "\n".join(lines)
 
 

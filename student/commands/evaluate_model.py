@@ -1,6 +1,7 @@
 """`opd eval`: evaluates a model on a recipe's held-out prompts, with the rollouts and measures that training uses."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +13,9 @@ from student.run.interrupts import Interrupts
 from student.settings.recipe import Recipe
 
 
-def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[str, Any]:
+def evaluate_model(
+    recipe: Recipe, model: str, *, keep: bool = False, log: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """Evaluate `model`: accuracy (also by domain), response length, truncation and, with teachers, reverse KL.
 
     Args:
@@ -20,6 +23,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
             without eval.reverse_kl none are.
         model: folder or hub id of the model.
         keep: include every answer under "samples", in the form of `student.report.samples.sample_of`.
+        log: called with a line of progress from time to time.
 
     Returns:
         A report that can be written as JSON. Accuracy is None if no verdict is known.
@@ -36,7 +40,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
     begin = time.monotonic()
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts(starting=True))
-        job = build_job(recipe, stack, model_path=model, poll=interrupts.poll)
+        job = build_job(recipe, stack, model_path=model, poll=interrupts.poll, log=log)
         kept = sorted(job.models.local - {STUDENT})
         if kept:
             raise ConfigError(f"model {kept[0]!r} exists only within a run; set eval.reverse_kl=false.")
@@ -53,7 +57,7 @@ def evaluate_model(recipe: Recipe, model: str, *, keep: bool = False) -> dict[st
     figures = to_json(result)
     return {
         "model": model,
-        **{name: figures[name] for name in ("accuracy", "accuracy_half_width", "pass_at", "reverse_kl")},
+        **{name: figures[name] for name in ("accuracy", "accuracy_half_width", "judged", "pass_at", "reverse_kl")},
         "reverse_kl_estimator": result.reverse_kl_estimator,
         "domains": {
             name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()

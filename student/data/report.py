@@ -34,6 +34,7 @@ class EvalReport:
         reverse_kl: KL(student || teacher), nats per token; None if it was not measured.
         tokens: response tokens sampled.
         by_domain: accuracy and number of judged prompts of each domain that prompts name.
+        judged: number of prompts with a known verdict, which `accuracy` is the mean over.
         accuracy_half_width: half the 95 % interval of `accuracy` over prompts; None below two judged prompts.
         pass_at: k -> (pass@k, half its interval), over prompts with at least k judged answers; values in between do
             not count as correct. Empty for single answers.
@@ -50,6 +51,7 @@ class EvalReport:
     reverse_kl: float | None
     tokens: int
     by_domain: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    judged: int = 0
     accuracy_half_width: float | None = None
     pass_at: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
     reverse_kl_estimator: str = ""

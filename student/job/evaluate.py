@@ -111,6 +111,7 @@ def report(
         reverse_kl=reverse_kl,
         tokens=tokens,
         by_domain={name: (sum(means) / len(means), len(means)) for name, means in sorted(domains.items())},
+        judged=len(judged),
         accuracy_half_width=half_width(judged),
         pass_at=_pass_at(right, samples),
         reverse_kl_estimator=estimator if reverse_kl is not None else "",

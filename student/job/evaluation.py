@@ -72,6 +72,7 @@ def describe(report: EvalReport) -> str:
     parts = ", ".join(f"{name.partition('/')[2]} {value:.3f}" for name, value in _by_domain(report).items())
     domains = f" ({parts})" if parts else ""
     accuracy = _with_interval(report.accuracy, report.accuracy_half_width)
+    accuracy += f" of {report.judged} judged" if report.judged else ""
     return f"accuracy {accuracy}{domains}{passes}{divergence}"
 
 
@@ -99,6 +100,7 @@ def to_json(report: EvalReport) -> dict[str, Any]:
     """The report as JSON values without its figures per prompt, for summaries and checkpoints."""
     return {
         "accuracy": None if math.isnan(report.accuracy) else report.accuracy,
+        "judged": report.judged,
         "accuracy_half_width": report.accuracy_half_width,
         "pass_at": {str(k): list(found) for k, found in report.pass_at.items()},
         "mean_length": report.mean_length,

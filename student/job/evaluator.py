@@ -4,7 +4,8 @@ Each rank answers a share of the prompts, and every rank gets the report over al
 compare answers to the same problem, every rank answers all prompts.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, overload
@@ -24,6 +25,9 @@ from student.report.token_view import view_of_batch
 from student.scoring.score import Scoring
 from student.scoring.verify import Verification
 from student.settings.recipe import Recipe
+
+QUIET_SECONDS = 15.0
+"""Seconds between lines of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,30 @@ class EvaluationTask:
     shown: int
 
 
+class Progress:
+    """Lines of progress, at most one in some seconds.
+
+    Args:
+        log: called with a line.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """Something begins; it is silent as long as it is short."""
+        self._last = self._clock()
+
+    def say(self, line: str) -> None:
+        """Log `line` if the last one is long ago."""
+        now = self._clock()
+        if now - self._last >= QUIET_SECONDS:
+            self._last = now
+            self._log(line)
+
+
 class Evaluator:
     """Evaluates the current weights.
 
@@ -60,6 +88,7 @@ class Evaluator:
         verification: judges answers.
         measure: the measure of reverse KL, and the scorer for its needs; None if it cannot be measured.
         costs: counts the tokens and positions spent.
+        log: called with a line of progress from time to time.
 
     Attributes:
         scorer: gets the scores that the measure needs; None if nothing can be measured.
@@ -73,12 +102,14 @@ class Evaluator:
         verification: Verification,
         measure: tuple[EvalMeasure, Scoring] | None,
         costs: Costs,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._recipe, self._tokenizer, self._verification = recipe, tokenizer, verification
         self._learner, self._sampler, self._poll = bench.learner, bench.sampler, bench.poll
         self._measure: EvalMeasure | None = None if measure is None else measure[0]
         self.scorer: Scoring | None = None if measure is None else measure[1]
         self._costs = costs
+        self._progress = Progress(log)
         ranks = bench.learner.ranks
         # The index of this rank's share of the answers, and the number of shares.
         self._index, self._shares = (0, 1) if recipe.modes else (ranks.index, ranks.count)
@@ -143,6 +174,7 @@ class Evaluator:
     def _answer(self, asked: EvaluationTask) -> tuple[list[Row], list[Row]]:
         """The judged answers, and the scored answers on which the divergence is measured."""
         scorer = asked.scorer
+        self._progress.begin()
         rows = self._sampled(asked.plan, asked.seed_names, scorer if asked.other is None else None)
         scored: list[Row] = [] if scorer is None else rows
         if scorer is not None and asked.other is not None:
@@ -159,9 +191,13 @@ class Evaluator:
 
     def _sampled(self, plan: StepPlan, seed_names: Sequence[object], scorer: Scoring | None) -> list[Row]:
         """Sample a plan from the current weights, with the random streams named by `seed_names`."""
+        done, level = 0, plan.rows[0].temperature if plan.rows else 0.0
 
         def on_row(row: Row) -> None:
+            nonlocal done
             self._poll()
+            done += 1
+            self._progress.say(f"evaluation: {done} of {len(plan.rows)} answers at temperature {level:g}")
             if scorer is not None:
                 scorer.ask(row)
 
@@ -181,6 +217,7 @@ class Evaluator:
         if asked.scorer is None or self._measure is None:
             return None
         trained = [row for row in scored if is_trained(row, self._recipe.modes)]
+        self._progress.say(f"evaluation: measuring the reverse KL of {len(trained)} answers")
         with self._learner.whole():
             part = self._measure.measure(self._learner, trained)
         parts = self._gathered(part)

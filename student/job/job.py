@@ -79,6 +79,7 @@ def build_job(
     watch: RankWatch | None = None,
     hooks: OutageHooks | None = None,
     space: Space | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Job:
     """Build the job in the order that fails fastest: plug-ins, prompts, fleet, handshake, model.
 
@@ -90,6 +91,7 @@ def build_job(
         watch: of the ranks, if they have met; None to meet first.
         hooks: called while the loop waits for a teacher that is away; None for nothing.
         space: waits if a disk that the rollout engine writes to is full; None to end the run.
+        log: called with a line of progress from time to time while an evaluation runs.
     """
     watch = watch or join(recipe.train.rank_patience, stack)
     prepared = prepare(recipe, stack, model_path, poll)
@@ -105,7 +107,7 @@ def build_job(
     ahead = open_ahead(prepared, setup, sampler, learner, scorer, local, twin, stack)
     bench = Workbench(learner, sampler, scorer, poll, stack.callback)
     costs = scorers.services.costs
-    evaluator = Evaluator(recipe, bench, prepared.tokenizer, scorers.verification, measured, costs)
+    evaluator = Evaluator(recipe, bench, prepared.tokenizer, scorers.verification, measured, costs, log)
     cursor = PromptCursor(prepared.source)
     services = LoopServices(
         bench,

@@ -65,7 +65,7 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         )
         space = Space(recipe.train.disk_patience, lambda: interrupts.requested, log)
         job = build_job(
-            recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks, space=space
+            recipe, stack, model_path=model_path, poll=interrupts.poll, watch=watch, hooks=hooks, space=space, log=log
         )
         main = job.accelerator.is_main_process
         if main and folder is None:

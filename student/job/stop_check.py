@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from opd.tasks.source import PromptSource
-from opd.tasks.stops import STOP_ADVICE, ends_differ
+from opd.tasks.stops import STOP_ADVICE, ends_differ, verdict_on_ends
 from opd.wire.types import PayloadSpec
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import TEACHER, Needs, SignalNeed
@@ -94,8 +94,8 @@ class StopCheck:
 
     def _sentence(self, teacher: str, ended: int, ratio: float, event: float | None) -> str:
         text = f"stop tokens: where {ended} of {_PROMPTS} answers end, log T - log S is {ratio:.2f} nats ({teacher})"
-        if event is None or not ends_differ(ratio, event):
-            return text
+        if not ends_differ(ratio, event):
+            return f"{text}: {verdict_on_ends(ratio)}"
         text += f", but {event:.2f} if the teacher's own stop tokens count too"
         return (
             f"{text}, as they do with teachers.map_stops"

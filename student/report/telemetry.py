@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -151,6 +152,7 @@ class Telemetry:
         self.trackers: Trackers | None = None
         self._shown = ALWAYS
         self._still = 0
+        self._began = (0, 0.0)  # step and time.monotonic() of the start
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
@@ -168,6 +170,7 @@ class Telemetry:
     def start(self, done: int, shown: Figures) -> None:
         """Show the progress bar from step `done` on, with the figures `shown` first."""
         self._shown = {**shown, **ALWAYS}
+        self._began = (done, time.monotonic())
         if self.folder is not None:
             self.folder.write_json(FILE, shown)
         whole = partial(Column, no_wrap=True)
@@ -202,7 +205,13 @@ class Telemetry:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
             if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
-                self.console.print(f"step {step}/{self._total}  {note}", highlight=False)
+                speed = f"{seconds:.3g} s  {metrics['tokens_per_second']:.0f} tokens/s  {self._left(step)} left"
+                self.console.print(f"step {step}/{self._total}  {note}  {speed}", highlight=False, soft_wrap=True)
+
+    def _left(self, step: int) -> timedelta:
+        """Time left, if the steps to come take as long as those so far, with whatever runs between them."""
+        done, begin = self._began
+        return timedelta(seconds=round((time.monotonic() - begin) / max(1, step - done) * (self._total - step)))
 
     def recall(self, step: int, metrics: Mapping[str, float], stages: Mapping[str, float]) -> None:
         """Record a step from a checkpoint, if the run was killed before the line of the step was written."""

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError as Withdrawn
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from opd.tasks.source import PromptSource
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import NO_REFERENCE, Verdict
 from student.data.row import Row
 
 _POLL_SECONDS = 0.5
@@ -64,9 +64,12 @@ class Verification:
             self._tell(row)
 
     def _tell(self, row: Row) -> None:
-        """Log why a verdict is unknown, once per reason; otherwise a failed judge would only show as a metric."""
+        """Log why a verdict is unknown, once per reason; otherwise a failed judge would only show as a metric.
+
+        An open question, which has no reference answer, is no reason to warn.
+        """
         reason = "" if row.verdict is None or row.verdict.known else row.verdict.reason
-        if reason and reason not in self._told and len(self._told) < _MOST_REASONS:
+        if reason not in ("", NO_REFERENCE) and reason not in self._told and len(self._told) < _MOST_REASONS:
             self._told.add(reason)
             _log.warning(
                 "the verdict on an answer to %s is unknown: %s; further ones are counted in the metric unknown_share",

@@ -117,6 +117,14 @@ def test_long_prompts_are_found_before_the_run(
         assert "more than 100 tokens were left out: 1" in caplog.text
 
 
+def test_the_dry_run_shows_what_matters_first_and_the_whole_recipe_where_it_is_asked_for(
+    chat: Callable[..., Recipe],
+) -> None:
+    short, long = (check(chat(), offline=True, whole=whole) for whole in (False, True))
+    assert short.startswith("needs: ") and long.startswith(short)
+    assert "learning_rate:" not in short and "learning_rate:" in long
+
+
 def test_the_dry_run_finds_a_run_folder_that_cannot_be_made(chat: Callable[..., Recipe]) -> None:
     with pytest.raises(RunFolderError, match="/proc/opd/run cannot be written, because /proc cannot be written"):
         check(chat(run="/proc/opd/run"), offline=True)

@@ -70,6 +70,7 @@ def test_the_log_ratio_at_stop_positions_is_measured_and_explained(
 ) -> None:
     original, said = run(teacher, payload)
     assert "answers end, log T - log S is " in said and "different" not in said
+    assert "nats (teacher): good, the teacher ends answers there too" in said
     metrics, said = run(renamed, payload)
     assert metrics["stop_log_ratio"] < original["stop_log_ratio"] - 2
     assert "if the teacher's own stop tokens count too: the two end with different tokens" in said

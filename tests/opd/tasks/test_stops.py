@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from opd.errors import ConfigError
 from opd.tasks import Prompt
-from opd.tasks.stops import answer_end, generation_stops, shown, stop_set
+from opd.tasks.stops import answer_end, generation_stops, shown, stop_set, verdict_on_ends
 
 
 def test_tokenizer_generation_config_and_recipe_name_stop_tokens(chat_model):
@@ -60,3 +60,7 @@ def test_an_answer_ends_as_the_template_ends_a_turn(chat_model):
     assert answer_end(chat, tokenizer, {0}) == 0
     assert answer_end(text, tokenizer, {0, 2}) == 0
     assert answer_end(text, tokenizer, {7, 9}) == 7
+
+
+def test_a_ratio_at_the_ends_is_said_to_be_good_or_not() -> None:
+    assert verdict_on_ends(-0.6).startswith("good") and "longer answers" in verdict_on_ends(-5.0)

@@ -3,6 +3,7 @@
 import io
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_a_step_line_shows_what_the_terms_name_and_the_folder_keeps_it(tmp_path:
     line = "step 1/1  jsd 0.5  KL 0.25  loss of sft 2  KL of opd.3 0.75  gradient 1"
     assert line in out.getvalue()
     assert list(held(read_shown(tmp_path, []), metrics).values()) == list(metrics)
+
+
+def test_a_step_line_says_how_fast_the_run_is_and_what_is_left() -> None:
+    out = io.StringIO()
+    telemetry = Telemetry(None, 20, 0, Console(file=out, width=80))
+    telemetry.start(10, {})
+    telemetry._began = (10, time.monotonic() - 3600.0)
+    telemetry.step(12, METRICS, {"learn": 1.5, "sample": 0.5})
+    telemetry.close()
+    assert re.search(r"gradient 12\.25  2 s  5 tokens/s  4:00:\d\d left$", out.getvalue(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

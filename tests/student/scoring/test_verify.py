@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from opd.errors import CancelledError
+from opd.tasks.function import load_verifier
 from opd.tasks.maths import MathVerifier
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
@@ -121,6 +122,17 @@ def test_a_row_that_has_its_environments_verdict_keeps_it_and_is_not_judged() ->
     assert (played.verdict, asked) == (Verdict.of(False), ["answered"])
     assert answered.verdict is not None and answered.verdict.value == 1.0
     verification.close()
+
+
+def test_an_open_question_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("math", "exact", "numeric", "contains", "choice", "regex"):
+        judge = load_verifier(name, 10.0)
+        verification = Verification(Source(judge.verify), 1)  # type: ignore[arg-type]
+        verification.collect(made := rows("anything"))
+        verification.close()
+        judge.close()
+        assert made[0].verdict is not None and not made[0].verdict.known
+    assert not caplog.records
 
 
 def test_three_reasons_of_unknown_verdicts_are_said_and_none_of_known_ones(caplog: pytest.LogCaptureFixture) -> None:
