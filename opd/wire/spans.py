@@ -15,7 +15,7 @@ from opd.errors import InvalidRequestError
 from opd.wire.types import U32, ScoreItem, Scores
 
 Spans = tuple[tuple[int, int], ...]
-_BY_POSITION = ("sampled", "values", "ids", "log_tail", "hidden", "logits")
+_BY_POSITION = ("sampled", "values", "ids", "log_tail", "hidden", "logits", "ranks")
 
 
 def spans_of(mask: NDArray[np.bool_]) -> Spans:

@@ -184,6 +184,7 @@ class Scores:
         timings: measured by the server, the same for all sequences of a request.
         unasked: number of response positions that were not asked for and hold placeholders; see
             `opd.wire.spans.put_back`.
+        ranks: [T] uint32, 1 + the number of ids that are likelier than the response token; not on the wire.
     """
 
     sampled: F32 | None = None
@@ -196,6 +197,7 @@ class Scores:
     wire_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
     unasked: int = 0
+    ranks: U32 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,12 +104,14 @@ class EngineItem:
         spec: the payload, which may differ between the items of a batch.
         temperature: divides the logits; not applied to hidden states.
         cancelled: polled between forward passes; a cancelled item may be skipped, and its result is then None.
+        ranks: whether `Scores.ranks` is wanted, with payload sampled or topk; engines without logits leave it out.
     """
 
     item: ScoreItem
     spec: PayloadSpec
     temperature: float = 1.0
     cancelled: Callable[[], bool] = field(default=_never)
+    ranks: bool = False
 
 
 Exchange = Callable[[], None]

@@ -29,12 +29,14 @@ class PayloadRows:
         targets: [N] int64 response tokens.
         temperature: [N] float32.
         gather_ids: [N, K] int64 for payload gather; else None.
+        ranks: whether the ranks of the targets are wanted.
     """
 
     hidden: Float[Tensor, "N H"]
     targets: Int[Tensor, " N"]
     temperature: Float[Tensor, " N"]
     gather_ids: Int[Tensor, "N K"] | None = None
+    ranks: bool = False
 
 
 def reduce_rows(
@@ -69,12 +71,12 @@ def reduce_rows(
         logits = head.logits(part.hidden).div_(part.temperature[:, None])
         for few in row_blocks(logits[:count]):
             of = _part(part, few)
-            yield reduce_logits(logits[few], spec, of.targets, of.gather_ids)
+            yield reduce_logits(logits[few], spec, of.targets, of.gather_ids, ranks=of.ranks)
 
 
 def _part(rows: PayloadRows, part: slice) -> PayloadRows:
     gather_ids = None if rows.gather_ids is None else rows.gather_ids[part]
-    return PayloadRows(rows.hidden[part], rows.targets[part], rows.temperature[part], gather_ids)
+    return PayloadRows(rows.hidden[part], rows.targets[part], rows.temperature[part], gather_ids, rows.ranks)
 
 
 def _filled(rows: PayloadRows, more: int) -> PayloadRows:
@@ -85,11 +87,17 @@ def _filled(rows: PayloadRows, more: int) -> PayloadRows:
         targets=fill(rows.targets, (0, more)),
         temperature=fill(rows.temperature, (0, more), value=1.0),
         gather_ids=None if rows.gather_ids is None else fill(rows.gather_ids, (0, 0, 0, more)),
+        ranks=rows.ranks,
     )
 
 
 def reduce_logits(
-    logits: Float[Tensor, "N V"], spec: PayloadSpec, targets: Int[Tensor, " N"], gather_ids: Int[Tensor, "N K"] | None
+    logits: Float[Tensor, "N V"],
+    spec: PayloadSpec,
+    targets: Int[Tensor, " N"],
+    gather_ids: Int[Tensor, "N K"] | None,
+    *,
+    ranks: bool = False,
 ) -> dict[str, Tensor]:
     """The payload of a block of float32 logits whose temperature is applied; overwrites `logits`.
 
@@ -100,8 +108,11 @@ def reduce_logits(
         return {"finite": logits.isfinite().all(-1), "logits": logits}
     normaliser = torch.logsumexp(logits, -1)
     # Everything is read before `scatter_` below destroys the logits; a copy of [N, V] would double the memory.
-    sampled = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+    own = logits.gather(-1, targets[:, None])
+    sampled = own.squeeze(-1) - normaliser
     out = {"finite": normaliser.isfinite() & sampled.isfinite(), "sampled": sampled}
+    if ranks:
+        out["ranks"] = (1 + (logits > own).sum(-1)).to(torch.int32)
     if spec.kind is PayloadKind.SAMPLED:
         return out
     if spec.kind is PayloadKind.TOPK:

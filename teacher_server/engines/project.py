@@ -119,11 +119,11 @@ def start(
         # Before the projection, so that what the environment of an episode wrote costs none.
         parts = [_wanted(part, batch[row].item) for part, row in zip(parts, rows, strict=True)]
         states = torch.cat(parts)
-    by_spec: dict[PayloadSpec, list[int]] = {}
+    by_spec: dict[tuple[PayloadSpec, bool], list[int]] = {}
     for index, row in enumerate(rows):
-        by_spec.setdefault(batch[row].spec, []).append(index)
+        by_spec.setdefault((batch[row].spec, batch[row].ranks), []).append(index)
     started = []
-    for spec, members in by_spec.items():
+    for (spec, _), members in by_spec.items():
         hidden = states if len(members) == len(rows) else torch.cat([parts[index] for index in members])
         chosen = [rows[index] for index in members]
         payload_rows = _rows(hidden, [batch[row] for row in chosen], spec)
@@ -166,6 +166,7 @@ def _rows(hidden: Tensor, entries: Sequence[EngineItem], spec: PayloadSpec) -> P
         targets=_ids([entry.item.scored_ids for entry in entries], hidden.device),
         temperature=to_device(temperature.repeat_interleave(lengths), hidden.device),
         gather_ids=gather,
+        ranks=entries[0].ranks,
     )
 
 

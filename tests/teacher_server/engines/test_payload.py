@@ -44,6 +44,15 @@ def test_gather_ids_may_be_any_distinct_ids_of_the_row() -> None:
     torch.testing.assert_close(out["log_tail"], torch.logsumexp(rest, -1))
 
 
+@pytest.mark.parametrize("spec", [PayloadSpec.sampled(), PayloadSpec.topk(2)])
+def test_a_tokens_rank_is_one_more_than_the_number_of_likelier_ids(spec: PayloadSpec) -> None:
+    logits, targets = _logits(5, 9, 3), torch.tensor([0, 8, 3, 3, 5])
+    out = reduce_logits(logits.clone(), spec, targets, None, ranks=True)
+    order = logits.argsort(-1, descending=True)
+    assert out["ranks"].tolist() == [1 + order[row].tolist().index(target) for row, target in enumerate(targets)]
+    assert "ranks" not in reduce_logits(logits.clone(), spec, targets, None)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_row_with_a_non_finite_logit_is_flagged_alone(bad: float) -> None:
     logits = _logits(3, 8, 1)
