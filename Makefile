@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines quantized oracles bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
+.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines quantized oracles bridges bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -80,6 +80,13 @@ oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's (
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
 
+bridges: .venv-bridges/.installed ## TRL's own client, and a run of its trainer, with a teacher of ours over HTTP (own environment)
+	.venv-bridges/bin/python -m pytest tests/end_to_end/test_trl.py -rs
+
+.venv-bridges/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/bridges.sh
+	@bash scripts/bridges.sh .venv-bridges $(PYTHON)
+	@touch $@
+
 bench-peers: .venv-oracles/.installed ## a distillation step against TRL's, with tiny and mid-sized models (environment of make oracles)
 	.venv-oracles/bin/python benchmarks/peers.py
 	.venv-oracles/bin/python benchmarks/peers.py --world mid --rounds 2 --steps 7
@@ -105,7 +112,8 @@ envs: .venv-envs/.installed ## TextWorld, ALFWorld, ScienceWorld and Gymnasium, 
 	@touch $@
 
 fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each kind) and 300 drawn recipes; about twenty minutes
-	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py --timeout 3000
+	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py \
+	    tests/teacher_server/http/test_fuzz.py --timeout 3000
 	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
 
 devices: $(STAMP) ## a teacher's engine and 60 drawn recipes on a pretend accelerator, which refuses tensors left on the CPU

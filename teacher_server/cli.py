@@ -30,7 +30,7 @@ _GROUPS = {
 }
 _FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS.items() for name in names}
 _FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
-_FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host"}
+_FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host", "http_port": "http.port"}
 """The setting that each flag stands for."""
 _MOST_THREADS = 1024
 """With more than the system can start, torch's library of threads ends the process without a message."""
@@ -59,8 +59,18 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port of the gRPC service [0: a free one].")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of /metrics [0: a free one]; -1 turns it off.")] = None,
     metrics_host: Annotated[str | None, typer.Option(help="Address on which /metrics listens [127.0.0.1].")] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the HTTP door for trainers that speak to vLLM or SGLang; 0: a free one [-1: closed]."
+        ),
+    ] = None,
     port_file: Annotated[
-        Path | None, typer.Option(help="File to write 'host:port metrics_port pid' to when all teachers are ready.")
+        Path | None,
+        typer.Option(
+            help="File to write 'host:port metrics_port pid' to, and the HTTP door's port if it is open, when all "
+            "teachers are ready."
+        ),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="Engine that runs the models [transformers]; `opd plugins list` names them.")
@@ -192,7 +202,8 @@ async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None
             echo(f"error: {error}", err=True)
         os._exit(getattr(error, "exit_code", server.exit_code))
     if port_file is not None:
-        _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}\n")
+        door = f" {server.http_port}" if server.http_port else ""
+        _write_ports(port_file, f"{server.address} {server.metrics_port} {os.getpid()}{door}\n")
     notify(READY=1, STATUS=f"serves {', '.join(teachers)} on {server.address}")
     code = await server.wait()
     if server.shared.teachers.loading:

@@ -21,7 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import Gauge
 
-from opd.errors import PortInUseError
+from opd.errors import ConfigError, PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
 from opd.telemetry.tracing import Spans
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
@@ -67,6 +67,7 @@ class TeacherServer:
     Attributes:
         port: port of the service, once started.
         metrics_port: port of /metrics; 0 if it is off.
+        http_port: port of the HTTP door; 0 if it is closed.
         exit_code: `EXIT_FATAL` once `fail` was called, else 0.
         shared: what all calls share: budget, teachers, metrics and more.
         score_call: handles a Score call over gRPC; tests put a class in its place that fails.
@@ -79,6 +80,7 @@ class TeacherServer:
         self.settings = settings
         self.port = 0
         self.metrics_port = 0
+        self.http_port = 0
         self.health = Health(settings.calls.watch_seconds)
         # Here instead of in `start`, so that a wrong file is found before a model has been read for minutes.
         self._tokens = Tokens(settings.security.tokens)
@@ -87,6 +89,7 @@ class TeacherServer:
         self.exit_code = 0
         self._server: Any = None
         self._metrics_server: Any = None
+        self._door: Any = None
         self._watcher: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
         limits, metrics = settings.limits, ServerMetrics()
@@ -153,8 +156,14 @@ class TeacherServer:
             self._give_up_start()
         elif self._stop.is_set():
             # A signal handler cannot await; without the reference, the task could be collected before it has run.
-            self._cutting = asyncio.get_running_loop().create_task(self._server.stop(0))
+            self._cutting = asyncio.get_running_loop().create_task(self._cut())
         self._stop.set()
+
+    async def _cut(self) -> None:
+        """Cut off the calls in flight."""
+        if self._door is not None:
+            await self._door.cut()
+        await self._server.stop(0)
 
     def _give_up_start(self) -> None:
         if self._starting is not None:
@@ -202,6 +211,8 @@ class TeacherServer:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
+        if self._door is not None:
+            await self._door.close()
         if self._server is not None:
             await self._server.stop(0)
         await self.shared.teachers.close()
@@ -240,8 +251,22 @@ class TeacherServer:
             raise PortInUseError(f"cannot listen on {address}{reason}; choose another --host or --port, or port 0.")
         if settings.metrics_port >= 0:
             self._start_metrics()
+        if settings.http.port >= 0:
+            self._open_door()
         await run_to_completion(self._server.start())  # a server whose start was interrupted cannot be stopped
-        _log.info("listening", extra={"host": settings.host, "port": self.port, "metrics_port": self.metrics_port})
+        ports = {"port": self.port, "metrics_port": self.metrics_port, "http_port": self.http_port}
+        _log.info("listening", extra={"host": settings.host, **ports})
+
+    def _open_door(self) -> None:
+        """Open the HTTP door."""
+        try:
+            from teacher_server.http.listen import Listener
+        except ImportError as error:
+            raise ConfigError(
+                f"the HTTP door needs the extra http ({error}); install it with pip install 'opd[http]'."
+            ) from error
+        self._door = Listener(self.shared, self._gate, self._receiver, lambda: self.health.serving)
+        self.http_port = self._door.start()
 
     def _start_metrics(self) -> None:
         host, port = self.settings.metrics_host.strip("[]"), self.settings.metrics_port
@@ -310,6 +335,8 @@ class TeacherServer:
                     metrics.token_rate.labels(teacher.name).set(teacher.worker.rate.recent)
             shared.teachers.watch()
             await asyncio.to_thread(self._tokens.reload)
+            if self._door is not None:
+                await asyncio.to_thread(self._door.reload)
             freed = shared.budget.freed_bytes + self._receiver.received_bytes
             await asyncio.to_thread(self._allocator.give_back, freed)
 

@@ -89,6 +89,16 @@ class TransportSettings(Settings):
     a little CPU time on both sides; choose it if decoding, not the network, limits the clients."""
 
 
+class HttpSettings(Settings):
+    """The HTTP door for trainers that speak to vLLM's or SGLang's server; needs the extra http."""
+
+    port: int = Field(default=-1, ge=-1, le=65_535)
+    """Port of the HTTP door, on the host of the gRPC service and with its TLS files and tokens; 0 picks a free one, -1
+    leaves it closed."""
+    max_connections: int = Field(default=512, ge=1)
+    """Maximum open connections; further ones are closed at once. Their calls count against the limits of all calls."""
+
+
 class SecuritySettings(Settings):
     """Who may connect and what they may do."""
 
@@ -181,6 +191,8 @@ class ServerSettings(Settings):
     """Limits on one request, and on what the server accepts at once."""
     calls: OpenCallSettings = OpenCallSettings()
     """Limits on open calls and on requests that are being received."""
+    http: HttpSettings = HttpSettings()
+    """The HTTP door."""
     transport: TransportSettings = TransportSettings()
     """How replies are chunked and compressed."""
     security: SecuritySettings = SecuritySettings()

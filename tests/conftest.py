@@ -158,6 +158,7 @@ class Server:
     metrics_port: int
     process: forked.Program
     log: Path
+    http_port: int = 0
 
 
 Serve = Callable[..., Server]
@@ -178,8 +179,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         wait_until(lambda: port_file.exists() or process.poll() is not None, why=log.read_text)
         if process.poll() is not None:
             raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')}")
-        address, metrics_port, _ = port_file.read_text().split()
-        return Server(address, int(metrics_port), process, log)
+        address, metrics_port, _, *door = port_file.read_text().split()
+        return Server(address, int(metrics_port), process, log, int(door[0]) if door else 0)
 
     yield start
     for process in started:

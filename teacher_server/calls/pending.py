@@ -22,14 +22,16 @@ from teacher_server.engines.base import EngineItem
 class PendingScores:
     """A sequence whose scores a call waits for: links its job on the worker's thread to a future on the event loop."""
 
-    def __init__(self, request: ParsedRequest, index: int, client: Client, deadline: float, price: Price) -> None:
+    def __init__(
+        self, request: ParsedRequest, index: int, client: Client, deadline: float, price: Price, *, ranks: bool
+    ) -> None:
         self.price = price
         self.future: asyncio.Future[tuple[Scores, str]] = asyncio.get_running_loop().create_future()
         # A call that fails on an earlier sequence never awaits the later ones. Reading the exception here keeps asyncio
         # from logging that it was "never retrieved".
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         item = request.items[index]
-        engine_item = EngineItem(item, request.spec, request.temperature, lambda: _cancelled(known()))
+        engine_item = EngineItem(item, request.spec, request.temperature, lambda: _cancelled(known()), ranks)
         self.job = SequenceJob(engine_item, price.tokens, deadline, client, partial(_deliver, self.future))
         # Weak, and a future instead of `self` above: what a job refers to must not refer to the job, or both keep the
         # ids and the scores until a full garbage collection, which may be minutes away.

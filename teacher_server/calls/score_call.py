@@ -86,7 +86,12 @@ class ScoreCall(ABC):
         principal: the key by which the caller's share is counted.
         seconds_left: seconds until the client's deadline; None if it set none.
         arrived: when the call came in, in seconds of the monotonic clock.
+
+    Attributes:
+        ranks: whether the answer needs the ranks of the response tokens.
     """
+
+    ranks: bool = False
 
     def __init__(
         self,
@@ -183,7 +188,10 @@ class ScoreCall(ABC):
         return request
 
     def _window(self, request: ParsedRequest, client: Client, prices: list[Price], worker: EngineWorker) -> SendWindow:
-        sequences = [PendingScores(request, index, client, self._deadline, price) for index, price in enumerate(prices)]
+        sequences = [
+            PendingScores(request, index, client, self._deadline, price, ranks=self.ranks)
+            for index, price in enumerate(prices)
+        ]
         return SendWindow(worker, sequences, self._shared.settings.limits.stream_window_bytes)
 
     async def _stream(
@@ -220,12 +228,6 @@ class ScoreCall(ABC):
         # Released once the transport has taken it (all but a held batch), so that a slow reader accumulates no scores.
         window.sent(pending.price)
         reservation.release(pending.price)
-
-    async def _send_trailer(self) -> Timings:
-        self._watch.until("send", time.monotonic())
-        timings = self._watch.timings()
-        await self._end(timings)
-        return timings
 
     async def _result(self, pending: PendingScores) -> tuple[Scores, str]:
         try:
@@ -278,8 +280,8 @@ class ScoreCall(ABC):
         """Sends, or keeps, what `_encode` returned."""
 
     @abstractmethod
-    async def _end(self, timings: Timings) -> None:
-        """Ends the answer."""
+    async def _send_trailer(self) -> Timings:
+        """Ends the answer; returns where the call's time went."""
 
 
 def _prices(outline: RequestOutline, bounds: RequestBounds) -> list[Price]:

@@ -6,8 +6,8 @@ the size of a message, so every call that is receiving counts as one of the larg
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
@@ -19,6 +19,7 @@ from teacher_server.observe.metrics import ServerMetrics
 from teacher_server.settings import ServerSettings
 
 Parse = Callable[[bytes], Message]
+Read = TypeVar("Read")
 
 OVERSIZE_BYTES = 64 * 1024
 """Requests that exceed the limit by up to this much are still read, so that the error can name both size and limit."""
@@ -63,7 +64,16 @@ class RequestReceiver:
     async def receive(
         self, context: "grpc.aio.ServicerContext[Any, Any]", caller: Caller, parse: Parse | None
     ) -> Message | bytes:
-        """Receives and parses the request of a call.
+        """Receives and parses the message of a call; raises as `read` does."""
+        return await self.read(caller, context.read, lambda raw: self._parse(raw, parse))
+
+    async def read(self, caller: Caller, read: Callable[[], Awaitable[Any]], parse: Callable[[Any], Read]) -> Read:
+        """Receives and parses the request of a call, within the memory and the time for requests.
+
+        Args:
+            caller: who sends it.
+            read: reads it, up to the largest size.
+            parse: makes of it what is returned.
 
         Raises:
             OverloadedError: if too many other requests are being received.
@@ -77,9 +87,10 @@ class RequestReceiver:
         try:
             async with asyncio.timeout_at(end) as limit, slots.wait_for(caller.key):
                 arriving = True
-                raw = await context.read()
+                raw = await read()
                 limit.reschedule(None)  # the limit is for the network, not for our own parsing
-                return self._parse(raw, parse)
+                self.received_bytes += len(raw) if isinstance(raw, bytes) else 0
+                return parse(raw)
         except TimeoutError:
             self._metrics.refused_calls.labels("receive_timeout" if arriving else "receive_full").inc()
             if arriving:
@@ -96,7 +107,6 @@ class RequestReceiver:
             raise InvalidRequestError(
                 "the call ended before its request message arrived, or the message was too large to receive."
             )
-        self.received_bytes += len(raw)
         if len(raw) > self._max_bytes:
             self._metrics.refused_calls.labels("oversize").inc()
             raise InvalidRequestError(

@@ -85,9 +85,12 @@ class StreamCall(ScoreCall):
     def _chunk_bytes(self, request: pb.ScoreRequest | ParsedRequest) -> int:
         return request.chunk_bytes or self._shared.settings.transport.chunk_bytes
 
-    async def _end(self, timings: Timings) -> None:
+    async def _send_trailer(self) -> Timings:
+        self._watch.until("send", time.monotonic())
+        timings = self._watch.timings()
         trailer = pb.ScoreTrailer(
             timings=timings_message(timings), model_tokens=self.model_tokens, scored_tokens=self.scored_tokens
         )
         await self._sender.send(pb.ScoreResponse(trailer=trailer))
         await self._sender.flush()
+        return timings

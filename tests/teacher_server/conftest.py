@@ -132,7 +132,7 @@ def reference() -> Callable[..., Scores]:
     return expected
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def numpy_engine() -> Any:
     return NumpyEngine
 
@@ -244,6 +244,7 @@ class Process:
     address: str
     metrics_port: int
     log: Path
+    http_port: int = 0
 
     def lines(self) -> str:
         return self.log.read_text()
@@ -266,8 +267,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         if wait:
             wait_until(lambda: port_file.exists() or popen.poll() is not None, why=log.read_text)
             assert popen.poll() is None, log.read_text()
-        address, metrics_port, _ = port_file.read_text().split() if wait else ("", "0", "")
-        return Process(popen, address, int(metrics_port), log)
+        address, metrics_port, _, *door = port_file.read_text().split() if wait else ("", "0", "")
+        return Process(popen, address, int(metrics_port), log, int(door[0]) if door else 0)
 
     yield run
     for popen in running:

@@ -106,8 +106,9 @@ class NumpyEngine:
         log_probs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
         rows = np.arange(len(hidden))
         sampled = log_probs[rows, item.response_ids]
+        ranks = (log_probs > sampled[:, None]).sum(1).astype(np.uint32) + 1 if entry.ranks else None
         if spec.kind is PayloadKind.SAMPLED:
-            return Scores(sampled=sampled)
+            return Scores(sampled=sampled, ranks=ranks)
         ids = item.gather_ids
         if ids is None:
             ids = np.argsort(-log_probs, axis=1, kind="stable")[:, : spec.k].astype(np.uint32)
@@ -116,7 +117,7 @@ class NumpyEngine:
         np.put_along_axis(rest, ids.astype(np.int64), 0.0, axis=1)
         with np.errstate(divide="ignore"):
             log_tail = np.log(rest.sum(axis=1)).astype(np.float32)
-        return Scores(sampled=sampled, values=values, ids=ids, log_tail=log_tail)
+        return Scores(sampled=sampled, values=values, ids=ids, log_tail=log_tail, ranks=ranks)
 
     def head(self) -> Head:
         return Head(self._head, None, "f32", 1.0, 0.0, self._head_identity.hash)
