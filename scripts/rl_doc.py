@@ -46,7 +46,7 @@ How to read the tables:
 """
 
 ELSEWHERE = (
-    "student/rollout/test_strategies.py",
+    "student/rollout/test_dynamic_sampling.py",
     "student/rollout/test_sampling.py",
     "opd/tasks/test_chat.py",
     "opd/tasks/test_grpc_judge.py",
@@ -231,12 +231,20 @@ def _letters(text: str) -> str:
 def golden(name: str, cls: Any) -> str:
     """The test with the golden numbers of a plug-in: the likeliest that names it and is not a conformance test."""
     wanted = re.compile(rf"\b{cls.__name__}\(|[\"']{name}[\"']|{re.escape(cls.__module__)} import")
-    folder = cls.__module__.split(".")[-2]
+    package, *_, folder, _ = cls.__module__.split(".")
+    zoo = package == "opd_zoo"
     places = [path for folder in ("student/rl", "opd_zoo") for path in TESTS.glob(f"{folder}/**/test_*.py")]
     places += [TESTS / path for path in ELSEWHERE]
-    best = {"test_golden.py": 0, "test_formulas.py": 0, "test_strategies.py": 1}
+    best = {"test_golden.py": 0, "test_formulas.py": 0}
     best[f"test_{name}.py"] = -1
-    places.sort(key=lambda path: (path.parent.name != folder, best.get(path.name, 2), str(path)))
+    places.sort(
+        key=lambda path: (
+            path.parent.name != folder,
+            best.get(path.name, 1),
+            ("opd_zoo" in path.parts) != zoo,
+            str(path),
+        )
+    )
     for path in places:
         # The oracles are not in `make test`: they need TRL.
         skipped = path.name in ("test_conformance.py", "test_remarks.py", "test_oracles.py", "test_importance_cap.py")

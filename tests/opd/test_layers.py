@@ -41,6 +41,11 @@ def test_no_package_imports_one_above_or_beside_it(package: str) -> None:
     assert not broken
 
 
+def test_no_test_of_the_trunk_imports_the_zoo() -> None:
+    trunk = [p for package in ("opd", "teacher_server", "student") for p in (ROOT / "tests" / package).rglob("*.py")]
+    assert not {str(path.relative_to(ROOT)) for path in trunk if "opd_zoo" in imports(path)}
+
+
 def targets(path: Path, modules: set[str], *, types: bool = False) -> set[str]:
     """The project's modules that a file imports, inside functions too; with `types`, also for the type checker only."""
     nodes = nodes_of(path)

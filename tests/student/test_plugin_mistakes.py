@@ -17,7 +17,6 @@ from opd.errors import ConfigError, PluginError
 from opd.registry import Registry
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, PayloadSpec
-from opd_zoo.samplers.base import Sampler, SamplerSettings
 from student.data.needs import Needs, SignalNeed, needs_of
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
@@ -161,30 +160,6 @@ def test_an_advantage_whose_traits_forget_their_return_is_named() -> None:
     recipe = {"run": "unused", "model": {"path": "unused"}, "prompts": {"task": "addition"}, "objective": [term]}
     with pytest.raises(PluginError, match=r"the traits of Traitless are None; .*Traits"):
         build_plugins(parse_settings(Recipe, recipe))
-
-
-@pytest.mark.parametrize("given", [None, [float("nan")] * 4, ["a"] * 4])
-def test_a_sampler_that_gives_no_scores_is_named(given: Any) -> None:
-    class Odd(Sampler):
-        def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> Any:
-            return given
-
-    pool = [Prompt.make(f"{number}+1=") for number in range(4)]
-    with pytest.raises(PluginError, match=r"Odd(\.scores)? returned .*; it must (return a list of|be a) number"):
-        Odd(SamplerSettings(name="odd")).choose(pool, 2, np.random.default_rng(0), StepPlan(0, ()))
-
-
-def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
-    class Few(Sampler):
-        def scores(self, pool: Sequence[Prompt], rng: np.random.Generator) -> list[float]:
-            return [0.0] * (len(pool) - 1)
-
-    pool = [Prompt.make(f"{number}+1=") for number in range(4)]
-    sampler: Controller = Few(SamplerSettings(name="few"))
-    with pytest.raises(PluginError, match="Few returned 3 scores for a pool of 4 prompts"):
-        sampler.choose(  # type: ignore[attr-defined]
-            pool, 2, np.random.default_rng(0), plan_step(0, pool, samples=1, max_new_tokens=4, temperature=1.0)
-        )
 
 
 def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opd.tasks.verdict import Verdict
@@ -13,10 +14,22 @@ def gradient(made: Any, **settings: Any) -> Tensor:
     return hidden
 
 
+def logp(made: Any) -> Tensor:
+    return made.logp(made.hidden.detach(), made.head.detach())
+
+
+def expectation(made: Any, **settings: Any) -> Tensor:
+    """Mean of the gradient over the student's own tokens, by enumeration."""
+    p, total = logp(made).exp(), torch.zeros_like(made.hidden)
+    for token in range(made.vocab):
+        made.token_ids = torch.full_like(made.token_ids, token)
+        total += p[:, token, None] * gradient(made, **settings)
+    return total
+
+
 def scores(made: Any) -> Tensor:
     """grad log S(y) with respect to the hidden state of each position."""
-    p = made.logp(made.hidden.detach(), made.head.detach()).exp()
-    return made.head.detach()[made.token_ids] - p @ made.head.detach()
+    return made.head.detach()[made.token_ids] - logp(made).exp() @ made.head.detach()
 
 
 def verdicts(made: Any, *values: float | None) -> None:

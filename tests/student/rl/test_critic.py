@@ -16,13 +16,11 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.verdict import Verdict
 from opd.wire.types import Scores
-from opd_zoo.advantages.prompt_value import PromptValue, PromptValueSettings
-from student.data.row import CriticValues, EpisodeTrace, Row, RowKey
+from student.data.row import CriticValues, Row, RowKey
 from student.job.plugins import build_plugins
 from student.job.session import train
 from student.model.ranks import Ranks
 from student.plugin.controllers import begin
-from student.plugin.terms import build_terms
 from student.rl.advantages.gae import credit_of, returns_of
 from student.rl.critic import Critic, CriticSettings
 from student.settings.recipe import Recipe
@@ -60,20 +58,6 @@ def test_what_the_environment_wrote_is_passed_over() -> None:
     assert credit_of(made, 1.0, 0.9, 0.8).tolist() == pytest.approx([plain[0], 0.0, plain[1]])
     made.token_rewards = np.array([0.5, 7.0, 0.0], np.float32)
     assert credit_of(made, 1.0, 1.0, 1.0)[0] == pytest.approx(1.5 - 0.2)
-
-
-def test_the_value_of_a_prompt_is_that_where_the_student_begins() -> None:
-    advantage = PromptValue(PromptValueSettings(name="prompt_value"))
-    made = row(0, 1.0, [9.0, 9.0, 0.25, 0.5], [False, False, True, True])
-    assert advantage.refine(made, 1.0) == 1.0 - 9.0
-    # Replayed actions that a cut history leaves out have no value; the first window begins behind them.
-    tools = np.array([True, True, False, False])
-    made.turns, made.episode = ((2, 3), (3, 4)), EpisodeTrace(tools, ((1, 2, 3), (2, 3, 4)))
-    assert advantage.refine(made, 1.0) == 1.0 - 0.25
-    made.turns, made.episode = ((2, 4),), EpisodeTrace(tools, ((1, 2, 4),))
-    (term,) = build_terms([{"name": "dapo_direct"}])
-    places, advantages = term.steps(made)  # type: ignore[attr-defined]
-    assert places.tolist() == [0] * 4 and advantages.tolist() == [1.0 - 0.25]
 
 
 class Services:

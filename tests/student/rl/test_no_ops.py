@@ -1,11 +1,11 @@
 """What would do nothing in silence is refused at --dry-run with its reason; test_notes.py has what is only said.
 
 Each case names the system and where its hazard stands: a paper's formula that cancels, a setting without effect, or a
-part that nothing feeds. What the loop itself rules out has its test elsewhere: a mean with the sample itself in
-it (advantages/test_golden.py), statistics per rank (advantages/test_conformance.py), groups that all agree, groups of
-one, a median of 0 and no right row (advantages/test_golden.py, test_conformance.py), a penalty that is a number
-without a gradient (SAFE and EPO: tests/opd_zoo/losses/test_critic_losses.py, losses/test_terms.py), rows that are out
-of the loss and still in the statistics (advantages/test_chain.py).
+part that nothing feeds. What the loop itself rules out has its test elsewhere: a mean with the sample itself in it
+(tests/opd_zoo/advantages/test_golden.py), statistics per rank (advantages/test_conformance.py), groups that all agree,
+groups of one, a median of 0 and no right row (tests/opd_zoo/advantages/test_golden.py, test_conformance.py), a penalty
+that is a number without a gradient (SAFE and EPO: tests/opd_zoo/losses/test_critic_losses.py, losses/test_terms.py),
+rows that are out of the loss and still in the statistics (advantages/test_chain.py).
 """
 
 from pathlib import Path

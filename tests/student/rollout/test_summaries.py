@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 from rows import make_row
+from summarised import LOCK, PATH, PROMPT, SUMMARY, TURN, limits, played
 
 from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.encode import encode_prompt
-from opd.tasks.environments.lock import Lock, LockOptions
 from opd.tasks.prompt import Prompt
 from opd.tasks.turns import with_observation
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
-from opd_zoo.curricula.sage import with_answer
-from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
 from student.data.outcome import Outcome, outcome_of
 from student.data.row import Row
 from student.data.states import row_from_state, row_to_state
@@ -31,36 +29,12 @@ from student.settings.recipe import Recipe
 from tests.support.chat_templates import FAMILIES, family_tokenizer
 from tests.support.scripted import Scripted, make_player, plan
 
-LOCK = Lock(LockOptions(digits=4, turns=6))
-PROMPT = LOCK.draw(Random(0))
-PATH = PROMPT.extra["path"]
-TURN, SUMMARY = 4, 3
 NAUGHTY = {"environment": {"name": "tests.support.environments:Naughty", "options": {}}}
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return make_tokenizer()
-
-
-def limits(prompt: Prompt, tokenizer: Any, room: int = 2, **summary: Any) -> dict[str, Any]:
-    """`room` tokens more than the least in which a lock's episode reads two turns before it is summarised."""
-    read = len(tokenizer(f"{prompt.text}{prompt.extra['register']}")["input_ids"]) + 3 * 2
-    least = read + TURN + len("sum") + room
-    return {"context_tokens": least, "tokens": SUMMARY, "instruction": "sum", **summary}
-
-
-def played(
-    tokenizer: Any, says: list[str], room: int = 2, cut: tuple[int, ...] = (), turns: int = 6, **summary: Any
-) -> tuple[Row, Scripted]:
-    settings = limits(PROMPT, tokenizer, room, **summary)
-    player = make_player(tokenizer, turn_tokens=TURN, turns=turns, history="summary", summary=settings)
-    student = Scripted(tokenizer, {PROMPT.uid: says}, cut)
-    (row,) = player.play(plan([PROMPT]), student, purpose=("rollout",), on_row=lambda row: None)
-    player.close()
-    longest = max(len(row.prompt_ids) + end - since for since, _, end in row.sequences)
-    assert longest <= settings["context_tokens"]
-    return row, student
 
 
 def test_a_summary_stands_before_the_observation_that_would_not_fit(tokenizer: Any) -> None:
@@ -217,23 +191,6 @@ def test_divergences_by_turn_leave_summaries_out_and_the_sum_does_not(tokenizer:
     found = turn_metrics([outcome_of(row)])
     assert [found[f"kl_by_turn/{n}"] for n in (1, 2, 3, 4)] == [1.0] * 4 and "kl_by_turn/5" not in found
     assert (found["summary_kl"], found["trajectory_kl"], found["turns"]) == (2.0, 6.0, 4.0)
-
-
-def test_a_summary_is_paid_nothing_where_turns_without_measures_are_punished(tokenizer: Any) -> None:
-    row, _ = played(tokenizer, [PATH[0], PATH[1], "7", PATH[2], "8", PATH[3]])
-    row.notes["correct/0"] = 1.0
-    Profiling(ProfilingSettings(name="profiling", penalty=-1.0)).reward([row], None)  # type: ignore[arg-type]
-    assert row.turn_rewards == (1.0, -1.0, 0.0, -1.0, 0.0, -1.0)
-
-
-def test_a_judge_of_turns_reads_what_the_student_had_read_and_what_was_answered(tokenizer: Any) -> None:
-    row, _ = played(tokenizer, [PATH[0], PATH[1], "7", PATH[2], "8", PATH[3]])
-    a, b, c, d = PATH
-    start = tokenizer.decode(row.prompt_ids, skip_special_tokens=True)
-    read = [tokenizer.decode(with_answer(row, turn), skip_special_tokens=True).removeprefix(start) for turn in range(6)]
-    assert read == [f"{a}{a}", f"{a}{a}{b}{b}", f"{a}{a}{b}sum7{b}", f"7{b}{c}{c}", f"7{b}{c}sum8{c}", f"8{c}{d}"]
-    plain = make_row([5, 6, 7], prompt_ids=np.array([1], np.uint32))
-    assert with_answer(plain, 0).tolist() == [1, 5, 6, 7]
 
 
 BRIDGE = {"name": "future_bridge", "teacher": {"endpoint": "http://h:1/v1", "model": "m"}}

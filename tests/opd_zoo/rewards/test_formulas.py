@@ -34,24 +34,6 @@ def report(step: int, rows: list[Row]) -> StepReport:
     return StepReport(step, {}, [outcome_of(row) for row in rows])
 
 
-def test_overlong_grows_over_the_buffer(make_row: Make, services: Any) -> None:
-    reward = build("overlong", buffer=20)
-    reward.check(recipe(), [])
-    rows = [make_row(value=1.0, length=n) for n in (80, 85, 90, 100, 110)]
-    reward.reward(rows, services)
-    assert [row.reward_parts["overlong"] for row in rows] == pytest.approx([0.0, -0.25, -0.5, -1.0, -1.0])
-    assert [reward_of(row) for row in rows] == pytest.approx([1.0, 0.75, 0.5, 0.0, 0.0])
-    assert reward.fired["bites"] == (4.0, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"), [({"buffer": 200}, "more than the limit"), ({"buffer": 1, "limit": 200}, "have at most 100")]
-)
-def test_an_overlong_penalty_that_cannot_act_is_refused(settings: dict[str, int], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build("overlong", **settings).check(recipe(), [])
-
-
 def test_hapo_rewards_what_is_shorter_than_the_history(make_row: Make, services: Any) -> None:
     reward = build("hapo")
     first = [make_row(value=1.0, length=10), make_row(value=1.0, length=8), make_row(value=0.0, length=2)]

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradients import expectation, gradient, logp, scores
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opd.errors import ConfigError
-from opd.wire.types import PayloadKind
 from opd_zoo.distil.compressed import compress
 from opd_zoo.distil.gated_exopd import gate
 from opd_zoo.distil.iw_opd import prefix_weights
@@ -21,14 +20,9 @@ from opd_zoo.distil.selection import spread, top_share
 from opd_zoo.distil.tide import worst
 from student.data.needs import REFERENCE, TEACHER
 from student.data.outcome import gather_outcomes
-from student.methods.distil.token_set import TokenSetSettings, token_ids
+from student.methods.distil.token_set import TokenSetSettings
 from student.plugin.controllers import begin
 from student.plugin.terms import TermOutput, build_terms
-
-
-def gradient(made: Any, **settings: Any) -> Tensor:
-    hidden, _ = made.gradient(build_terms([settings]))
-    return hidden
 
 
 def output(made: Any, **settings: Any) -> TermOutput:
@@ -37,26 +31,9 @@ def output(made: Any, **settings: Any) -> TermOutput:
     return term.token_losses(made.batch())
 
 
-def logp(made: Any) -> Tensor:
-    return made.logp(made.hidden.detach(), made.head.detach())
-
-
 def ratio(made: Any) -> Tensor:
     """log S - log T of the response tokens."""
     return (logp(made) - made.logp(*made.models[TEACHER])).gather(1, made.token_ids[:, None])[:, 0]
-
-
-def scores(made: Any) -> Tensor:
-    return made.head.detach()[made.token_ids] - logp(made).exp() @ made.head.detach()
-
-
-def expectation(made: Any, **settings: Any) -> Tensor:
-    """Mean of the gradient over the student's own tokens, by enumeration."""
-    p, total = logp(made).exp(), torch.zeros_like(made.hidden)
-    for token in range(made.vocab):
-        made.token_ids = torch.full_like(made.token_ids, token)
-        total += p[:, token, None] * gradient(made, **settings)
-    return total
 
 
 def spread_of_gradients(made: Any, **settings: Any) -> float:
@@ -276,23 +253,6 @@ def test_overlap_keeps_the_tokens_where_the_teachers_top_k_is_the_students(toy: 
     assert overlap[int(kept.nonzero())] == max(overlap) and kept.sum() == 1
 
 
-def test_the_reference_penalty_is_the_divergence_to_the_reference(toy: Any) -> None:
-    made, swapped = toy(), toy()
-    swapped.models[TEACHER] = swapped.models[REFERENCE]
-    for payload in ("sampled", "gather", "hidden"):
-        torch.testing.assert_close(
-            gradient(made, name="reference_kl", payload=payload), gradient(swapped, name="opd", payload=payload)
-        )
-
-
-def test_k3_as_grpo_differentiates_it_has_the_forward_gradient(toy: Any) -> None:
-    made = toy(masked=False)
-    p, r = logp(made).exp(), made.logp(*made.models[REFERENCE]).exp()
-    forward = (p - r) @ made.head.detach() / len(made.row)
-    actual = expectation(made, name="reference_kl", form="k3_loss")
-    torch.testing.assert_close(actual, forward, rtol=1e-5, atol=1e-8)
-
-
 class FakeTokenizer:
     """Characters as ids; 0 and 1 are special."""
 
@@ -303,15 +263,6 @@ class FakeTokenizer:
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) for c in text]}
-
-
-def test_a_set_of_tokens_is_the_union_of_what_it_names() -> None:
-    chosen = token_ids(TokenSetSettings(special=True, texts=["a"], ids=[7]), FakeTokenizer())
-    assert chosen == {0, 1, 7, ord("a")}
-    with pytest.raises(ConfigError, match="2 tokens"):
-        token_ids(TokenSetSettings(texts=["ab"]), FakeTokenizer())
-    with pytest.raises(ConfigError, match="300"):
-        token_ids(TokenSetSettings(ids=[300]), FakeTokenizer())
 
 
 def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
@@ -333,17 +284,3 @@ def test_masked_tokens_leave_losses_and_denominators(toy: Any) -> None:
     expected = ratio(made)[:, None] * scores(made) / float((~hit).sum())
     torch.testing.assert_close(hidden[~hit], expected[~hit], rtol=1e-5, atol=1e-8)
     assert controller.after_update(0, Services())["masked_share"] == pytest.approx(float(hit.float().mean()))  # type: ignore[arg-type]
-
-
-def test_format_tokens_keep_lambda_one_through_the_recipe(toy: Any) -> None:
-    made = toy(masked=False)
-    plain_id = int(made.token_ids[0])
-    entry = {"name": "exopd", "payload": "sampled", "guards": {"plain_tokens": {"ids": [plain_id]}}}
-    (term,) = build_terms([entry])
-    term.bind(FakeTokenizer())
-    hidden, _ = made.gradient([term])
-    distilled, extrapolated = (gradient(made, name=name, payload="sampled") for name in ("opd", "exopd"))
-    hit = made.token_ids == plain_id
-    torch.testing.assert_close(hidden[hit], distilled[hit], rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(hidden[~hit], extrapolated[~hit], rtol=1e-5, atol=1e-8)
-    assert made.batch().signal(PayloadKind.SAMPLED).sampled is not None
