@@ -7,6 +7,8 @@ How an answer is chosen:
     verified   the first of up to n draws that the verifier calls correct; prompts without one are left out
     best       of n draws, the one with the highest verdict; ties go to the answer with the highest total log-prob
 
+The model reads each prompt in the recipe's context of the teacher, if there is one; the file has the prompt without it.
+
 Each line is {"prompt", "answer", "tokens", "drawn", "value", "truncated"}: `tokens` is the length of the answer,
 `drawn` the number of tokens in all draws made for this prompt, and `value` the verdict (null where the verifier cannot
 tell). Every draw has its own named random stream, so the same recipe, model and seed give the same file.
@@ -14,7 +16,7 @@ tell). Every draw has its own named random stream, so the same recipe, model and
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,8 +26,10 @@ from opd.tasks.modes import asked_content
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import PromptSource
 from opd.tasks.verdict import VerdictStatus
+from student.data.needs import TEACHER
 from student.data.plan import plan_step
 from student.data.row import Row
+from student.scoring.contexts import Context
 from student.settings.recipe import Recipe
 
 How = Literal["greedy", "sampled", "verified", "best"]
@@ -68,7 +72,7 @@ def write_answers(
     """Answer `prompts` with `model` and write the file `out`, and a report of it with suffix .report.json.
 
     Args:
-        recipe: gives lengths, batch size, dtype, attention, stop tokens and seed.
+        recipe: gives lengths, batch size, dtype, attention, stop tokens, the teacher's context and seed.
         source: verifies the answers.
         prompts: the prompts to answer, each listed once.
         model: folder or hub id of the model that answers.
@@ -79,19 +83,31 @@ def write_answers(
         log: called with a line of progress after each chunk of prompts.
 
     Raises:
-        DataError: when no prompt has an answer.
+        ConfigError: if the teacher's context reads outcomes, which do not exist yet.
+        DataError: when no prompt has an answer, or the context cannot be rendered.
     """
     # Not above: `opd answers` checks its options with this module, and importing torch takes seconds.
     from student.rollout.answering import AnsweringModel
 
-    answering = AnsweringModel.load(recipe, model)
+    settings = recipe.contexts.get(TEACHER)
+    context = None if settings is None else Context(TEACHER, settings)
+    if context is not None and context.reads_outcomes:
+        raise ConfigError(
+            "contexts.teacher reads outcomes of the student's answers (row or group), but here the teacher answers "
+            "first; leave it out with contexts={}."
+        )
+    longest = None if settings is None else settings.max_tokens
+    answering = AnsweringModel.load(recipe, model, max_prompt_tokens=longest)
     limit = recipe.rollout.max_new_tokens
     level = 0.0 if how == "greedy" else temperature
 
     def draw(chunk: Sequence[Prompt], number: int) -> list[Row]:
         # Random streams are named by the step. The number of the draw takes its place, so that draws differ.
         plan = plan_step(number, chunk, samples=1, max_new_tokens=limit, temperature=level)
-        rows = answering.answer(plan.rows, "answers")
+        asked = [
+            row if context is None else replace(row, behaviour_prompt=context.render(row.prompt)) for row in plan.rows
+        ]
+        rows = answering.answer(asked, "answers")
         for row in rows:
             row.verdict = source.verify(row.prompt, row.text)
         return rows

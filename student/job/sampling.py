@@ -46,6 +46,7 @@ def engine_setup(prepared: Prepared, learner: Learner, candidates: int, space: S
         valid_vocab=vocabulary,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
         stop_ids=frozenset(prepared.stop_ids),
+        stop_texts=tuple(recipe.rollout.stop),
         cache_tokens=recipe.rollout.cache_tokens,
         autocast=torch.bfloat16 if learner.accelerator.mixed_precision == "bf16" else None,
         # `most_likely` must return more ids than it is made to keep; `map_of` has refused teachers asked at too few.

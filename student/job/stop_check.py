@@ -42,6 +42,7 @@ class StopCheck:
         scorer_of: Callable[[Needs, StopMap], Scoring],
     ) -> None:
         self._recipe, self._sampler, self._source = recipe, sampler, source
+        self._stops = frozenset(stops)
         self._mapped = recipe.teachers is not None and recipe.teachers.map_stops
         temperature = recipe.rollout.temperature
         if not all(info.supports_temperature for info in infos.values()):
@@ -68,7 +69,9 @@ class StopCheck:
             max_new_tokens=longest,
             temperature=rollout.temperature,
         )
-        rows = [row for row in self._sampler.sample(plan.rows, purpose=("stops",)) if not row.truncated]
+        rows = [
+            row for row in self._sampler.sample(plan.rows, purpose=("stops",)) if row.response_ids[-1] in self._stops
+        ]
         if not rows:
             yield (
                 f"stop tokens: none of {_PROMPTS} answers ended within {longest} tokens, so it is not known yet "

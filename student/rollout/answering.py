@@ -51,7 +51,7 @@ class AnsweringModel:
         """Load `model` onto this process' first GPU, or the CPU without one.
 
         Args:
-            recipe: gives dtype, attention, seed, batch size, prompt limit and further stop tokens.
+            recipe: gives dtype, attention, seed, batch size, prompt limit, stop texts and further stop tokens.
             model: folder or hub id.
             tokenizer: tokenizer to use; None for the model's own.
             max_prompt_tokens: replaces the recipe's limit; None keeps it.
@@ -77,6 +77,7 @@ class AnsweringModel:
             valid_vocab=len(tokenizer),
             max_prompt_tokens=prompt,
             stop_ids=frozenset([*stops, *stop_ids]),
+            stop_texts=tuple(settings.stop),
         )
         return cls(student.lm, tokenizer, spec)
 

@@ -38,6 +38,7 @@ class RolloutSpec:
         valid_vocab: number of ids that the tokenizer can produce.
         max_prompt_tokens: longer prompts are an error.
         stop_ids: ids that end a response; empty for the tokenizer's end of sequence alone.
+        stop_texts: texts that end a response where they appear.
         keep_ids: ids that are always among the candidates, fewer than `candidates`.
         cache_tokens: bound on the tokens whose keys and values are held at once, counted as rows times the maximum
             length of a row; five rows always run.
@@ -53,6 +54,7 @@ class RolloutSpec:
     valid_vocab: int
     max_prompt_tokens: int
     stop_ids: frozenset[int] = frozenset()
+    stop_texts: tuple[str, ...] = ()
     keep_ids: tuple[int, ...] = ()
     cache_tokens: int = 262_144
     autocast: torch.dtype | None = None
@@ -85,6 +87,7 @@ class Request:
         input_ids: [P'] uint32, what the engine reads before the first token that it samples.
         prompt_ids: [P] uint32, the prompt that the row is trained under.
         stops: ids that end the response.
+        ended: whether the response has ended by a stop token or a stop text.
         ids, logp, candidates: what has been sampled so far, one entry per token.
         moe_routes: arrays [*, layers, k] of the experts of the tokens read so far; empty unless they are recorded.
 
@@ -109,7 +112,12 @@ class Request:
         read = self.prompt_ids if self.behaviour_ids is None else self.behaviour_ids
         self.input_ids = np.concatenate([read, np.array(planned.prefix_ids, dtype=np.uint32)])
         self.stops = spec.stops(tokenizer) | planned.stop_ids
+        self.ended = False
         self._purpose, self._seed = tuple(purpose), spec.seed
+        self._tokenizer, self._stop_texts = tokenizer, spec.stop_texts
+        # A text of n bytes lies within n tokens. With one more, tokenizers that drop a space before the first cannot
+        # drop that of the text.
+        self._window = 1 + max((len(text.encode()) for text in spec.stop_texts), default=0)
         self.ids: list[int] = []
         self.logp: list[float] = []
         self.candidates: list[NDArray[np.uint32]] = []
@@ -130,9 +138,13 @@ class Request:
     def take(self, token: int, logp: float, candidates: NDArray[np.uint32] | None) -> bool:
         """Keep a sampled token; returns whether it ends the response.
 
+        Tokens after the end are dropped: engines that sample whole responses go on after a stop text.
+
         Raises:
             NonFiniteError: for a log-prob that is NaN or infinite.
         """
+        if self.ended:
+            return True
         if not math.isfinite(logp):
             raise NonFiniteError(
                 f"the student's log-probs were not finite while it answered {self.planned.prompt.name}; lower "
@@ -142,9 +154,22 @@ class Request:
         self.logp.append(logp)
         if candidates is not None:
             self.candidates.append(candidates)
-        return token in self.stops or len(self.ids) >= self.planned.max_new_tokens
+        self.ended = token in self.stops or self._stopped()
+        return self.ended or len(self.ids) >= self.planned.max_new_tokens
 
-    def row(self, tokenizer: PreTrainedTokenizerBase, version: int) -> Row:
+    def _stopped(self) -> bool:
+        """Whether the last token completes a stop text."""
+        if not self._stop_texts:
+            return False
+        tail = str(self._tokenizer.decode(self.ids[-self._window :], skip_special_tokens=False))
+        return any(text in tail for text in self._stop_texts)
+
+    def _text(self) -> str:
+        """The response as text, up to a stop text."""
+        text = str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
+        return text[: min((at for stop in self._stop_texts if (at := text.find(stop)) >= 0), default=len(text))]
+
+    def row(self, version: int) -> Row:
         """The finished row."""
         planned, prefix = self.planned, len(self.planned.prefix_ids)
         response = np.array([*planned.prefix_ids, *self.ids], dtype=np.uint32)
@@ -157,8 +182,8 @@ class Request:
             behaviour_logp=np.array([np.nan] * prefix + self.logp, dtype=np.float32),
             policy_version=np.full(length, version, dtype=np.int32),
             loss_mask=np.arange(length) >= prefix,
-            truncated=self.ids[-1] not in self.stops,
-            text=str(tokenizer.decode(self.ids, skip_special_tokens=True)),
+            truncated=not self.ended,
+            text=self._text(),
             candidates=_with_prefix(self.candidates, prefix),
             origin="policy" if planned.behaviour_prompt is None else "hinted",
             behaviour_prompt_ids=self.behaviour_ids,

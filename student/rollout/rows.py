@@ -76,7 +76,7 @@ def sample_rows(
                 on_row(row)
 
         def finish(index: int) -> None:
-            row = requests[index].row(tokenizer, policy_version)
+            row = requests[index].row(policy_version)
             rows[sampled[index]] = row
             on_row(row)
 

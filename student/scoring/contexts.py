@@ -56,8 +56,13 @@ class Context:
         self._role = role
         self._system = _template(settings.system, f"contexts.{role}.system")
         self._prompt = _template(settings.prompt, f"contexts.{role}.prompt")
+        self._turns = [
+            (turn.role, said)
+            for at, turn in enumerate(settings.turns)
+            if (said := _template(turn.content, f"contexts.{role}.turns.{at}.content")) is not None
+        ]
         self._options = settings.template_options
-        self._read = _names(settings.system) | _names(settings.prompt)
+        self._read = set().union(*map(_names, settings.texts))
 
     @property
     def reads_outcomes(self) -> bool:
@@ -68,16 +73,18 @@ class Context:
         """The prompt that the role reads in place of `prompt`; `facts` come from `facts_of`.
 
         Raises:
-            DataError: if a template names a column that the prompt lacks, or sets a system message for a plain text.
+            DataError: if a template names a column that the prompt lacks, or sets messages for a plain text.
         """
         columns = {**_columns(prompt), **(facts or {})}
         text = None if self._prompt is None else self._filled(self._prompt, columns, prompt)
         system = None if self._system is None else self._filled(self._system, columns, prompt)
+        turns = [{"role": role, "content": self._filled(said, columns, prompt)} for role, said in self._turns]
         if prompt.messages is None:
-            if system is not None:
+            if system is not None or turns:
+                key = "turns" if system is None else "system"
                 raise DataError(
-                    f"contexts.{self._role}.system is a system message, but {prompt.name} is plain text; put the text "
-                    f"into contexts.{self._role}.prompt."
+                    f"contexts.{self._role}.{key} is for chats, but {prompt.name} is plain text; put the text into "
+                    f"contexts.{self._role}.prompt, or set prompts.chat."
                 )
             return Prompt.make(text or "", place=prompt.place)
         messages = [dict(message) for message in prompt.messages]
@@ -87,6 +94,8 @@ class Context:
             # Chat templates allow one system message, as the first message.
             messages = [m for i, m in enumerate(messages) if i or m["role"] != "system"]
             messages.insert(0, {"role": "system", "content": system})
+        begin = int(bool(messages) and messages[0]["role"] == "system")
+        messages[begin:begin] = turns
         options = prompt.template_options if self._options is None else self._options
         return Prompt.make(messages, template_options=options, tools=prompt.tools, place=prompt.place)
 
@@ -245,12 +254,12 @@ def _last_user(messages: Any) -> int:
     return users[-1] if users else len(messages) - 1
 
 
-def _names(text: str | None) -> set[str]:
+def _names(text: str) -> set[str]:
     """The names that a valid template reads."""
     from jinja2 import meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return set() if text is None else meta.find_undeclared_variables(ImmutableSandboxedEnvironment().parse(text))
+    return meta.find_undeclared_variables(ImmutableSandboxedEnvironment().parse(text))
 
 
 def _template(text: str | None, where: str) -> "Template | None":

@@ -1,6 +1,6 @@
 """How the student samples, `rollout` in a recipe."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,12 @@ class RolloutSettings(Settings):
         default_factory=list,
         description="Tokens, by text or id, that end a response in addition to those of the tokenizer and of the "
         "model's generation_config.",
+    )
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Texts that end a response where they appear, also across tokens. The token that completes one is "
+        "the last of the response; the text that is judged ends before it. Only engine transformers stops there: the "
+        "others sample on, and what follows is dropped.",
     )
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature, at which the loss is computed too.")
     batch_rows: int = Field(

@@ -20,6 +20,7 @@ from student.data.prompts import fit_prompts
 from student.data.row import Row
 from student.rollout.answering import AnsweringModel
 from student.rollout.recorded import read_answers
+from student.settings.contexts import ContextSettings
 from student.settings.recipe import Recipe
 
 
@@ -174,3 +175,19 @@ def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recip
         CliRunner().invoke(verb, [*options, "--how", "worst"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="is a folder; name a file in it"):
         CliRunner().invoke(verb, [*options, "--out", str(tmp_path)], catch_exceptions=False)
+
+
+def test_the_model_reads_the_teachers_context_and_the_file_has_the_prompt_without_it(
+    world: Path, recipe: Recipe, source: PromptSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, seen = source.prompts("train", 3), list[Row]()
+    answer = AnsweringModel.answer
+    monkeypatch.setattr(AnsweringModel, "answer", lambda *given: seen.extend(rows := answer(*given)) or rows)
+    told = recipe.model_copy(update={"contexts": {"teacher": ContextSettings(prompt="1+1=2 {{ prompt }}")}})
+    write_answers(told, source, prompts, str(world / "teacher"), tmp_path / "out.jsonl", how="greedy")
+    tokenizer = AutoTokenizer.from_pretrained(world / "teacher")
+    assert [tokenizer.decode(row.behaviour_prompt_ids) for row in seen] == [f"1+1=2 {p.text}" for p in prompts]
+    assert [line["prompt"] for line in lines(tmp_path / "out.jsonl")] == [p.text for p in prompts]
+    late = recipe.model_copy(update={"contexts": {"teacher": ContextSettings(prompt="{{ group.best }}")}})
+    with pytest.raises(ConfigError, match=r"contexts\.teacher reads outcomes"):
+        write_answers(late, source, prompts, str(world / "teacher"), tmp_path / "late.jsonl", how="greedy")

@@ -8,10 +8,11 @@ import pytest
 from rows import make_row
 
 from opd.config import parse_settings
+from opd.errors import ConfigError, DataError
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from student.data.row import Row
-from student.scoring.contexts import Contexts, facts_of
+from student.scoring.contexts import Context, Contexts, facts_of
 from student.settings.contexts import ContextSettings
 
 
@@ -119,3 +120,23 @@ def test_two_threads_never_use_a_tokenizer_at_once_and_it_is_not_the_loop_s() ->
     assert bytes(made.encode("ema", Prompt.make("one?")).astype(np.uint8)) == b"one?!"
     tellers[0].join(60)
     assert not tellers[0].is_alive()
+
+
+def test_example_turns_stand_between_the_system_message_and_the_chat() -> None:
+    turns = [{"role": "user", "content": "Like {{ domain }}?"}, {"role": "assistant", "content": "Yes."}]
+    chat = [{"role": "system", "content": "Old."}, {"role": "user", "content": "q?"}]
+    prompt = Prompt.make(chat, domain="maths")
+    said = [("user", "Like maths?"), ("assistant", "Yes."), ("user", "q?")]
+    for settings, first in (({}, "Old."), ({"system": "New."}, "New.")):
+        context = Context("teacher", parse_settings(ContextSettings, {"turns": turns, **settings}))
+        messages = [(message["role"], message["content"]) for message in context.render(prompt).messages or ()]
+        assert messages == [("system", first), *said]
+    bare = context.render(Prompt.make(chat[1:], domain="maths")).messages or ()
+    assert [message["content"] for message in bare][1:] == [content for _, content in said]
+    with pytest.raises(DataError, match=r"contexts\.teacher\.turns is for chats, .* set prompts\.chat"):
+        Context("teacher", parse_settings(ContextSettings, {"turns": turns})).render(Prompt.make("q?", domain="m"))
+    with pytest.raises(ConfigError, match=r"contexts\.teacher\.turns\.0\.content"):
+        Context("teacher", parse_settings(ContextSettings, {"turns": [{"role": "user", "content": "{{ x"}]}))
+    assert Context(
+        "t", parse_settings(ContextSettings, {"turns": [{**turns[0], "content": "{{ row.reward }}"}]})
+    ).reads_outcomes
