@@ -3,4 +3,4 @@
 # The package index has torch with CUDA, which is several gigabytes.
 command -v uv >/dev/null 2>&1 || { echo "only uv can resolve the oldest versions, and it is not installed" >&2; exit 1; }
 source "$(dirname "$0")/environment.sh"
-install --resolution lowest-direct -e '.[test,otel]'
+install --resolution lowest-direct -e '.[test,otel,http]'

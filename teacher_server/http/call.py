@@ -38,25 +38,25 @@ class BodyCall(ScoreCall):
         super().__init__(shared, question.message(), **call)
         self._question = question
         self._send_message = send
-        self._answers: list[bytes] = []
+        self._answers: list[list[bytes]] = []
         self.ranks = question.ranks
         self.answered = False
 
     def _answer_bytes(self, message: pb.ScoreRequest, outline: RequestOutline, replies: Sequence[int]) -> int:
-        return sum(self._question.row_bytes * rows + 4096 for rows in outline.rows)
+        return self._question.kept_bytes + sum(self._question.row_bytes * rows + 4096 for rows in outline.rows)
 
     async def _send_header(self, request: ParsedRequest, weights_hash: str) -> None:
         """Nothing is sent before the last sequence is scored."""
 
     async def _encode(
         self, scores: Scores, request: ParsedRequest, index: int, bounds: RequestBounds, nbytes: int
-    ) -> bytes:
+    ) -> list[bytes]:
         if nbytes <= INLINE_BYTES:
             return self._question.render(index, scores, self._header_hash)
-        written: bytes = await self._on_thread(self._question.render, index, scores, self._header_hash)
+        written: list[bytes] = await self._on_thread(self._question.render, index, scores, self._header_hash)
         return written
 
-    async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: bytes) -> None:
+    async def _send_sequence(self, teacher: str, request: ParsedRequest, index: int, encoded: list[bytes]) -> None:
         self._answers.append(encoded)
 
     async def _send_trailer(self) -> Timings:
@@ -64,7 +64,7 @@ class BodyCall(ScoreCall):
         before, behind = self._question.frame(self._header_hash)
         parts = [before]
         for answer in self._answers:
-            parts += [answer, b","]
+            parts += [*answer, b","]
         parts[-1] = behind
         size = sum(map(len, parts))
         self._shared.metrics.sent_bytes.labels(self.teacher).inc(size)

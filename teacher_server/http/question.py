@@ -18,7 +18,7 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.http.numbers import npy
 
-Render = Callable[[int, Scores, str], bytes]
+Render = Callable[[int, Scores, str], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Question:
     Attributes:
         teacher: name of the teacher.
         items, spec, temperature: as in a `ScoreRequest`.
-        render: the JSON of a sequence's answer from its index, its scores and the weights hash.
+        render: the JSON of a sequence's answer, in pieces, from its index, its scores and the weights hash.
         frame: what stands before and behind the answers of the sequences, from the weights hash.
         row_bytes: most bytes of an answer for a scored position; a sequence may take 4096 more.
         ranks: whether the answer holds the rank of each token.
@@ -76,6 +76,11 @@ class Question:
     ranks: bool = False
     expected_weights_hash: str = ""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the ids that are kept until the answer is written: those to score also as they were asked for."""
+        return sum(i.token_ids.nbytes + (0 if i.gather_ids is None else 3 * i.gather_ids.nbytes) for i in self.items)
 
     def message(self) -> pb.ScoreRequest:
         """The question as a message of the contract, to be checked like any other."""

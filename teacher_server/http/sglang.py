@@ -12,6 +12,7 @@ with the patch that miles applies to SGLang; a position may ask for no id.
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from opd.errors import InvalidRequestError
 from opd.wire.bounds import RequestBounds
-from opd.wire.types import PayloadSpec, ScoreItem, Scores
+from opd.wire.types import F32, PayloadSpec, ScoreItem, Scores
 from teacher_server.http.body import (
     check_size,
     distinct,
@@ -30,7 +31,7 @@ from teacher_server.http.body import (
     token_row,
     whole_number,
 )
-from teacher_server.http.numbers import finite, joined
+from teacher_server.http.numbers import blocks, finite, joined
 from teacher_server.http.question import Extras, Question, request_id_of, tail_fields
 
 _ENTRY = "[%.9g,%d,null]"
@@ -71,7 +72,7 @@ def generate(body: dict[str, Any], teacher: str, bounds: RequestBounds) -> Quest
     items = [ScoreItem(row, start + 1, gather) for row, gather in zip(tokens, gathered, strict=True)]
     names = _request_ids(body.get("rid"), several, len(items))
 
-    def render(index: int, scores: Scores, weights_hash: str) -> bytes:
+    def render(index: int, scores: Scores, weights_hash: str) -> list[bytes]:
         item, asked = items[index], None if chosen is None else chosen[index]
         meta: dict[str, Any] = {"id": names[index], "finish_reason": {"type": "length", "length": 0}}
         meta |= {"prompt_tokens": len(item.token_ids), "completion_tokens": 0, "cached_tokens": 0}
@@ -87,8 +88,10 @@ def generate(body: dict[str, Any], teacher: str, bounds: RequestBounds) -> Quest
         elif top:
             meta["output_top_logprobs"] = []
             lists["input_top_logprobs"] = _listed(scores, None)
-        written = "".join(f',"{name}":{value}' for name, value in lists.items())
-        return f'{{"text":"","output_ids":[],"meta_info":{json.dumps(meta)[:-1]}{written}}}}}'.encode()
+        parts = [f'{{"text":"","output_ids":[],"meta_info":{json.dumps(meta)[:-1]}'.encode()]
+        for name, value in lists.items():
+            parts += [f',"{name}":'.encode(), *value]
+        return [*parts, b"}}"]
 
     def frame(weights_hash: str) -> tuple[bytes, bytes]:
         return (b"[", b"]") if several else (b"", b"")
@@ -181,29 +184,34 @@ def _same_count(name: str, lists: Any, tokens: list[Any]) -> None:
         raise InvalidRequestError(f"{name} must have an entry for each of the {len(tokens)} sequences.")
 
 
-def _own(item: ScoreItem, scores: Scores) -> str:
+def _own(item: ScoreItem, scores: Scores) -> Iterator[bytes]:
     """The log-prob of each token from the start."""
     if scores.sampled is None:
         raise ValueError("every payload of this route holds the log-prob of each token.")
-    rows: list[Any] = [None] * (2 * len(scores.sampled))
-    rows[0::2], rows[1::2] = finite(scores.sampled).tolist(), item.scored_ids.tolist()
-    first = f"[null,{item.token_ids[item.prompt_length - 1]},null],"
-    return f"[{first}{joined(_ENTRY, len(scores.sampled)) % tuple(rows)}]"
+    ids = item.scored_ids
+    yield f"[[null,{item.token_ids[item.prompt_length - 1]},null]".encode()
+    for part in blocks(len(ids)):
+        yield f",{_pairs([len(ids[part])], ids[part], finite(scores.sampled[part]))}".encode()
+    yield b"]"
 
 
-def _listed(scores: Scores, asked: NDArray[np.int64] | None) -> str:
+def _listed(scores: Scores, asked: NDArray[np.int64] | None) -> Iterator[bytes]:
     """The ids of each position with their log-probs; of `asked` without those that are -1."""
     if scores.values is None or scores.ids is None:
         raise ValueError("payloads topk and gather hold ids and values.")
-    ids, values = scores.ids.ravel(), finite(scores.values).ravel()
-    counts = [scores.ids.shape[1]] * len(scores.ids)
-    if asked is not None:
-        kept = asked >= 0
-        ids, values, counts = ids[kept.ravel()], values[kept.ravel()], kept.sum(1).tolist()
+    yield b"[null"
+    for part in blocks(len(scores.ids)):
+        ids, values = scores.ids[part], finite(scores.values[part])
+        kept = np.ones(ids.shape, bool) if asked is None else asked[part] >= 0
+        yield f",{_pairs(kept.sum(1).tolist(), ids[kept], values[kept], '[{}]')}".encode()
+    yield b"]"
+
+
+def _pairs(counts: list[int], ids: NDArray[np.uint32], values: F32, form: str = "{}") -> str:
+    """Entries of ids and values, so many to each `form`."""
     pairs: list[Any] = [None] * (2 * len(ids))
     pairs[0::2], pairs[1::2] = values.tolist(), ids.tolist()
-    form = ",".join(f"[{joined(_ENTRY, count)}]" for count in counts)
-    return f"[null,{form % tuple(pairs)}]"
+    return ",".join(form.format(joined(_ENTRY, count)) for count in counts) % tuple(pairs)
 
 
 def _flat(scores: Scores, encoded: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ choose the generated token, means 1.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from opd.errors import InvalidRequestError
 from opd.wire.bounds import RequestBounds
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from teacher_server.http.body import distinct, id_rows, nothing_generated, require, sequences, token_row, whole_number
-from teacher_server.http.numbers import joined, npy, npy_bytes, own_and_top
+from teacher_server.http.numbers import blocks, joined, npy, npy_bytes, own_and_top
 from teacher_server.http.question import Extras, Question, number, request_id_of, tail_fields
 
 _SCORES_ONLY = "this server scores the given tokens and generates none; leave it out"
@@ -47,10 +47,10 @@ def completions(body: dict[str, Any], teacher: str, bounds: RequestBounds) -> Qu
     k = _top(body)
     tokens = sum(len(item.token_ids) for item in items)
 
-    def render(index: int, scores: Scores, weights_hash: str) -> bytes:
+    def render(index: int, scores: Scores, weights_hash: str) -> list[bytes]:
         head = {"index": index, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         head |= _echoed(body, items[index].token_ids) | _tail(extras, scores)
-        return _object(head, prompt_logprobs=_entries(items[index], scores))
+        return [b"{", *_fields(head, prompt_logprobs=_entries(items[index], scores)), b"}"]
 
     def frame(weights_hash: str) -> tuple[bytes, bytes]:
         head = {"id": f"cmpl-{request_id}", "object": "text_completion", "created": int(time.time())}
@@ -128,9 +128,9 @@ class _Made:
 def _prompt_logprobs(sampling: Mapping[str, Any], ids: Any, extras: Extras) -> _Made:
     k, item = _top(sampling), ScoreItem(ids, 1)
 
-    def render(index: int, scores: Scores, weights_hash: str) -> bytes:
+    def render(index: int, scores: Scores, weights_hash: str) -> list[bytes]:
         head = {"prompt_token_id_logprobs": None} | _tail(extras, scores)
-        return _object(head, prompt_logprobs=_entries(item, scores))[1:-1]
+        return _fields(head, prompt_logprobs=_entries(item, scores))
 
     spec = PayloadSpec.topk(k, "f32") if k else PayloadSpec.sampled()
     return _Made(item, spec, render, _ENTRY_BYTES * (k + 1) + 24, ranks=True)
@@ -150,12 +150,12 @@ def _gather(sampling: Mapping[str, Any], ids: Any, extras: Extras, bounds: Reque
     width = chosen.shape[1]
     item = ScoreItem(ids, start + 1, distinct(chosen, bounds.vocab_size))
 
-    def render(index: int, scores: Scores, weights_hash: str) -> bytes:
+    def render(index: int, scores: Scores, weights_hash: str) -> list[bytes]:
         if scores.values is None:
             raise ValueError("scores of payload gather hold values.")
         values = np.where(chosen < 0, np.float32(-np.inf), scores.values.astype(np.float32))
         fields = {"prompt_logprobs": None, "prompt_token_id_logprobs": npy(values)}
-        return json.dumps(fields | _tail(extras, scores, chosen < 0)).encode()[1:-1]
+        return _fields(fields | _tail(extras, scores, chosen < 0))
 
     return _Made(item, PayloadSpec.gather(width, "f32"), render, npy_bytes(1, width) + 32, ranks=False)
 
@@ -182,13 +182,17 @@ def _refuse_generation(fields: Mapping[str, Any]) -> None:
         require(fields, name, (), "tokens are scored as they are given; leave it out")
 
 
-def _entries(item: ScoreItem, scores: Scores) -> str:
-    rows = ["null"]
-    for ids, values, ranks in own_and_top(scores, item.scored_ids):
-        flat: list[Any] = [None] * (3 * len(ids))
-        flat[0::3], flat[1::3], flat[2::3] = ids, values, ranks
-        rows.append(f"{{{joined(_ENTRY, len(ids)) % tuple(flat)}}}")
-    return f"[{','.join(rows)}]"
+def _entries(item: ScoreItem, scores: Scores) -> Iterator[bytes]:
+    own = item.scored_ids
+    yield b"[null"
+    for part in blocks(len(own)):
+        rows = []
+        for ids, values, ranks in own_and_top(scores, own, part):
+            flat: list[Any] = [None] * (3 * len(ids))
+            flat[0::3], flat[1::3], flat[2::3] = ids, values, ranks
+            rows.append(f",{{{joined(_ENTRY, len(ids)) % tuple(flat)}}}")
+        yield "".join(rows).encode()
+    yield b"]"
 
 
 def _echoed(body: Mapping[str, Any], ids: NDArray[np.uint32]) -> dict[str, Any]:
@@ -200,10 +204,12 @@ def _tail(extras: Extras, scores: Scores, added: Any = None) -> dict[str, Any]:
     return {"opd": tail_fields(scores, added)} if extras.log_tail else {}
 
 
-def _object(fields: dict[str, Any], **written: str) -> bytes:
-    """A JSON object of `fields` and of values that are JSON already."""
-    more = "".join(f',"{name}":{value}' for name, value in written.items())
-    return f"{json.dumps(fields)[:-1]}{more}}}".encode()
+def _fields(fields: dict[str, Any], **written: Iterable[bytes]) -> list[bytes]:
+    """The fields of a JSON object without its braces: `fields`, and values that are JSON already."""
+    parts = [json.dumps(fields)[1:-1].encode()]
+    for name, value in written.items():
+        parts += [f',"{name}":'.encode(), *value]
+    return parts
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -44,6 +44,7 @@ HERE = {
 ELSEWHERE = {
     # Pattern: (test that runs it, what stands there).
     r"opd serve .*--tls-cert": ("tests/opd/test_doctor.py", "--tls-cert"),
+    r"opd serve .*--http-port": ("tests/teacher_server/http/test_door.py", '"--http-port"'),
     r"opd serve --model teacher=runs/demo": ("tests/conftest.py", '"-m", "teacher_server"'),
     r"opd serve --model teacher=runs/first-hour": ("tests/examples/test_first_hour.py", 'serve("--model"'),
     r"opd serve --model math=.*--config": ("tests/teacher_server/test_process.py", '"--config"'),

@@ -48,6 +48,16 @@ async def test_a_batch_is_answered_in_its_order(door: Any, sequences: Any) -> No
         assert np.array_equal(values(top[1:]), truth.values) and ids_of(top[1:]) == truth.ids.tolist()
 
 
+async def test_a_sequence_of_several_blocks_is_answered_whole(door: Any) -> None:
+    caller, ids = await door(), [(7 * n) % 97 for n in range(600)]
+    positions = [[] if n % 3 else [n % 97, (n + 5) % 97] for n in range(600)]
+    meta = (await caller.ok("/generate", body(ids, token_ids_logprob_positions=positions)))["meta_info"]
+    truth = await caller.truth(ids, PayloadSpec.sampled())
+    assert np.array_equal(np.float32([one[0] for one in meta["input_token_logprobs"][1:]]), truth.sampled)
+    assert [row[1] for row in meta["input_token_logprobs"]] == ids
+    assert ids_of(meta["input_token_ids_logprobs"][1:]) == positions[1:]
+
+
 async def test_a_batch_may_repeat_a_setting_for_each_sequence_but_not_mix_them(door: Any, sequences: Any) -> None:
     caller = await door()
     repeated = {"logprob_start_len": [0, 0, 0], "top_logprobs_num": [2, 2, 2], "rid": ["a", "b", "c"]}

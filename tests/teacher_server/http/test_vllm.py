@@ -50,6 +50,12 @@ async def test_completions_give_every_token_and_the_k_likeliest_with_their_ranks
     assert answer["system_fingerprint"] == (await caller.grpc.info()).weights_hash
 
 
+async def test_a_sequence_of_several_blocks_is_answered_whole(door: Any) -> None:
+    caller, ids = await door(), [(7 * n) % 97 for n in range(600)]
+    answer = await caller.ok("/v1/completions", completion(ids))
+    await check(caller, ids, answer["choices"][0]["prompt_logprobs"])
+
+
 async def test_one_prompt_may_come_without_a_list_around_it(door: Any, sequences: Any) -> None:
     caller = await door()
     answer = await caller.ok("/v1/completions", completion(sequences[0], max_tokens=0))
