@@ -3,7 +3,6 @@
 JSON is parsed on the event loop, one body at a time, so that the objects of several bodies are never in memory at once.
 """
 
-import json
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from opd.errors import InvalidRequestError
+from opd.strict_json import read_json
 from opd.wire.bounds import RequestBounds
 
 MOST_LISTS_BESIDE = 1024
@@ -61,16 +61,12 @@ def parse_body(body: bytes, most_lists: int) -> dict[str, Any]:
     if body.count(b"[") > most_lists + MOST_LISTS_BESIDE or body.count(b"{") + body.count(b'"') > MOST_OTHERS:
         raise InvalidRequestError("the body has more lists, objects or strings than any request of this route needs.")
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # also for text that is not UTF-8, and for numbers of 5,000 digits
+        found = read_json(body.decode("utf-8"))
+    except ValueError as error:  # also for text that is not UTF-8, and for numbers of 5,000 digits
         raise InvalidRequestError(f"the body is not valid JSON ({type(error).__name__}); correct it.") from None
     if not isinstance(found, dict):
         raise InvalidRequestError(f"the body is a JSON {type(found).__name__}, but it must be an object.")
     return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
 
 
 def whole_number(fields: Mapping[str, Any], name: str, default: int | None, least: int = 0) -> int | None:
