@@ -1,9 +1,10 @@
 """The base class of all settings models."""
 
+from collections.abc import Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, create_model, field_validator
 
 
 class Settings(BaseModel):
@@ -21,3 +22,25 @@ class Settings(BaseModel):
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError("it must be a number, not true or false (YAML reads yes, no, on and off as these)")
         return value
+
+
+def with_defaults(model: type[Settings], defaults: Mapping[str, Any], *, owner: type) -> type[Settings]:
+    """The settings `model` with other defaults for some of its keys, whose types, bounds and descriptions stay.
+
+    Args:
+        model: the settings.
+        defaults: a default for each of those keys.
+        owner: the class that keeps the result as its `settings_type`, for pickle and messages.
+    """
+    fields: dict[str, Any] = {}
+    for key, value in defaults.items():
+        field = model.model_fields[key]
+        kind: Any = field.annotation
+        for bound in field.metadata:
+            kind = Annotated[kind, bound]
+        fields[key] = (kind, Field(value, description=field.description))
+    made: type[Settings] = create_model(
+        f"{owner.__name__}Settings", __base__=model, __module__=owner.__module__, **fields
+    )
+    made.__qualname__ = f"{owner.__qualname__}.settings_type"
+    return made

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from opd_zoo.advantages.turns import TurnAdvantage, TurnSettings, normalised
+from opd_zoo.advantages.turns import TurnAdvantage, normalised
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
@@ -22,13 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class MatchTirSettings(TurnSettings):
-    """Settings of MatchTIR's credit."""
-
-    discount: float = Field(0.9, ge=0, le=1, description="gamma, by which the rewards of later turns are discounted.")
-
-
-class MatchTir(TurnAdvantage[MatchTirSettings]):
+class MatchTir(TurnAdvantage, defaults={"discount": 0.9}):
     """Half the credit from the episode, half from each turn (MatchTIR)."""
 
     evidence = "text and code"

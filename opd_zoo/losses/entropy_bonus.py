@@ -11,25 +11,19 @@ distribution is uniform. Sources: arXiv 1602.01783 (A3C); the bonus inside EPO, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from opd import maths
 from student.data.needs import HIDDEN, Needs
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class EntropyBonusSettings(TermSettings):
-    """Settings of the bonus; its coefficient is `weight`."""
-
-    rows: Literal["all", "sampled", "expert"] = "sampled"
-
-
-class EntropyBonus(Term[EntropyBonusSettings]):
+class EntropyBonus(Term, defaults={"rows": "sampled"}):
     """A bonus for the student's entropy, computed exactly."""
 
     evidence: ClassVar[str] = "text and code"

@@ -22,7 +22,7 @@ from pydantic import Field
 from student.data.token_batch import TokenBatch
 from student.plugin.terms import TermOutput
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient, PolicyGradientSettings
-from student.rl.losses.ratios import Ratio, least_before
+from student.rl.losses.ratios import least_before
 from student.rl.losses.settings import PolicyGradientSettings_co
 
 if TYPE_CHECKING:
@@ -93,13 +93,7 @@ class Dispo(WeightedGradient[DispoSettings]):
         return right.where(advantage > 0, ratio.clamp(s.wrong_floor, s.wrong_cap))
 
 
-class ToprSettings(PolicyGradientSettings):
-    """Settings of TOPR."""
-
-    ratio: Ratio = Field("response", description="Unit over which the importance ratio is taken.")
-
-
-class Topr(WeightedGradient[ToprSettings]):
+class Topr(WeightedGradient, defaults={"ratio": "response"}):
     """REINFORCE in which wrong answers count less as they become unlikely (TOPR)."""
 
     evidence: ClassVar[str] = "text and code"

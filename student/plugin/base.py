@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
 
 from typing_extensions import TypeVar
 
-from opd.config import Settings
+from opd.config import Settings, with_defaults
 from student.data.needs import Needs
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
     from student.data.report import StepReport
@@ -23,7 +23,8 @@ Settings_co = TypeVar("Settings_co", bound=Settings, covariant=True, default=Any
 class Plugin(Generic[Settings_co]):
     """Base class of all kinds of plug-ins. A subclass names its settings once: `class Brief(Reward[BriefSettings])`.
 
-    Every hook has a default that does nothing.
+    Every hook has a default that does nothing. A subclass that differs in defaults of settings alone needs none of
+    its own: `class Short(Brief, defaults={"most": 10})`.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
@@ -35,12 +36,14 @@ class Plugin(Generic[Settings_co]):
         self.label = str(getattr(settings, "name", "")).rpartition(":")[2]
         """Its name in metrics and in `Row.reward_parts`; the objective numbers terms of the same name."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Take `settings_type` from the type argument; a base of others takes the bound of its variable."""
         super().__init_subclass__(**kwargs)
         for base in cls.__dict__.get("__orig_bases__", ()):
             for argument in get_args(base):
                 cls.settings_type = getattr(argument, "__bound__", argument)
+        if defaults is not None:
+            cls.settings_type = with_defaults(cls.settings_type, defaults, owner=cls)
 
     def needs(self) -> Needs:
         """What it needs from teachers, rollout and student; a run whose fleet cannot serve it is refused."""

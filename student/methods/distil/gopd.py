@@ -106,12 +106,6 @@ GeneralisedOpdSettings_co = TypeVar(
 )
 
 
-class ExOpdSettings(GeneralisedOpdSettings):
-    """Settings of ExOPD: G-OPD with the paper's lambda."""
-
-    reward_scale: float = Field(1.25, ge=0, le=10, description="lambda, the scale of the reward; the paper fixes 1.25.")
-
-
 class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
     """Distillation whose teacher reward, relative to a reference, is scaled by lambda."""
 
@@ -245,5 +239,5 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
         )
 
 
-class ExOpd(GeneralisedOpd[ExOpdSettings]):
+class ExOpd(GeneralisedOpd, defaults={"reward_scale": 1.25}):
     """G-OPD with lambda 1.25, which extrapolates beyond the teacher."""

@@ -6,20 +6,12 @@ file it is sequence-level distillation (Kim and Rush, arXiv 1606.07947), the off
 
 from __future__ import annotations
 
-from typing import Literal
-
 from student.data.needs import SCORES, Needs
 from student.data.token_batch import TokenBatch, have
-from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.terms import Term, TermOutput
 
 
-class SftSettings(TermSettings):
-    """Settings of supervised fine-tuning."""
-
-    rows: Literal["all", "sampled", "expert"] = "expert"
-
-
-class SupervisedFineTuning(Term[SftSettings]):
+class SupervisedFineTuning(Term, defaults={"rows": "expert"}):
     """Cross-entropy on given answers."""
 
     def needs(self) -> Needs:

@@ -12,11 +12,5 @@ from __future__ import annotations
 from student.rl.losses.policy_gradient import ClippedSettings, PolicyGradient
 
 
-class GrpoSettings(ClippedSettings):
-    """Settings of the policy gradient with GRPO's defaults."""
-
-    aggregation: str = "sequence_mean"
-
-
-class Grpo(PolicyGradient[GrpoSettings]):
+class Grpo(PolicyGradient[ClippedSettings], defaults={"aggregation": "sequence_mean"}):
     """Group-relative policy optimisation on a verifier's reward."""

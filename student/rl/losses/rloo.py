@@ -7,24 +7,10 @@ The log-probs of a response are summed, hence aggregation constant. Source: arXi
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import Field
-
-from student.rl.losses.policy_gradient import PolicyGradient, PolicyGradientSettings
-from student.rl.losses.ratios import Ratio
+from student.rl.losses.policy_gradient import PolicyGradient
 
 
-class RlooSettings(PolicyGradientSettings):
-    """Settings of the policy gradient with RLOO's defaults."""
-
-    aggregation: str = "constant"
-    ratio: Ratio = Field("none", description="Unit over which the importance ratio is taken.")
-    advantage: dict[str, Any] | list[dict[str, Any]] = Field(
-        default_factory=lambda: {"name": "leave_one_out"},
-        description="Advantage estimator, or a list of an estimator and modifiers of its credit.",
-    )
-
-
-class Rloo(PolicyGradient[RlooSettings]):
+class Rloo(
+    PolicyGradient, defaults={"aggregation": "constant", "ratio": "none", "advantage": {"name": "leave_one_out"}}
+):
     """REINFORCE with a leave-one-out baseline on a verifier's reward."""
