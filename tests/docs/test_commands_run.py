@@ -56,6 +56,9 @@ ELSEWHERE = {
     r"prometheus --config.file": ("tests/deploy/test_alerts.py", '"check", "config", "prometheus.yml"'),
     r"opd reproduce": ("tests/end_to_end/test_reproduce.py", "reproduce("),
     r"opd orbit": ("tests/student/orbit/test_orbit.py", "orbit"),
+    r"opd convert": ("tests/student/commands/test_convert.py", "convert("),
+    r"opd prune": ("tests/student/commands/test_prune.py", "prune("),
+    r"opd serve --model teacher=models/": ("tests/examples/test_real.py", 'served({"teacher"'),
     r"opd merge": ("tests/student/orbit/test_merge.py", "merge"),
     r"torchrun --nproc-per-node": ("tests/end_to_end/test_two_ranks.py", "two"),
     r"opd doctor$": ("tests/opd/test_doctor.py", "run()"),
@@ -87,6 +90,7 @@ HUB = r"opd serve --model (teacher=)?Qwen/"
 LONG = {
     # Pattern: seconds it may take on a busy machine. Run by `make pages`, as a reader would.
     r"make demo": 3600,
+    r"make real": 7200,
     r"python benchmarks/": 3600,
     r"opd tiny build worlds/(demo|lab)": 3600,
     r"torchrun --nnodes 2": 600,
