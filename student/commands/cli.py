@@ -54,6 +54,7 @@ def train(
     from student.job.plugins import build_plugins
     from student.model.model_path import check_model_path
     from student.settings.recipe import Recipe
+    from student.settings.train import TrainSettings
 
     if offline and not dry_run:
         raise ConfigError(
@@ -62,10 +63,17 @@ def train(
         )
     if whole and not dry_run:
         raise ConfigError("--recipe needs --dry-run; add it, or read recipe.yaml in the folder of the run.")
-    job = load_settings(Recipe, recipe, overrides or ())
+    alone = dry_run or os.environ.get("WORLD_SIZE", "1") == "1"
+    try:
+        job = load_settings(Recipe, recipe, overrides or ())
+    except Exception as error:
+        if not alone:  # this rank's file may be another one
+            from student.model.meeting import tell
+
+            tell(error, TrainSettings.model_fields["rank_patience"].default)
+        raise
     # Before the slow imports, so that a wrong plug-in setting or model name is reported at once. Of several ranks, one
     # may fail alone, so they meet before they check this.
-    alone = dry_run or os.environ.get("WORLD_SIZE", "1") == "1"
     if alone:
         build_plugins(job)
     resume = resume or _started_again(job.run)

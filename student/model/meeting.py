@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -52,6 +52,17 @@ def join(seconds: float, stack: ExitStack) -> RankWatch:
     watch = RankWatch(meet(seconds))
     stack.push(watch.leave)  # exits run in reverse order: the others hear that this one ends once its parts are closed
     return watch
+
+
+def tell(error: Exception, seconds: float) -> None:
+    """Tell the other ranks that this one ends with an error before it has joined them, such as one in its recipe.
+
+    Args:
+        error: the error, which the caller then raises.
+        seconds: how long the others may take to come; those that come later miss this rank.
+    """
+    with suppress(RankLostError), ExitStack() as stack:
+        join(seconds, stack).ending(error)
 
 
 def meet(seconds: float) -> Exchange:
