@@ -15,14 +15,21 @@ TOLERANCE = 1e-6
 """Relative difference up to which two numbers are equal; absolute if the reference is 0."""
 
 
-class ExactVerifier:
+class _Comparison:
+    """What both need of a verifier, which compare at once and hold nothing."""
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self.timeout = timeout
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class ExactVerifier(_Comparison):
     """The completion equals the answer, white space aside.
 
     Correct if the completion equals the answer after normalising white space; unknown without an answer.
     """
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
@@ -30,20 +37,14 @@ class ExactVerifier:
             return Verdict.unknown(NO_REFERENCE)
         return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
 
-    def close(self) -> None:
-        """Nothing to release."""
 
-
-class NumericVerifier:
+class NumericVerifier(_Comparison):
     """The last number of the completion equals the answer's.
 
     Correct if the last number in the completion equals the reference, within a relative 1e-6.
 
     Commas may separate thousands, and a/b is a number. Unknown if the reference is not a number.
     """
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
@@ -61,9 +62,6 @@ class NumericVerifier:
         """The last number, formatted so that equal numbers have equal texts."""
         found = last_number(completion)
         return None if found is None else f"{found:.6g}"
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def last_number(text: str) -> float | None:

@@ -55,9 +55,6 @@ class ChatScorer(ChatClient):
 
     settings: GraderSettings
 
-    def __init__(self, settings: GraderSettings) -> None:
-        super().__init__(settings)
-
     def score(self, prompt: Prompt, answer: str) -> float | None:
         """The grade, in [0, 1]; None if the model's answer contains no number.
 
@@ -73,9 +70,6 @@ class HttpScorer(JsonClient):
     """Asks a service that speaks JSON for scores."""
 
     settings: ScorerSettings
-
-    def __init__(self, settings: ScorerSettings) -> None:
-        super().__init__(settings)
 
     def score(self, prompt: Prompt, answer: str) -> float | None:
         """The score, if it is finite; None if the service gives none.

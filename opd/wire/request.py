@@ -167,11 +167,7 @@ def outline_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Re
     _check_text("teacher", message.teacher, least=1)
     if not _CLIENT.fullmatch(message.client):
         raise InvalidRequestError("client must have at most 64 characters of [A-Za-z0-9._-].")
-    chunk = message.chunk_bytes
-    if chunk and not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
-        raise InvalidRequestError(
-            f"chunk_bytes is {chunk}, but it must be 0 or {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}."
-        )
+    check_chunk_bytes(message.chunk_bytes)
     spec = payload_of(message)
     temperature = message.temperature if message.temperature != 0.0 else 1.0
     check_payload(spec, temperature, bounds)
@@ -228,6 +224,18 @@ def parse_score_request(message: pb.ScoreRequest, bounds: RequestBounds) -> Pars
         expected_weights_hash=message.expected_weights_hash,
         tokens=sum(outline.tokens),
     )
+
+
+def check_chunk_bytes(chunk: int) -> None:
+    """Check the size of chunks that a client prefers.
+
+    Raises:
+        InvalidRequestError: if it is outside of the bounds, and not 0, which leaves it to the server.
+    """
+    if chunk and not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
+        raise InvalidRequestError(
+            f"chunk_bytes is {chunk}, but it must be 0 or {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}."
+        )
 
 
 def payload_of(message: pb.ScoreRequest) -> PayloadSpec:

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from opd import __version__
-from opd.errors import IncompatibleTeacherError, InvalidRequestError
-from opd.wire.bounds import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from opd.errors import IncompatibleTeacherError
 from opd.wire.head import encode_head
+from opd.wire.request import check_chunk_bytes
 from opd.wire.types import Head
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
@@ -71,11 +71,8 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> None:
         """Streams the tensors of a teacher's output head."""
+        check_chunk_bytes(request.chunk_bytes)
         chunk = request.chunk_bytes or self._shared.settings.transport.chunk_bytes
-        if not MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES:
-            raise InvalidRequestError(
-                f"chunk_bytes is {chunk}, but it must be 0 or {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}."
-            )
         sender = Sender(context.write, self._shared.settings.limits.send_timeout_seconds)
         try:
             await self._send_head(request, sender, chunk)
