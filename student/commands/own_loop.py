@@ -12,6 +12,7 @@ from student.data.plan import plan_step
 from student.data.report import StepReport
 from student.data.row import Row
 from student.job.job import Job, build_job
+from student.learning.blame import blaming
 from student.learning.objective import quotients
 from student.run.checkpoint import save_checkpoint
 from student.run.model_folder import model_parts
@@ -23,9 +24,13 @@ from student.settings.recipe import Recipe
 def open_session(recipe: Recipe) -> Iterator["LoopSession"]:
     """Load the student and connect to its teachers for the duration of the block.
 
+    A session is not resumed: where its loop stands is known to the caller alone, who may begin another one from the
+    model that `LoopSession.save` wrote.
+
     Raises:
         ConfigError: if the recipe has what only the loop of `student.train` carries out.
         OpdError: as `student.train` does before its first step.
+        PluginError: in place of a plug-in's exception that ends the block.
     """
     train = recipe.train
     of_the_loop = {
@@ -43,7 +48,9 @@ def open_session(recipe: Recipe) -> Iterator["LoopSession"]:
                 "session, or use student.train."
             )
     with ExitStack() as stack:
-        yield LoopSession(build_job(recipe, stack, poll=lambda: None))
+        job = build_job(recipe, stack, poll=lambda: None)
+        with blaming(job.learner.ranks.count):
+            yield LoopSession(job)
 
 
 class LoopSession:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import student
-from opd.errors import ConfigError
+from opd.errors import ConfigError, PluginError
 from student.settings.recipe import Recipe
 
 GRPO: dict[str, Any] = {
@@ -15,6 +15,11 @@ GRPO: dict[str, Any] = {
     "prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}},
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4},
 }
+
+
+def token_losses(self: Any, *arguments: Any) -> Any:
+    """A method of a plug-in with a fault."""
+    raise KeyError("a fault of the plug-in")
 
 
 @pytest.mark.parametrize("changes", [{}, GRPO], ids=["distil", "rewards"])
@@ -59,6 +64,18 @@ def test_a_loss_replaces_the_gradient_and_a_prompt_is_answered_anew(make_recipe:
         session.loss(rows)
         now = [p.grad for p in session.job.learner.student.parameters() if p.grad is not None]
         assert gradient and all(a.equal(b) for a, b in zip(gradient, now, strict=True))
+
+
+def test_a_fault_of_a_plug_in_is_named(make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(PluginError, match=r"plug-in '.*' failed in token_losses: KeyError: 'a fault"),
+        student.session(make_recipe()) as session,
+    ):
+        rows = session.rollout()
+        session.score(rows)
+        (term, *_) = session.job.learner.objective.terms
+        monkeypatch.setattr(type(term), "token_losses", token_losses)
+        session.loss(rows)
 
 
 @pytest.mark.parametrize(
