@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import ONE_OF_EACH, WIRES, Liar, Wire, lying, said
+from hostile import ENDLESS, ONE_OF_EACH, SLOW, WIRES, Liar, Wire, lying, said
 from server_engines import engine_on, sync
 from sglang_rollouts import SglangRollouts
 from slow_cases import slow
 
 from opd.errors import ConfigError, RolloutEngineError
-from student.rollout.servers import server as server_module
 from student.rollout.servers.dialect import Dialect
 from student.rollout.servers.engine import ServersEngine
+from student.rollout.servers.http import Connection
 from student.rollout.servers.pool import Pool
+from student.rollout.servers.server import Server
 from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.vllm import VllmDialect
@@ -29,6 +30,7 @@ def of_vllm(**other: Any) -> Wire:
 
 
 Open = Callable[..., Pool]
+ENDS_NEVER = [*SLOW.values(), *ENDLESS.values()]
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +45,15 @@ def engine(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture
-def open_pool(engine: ServersEngine, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """The servers of the engine, and others."""
-    monkeypatch.setattr(server_module, "_ANSWER_SECONDS", 0.3)
+def open_pool(engine: ServersEngine, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens a pool of servers, which waits 0.3 s for an answer that never ends, and a minute for any other."""
+    connect = Server.connect
+
+    def without_patience(server: Server, seconds: float | None = None) -> Connection:
+        never = server.url == liar.url and liar.lie in ENDS_NEVER
+        return connect(server, 0.3 if never else seconds)
+
+    monkeypatch.setattr(Server, "connect", without_patience)
 
     def make(*urls: str, dialect: type[Dialect] = SglangDialect) -> Pool:
         settings = ServersSettings(name="sglang_server", endpoints=[*urls], patience_seconds=0.0)
