@@ -41,7 +41,7 @@ test: $(STAMP) ## the CPU tests of the trunk, without those marked slow
 	$(PYTEST) -m "not slow and not zoo" --ignore tests/opd_zoo --ignore tests/opd_lab
 
 test-zoo: $(STAMP) ## the tests of opd_zoo, and what the trunk asks of every plug-in there, without those marked slow
-	$(PYTEST) -m "zoo and not slow" tests/opd_zoo tests/student tests/end_to_end/test_conformance.py
+	$(PYTEST) -m "zoo and not slow" tests/opd_zoo tests/student tests/end_to_end
 
 test-lab: $(STAMP) ## the tests of opd_lab, without those marked slow
 	$(PYTEST) -m "not slow" tests/opd_lab

@@ -17,6 +17,8 @@ from student.job.session import train
 from student.settings.recipe import Recipe
 from tests.support.every_advantage import every_advantage
 
+pytestmark = pytest.mark.zoo
+
 Steps = Callable[..., list[dict[str, Any]]]
 
 

@@ -11,6 +11,8 @@ from opd.config import parse_settings
 from student.job.session import train
 from student.settings.recipe import Recipe
 
+pytestmark = pytest.mark.zoo
+
 
 def recipe(world: Path, folder: Path, **changes: Any) -> Recipe:
     table = folder / "prompts.jsonl"

@@ -13,6 +13,8 @@ from simulated_world import TOOLS, say
 from student.job.session import train
 from student.settings.recipe import Recipe
 
+pytestmark = pytest.mark.zoo
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:

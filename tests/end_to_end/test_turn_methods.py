@@ -14,6 +14,8 @@ from opd.config import parse_settings
 from student.job.session import train
 from student.settings.recipe import Recipe
 
+pytestmark = pytest.mark.zoo
+
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     yaml.safe_load(block)
