@@ -24,6 +24,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton reads this when it is first imported, which any test may cause: without a GPU its kernels are interpreted.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.fsync = lambda _: None  # no test cuts the power, and a disk that several workers share makes each of them wait
 # Under nohup, or in the background of a script, programs inherit that these signals are ignored; tests that send them
 # would wait in vain. A handler that does nothing lets pytest alone ignore them: what it starts gets the default again.
 for _number in (signal.SIGHUP, signal.SIGINT):

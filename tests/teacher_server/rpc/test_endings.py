@@ -29,7 +29,7 @@ HELD = (pb.ScoreRequest, ScoreItem, Scores, EngineItem, SequenceJob, ScoreCall, 
 def garbage() -> Iterator[Callable[[], Counter[str]]]:
     """`garbage()` counts what calls held and only a collection can free; there is none in the meantime."""
     gc.collect()
-    gc.freeze()  # what was there before is not looked through at every count
+    gc.freeze()  # what was there before is looked through neither at every count, nor in any later test
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 
@@ -42,7 +42,6 @@ def garbage() -> Iterator[Callable[[], Counter[str]]]:
     yield found
     gc.set_debug(0)
     gc.garbage.clear()
-    gc.unfreeze()
     gc.enable()
 
 
