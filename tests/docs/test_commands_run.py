@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ports import held_port
+from slow_cases import slow
 from typer.testing import CliRunner
 
 import opd.cli
@@ -197,7 +198,10 @@ def test_a_command_of_the_pages_runs(command: str, place: tuple[Path, str], monk
     invoke(told)
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if re.match(HUB, c)])
+SERVED = [command for command in commands() if re.match(HUB, command)]
+
+
+@pytest.mark.parametrize("command", [SERVED[0], *slow(*SERVED[1:])])
 def test_a_model_of_the_hub_is_served_with_the_flags_of_the_pages(command: str, world: Path, serve: Any) -> None:
     words = shlex.split(re.sub(r"(?<=[ =])Qwen/\S+", str(world / "teacher"), command))[2:]
     port = words.index("--port")

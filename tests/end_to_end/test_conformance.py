@@ -122,7 +122,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
 }
 NAMES = {e.name for e in CONTROLLERS if not e.path.startswith("opd_zoo.samplers.")}
-SCHEDULES = ["first_n", "linear_window", "staircase"]
+SLOW = ["critic", "first_n", "linear_window", "modes", "staircase"]
 """Windows that depend on the step alone, as fixed_window does, which stands for them in every run."""
 
 
@@ -170,7 +170,7 @@ def metrics_without(recipe: Recipe) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [*(one for one in registered(CONTROLLERS) if one.id in NAMES.difference(SCHEDULES)), *slow(*SCHEDULES)]
+    "name", [*(one for one in registered(CONTROLLERS) if one.id in NAMES.difference(SLOW)), *slow(*SLOW)]
 )
 def test_a_method_shows_that_it_fired_and_a_step_taken_again_gives_the_same(
     recipe_of: Callable[..., Recipe],

@@ -121,7 +121,7 @@ def test_learning_begins_with_the_first_rows_that_are_scored(
     ("how", "dropout", "at"),
     [
         pytest.param("signal", 0.2, 4, id="between two micro-batches"),
-        pytest.param("outage", 0.0, 4, id="between two micro-batches, by an outage"),
+        pytest.param("outage", 0.0, 4, id="between two micro-batches, by an outage", marks=pytest.mark.slow),
         pytest.param("signal", 0.2, 9, id="behind the last micro-batch"),
     ],
 )

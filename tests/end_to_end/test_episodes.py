@@ -8,6 +8,7 @@ import pytest
 import torch
 from run_records import metrics_of
 from safetensors.torch import load_file
+from slow_cases import slow
 
 from student.job.session import train
 from student.settings.recipe import Recipe
@@ -81,7 +82,7 @@ def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
     assert calm["before"]["accuracy"] is not None
 
 
-@pytest.mark.parametrize("payload", ["gather", "hidden"])
+@pytest.mark.parametrize("payload", ["gather", *slow("hidden")])
 def test_teachers_are_asked_for_the_students_tokens_alone_and_it_learns_the_same(
     make_recipe: Callable[..., Recipe],
     tmp_path: Path,

@@ -61,7 +61,7 @@ def alone(recipe_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
     return make
 
 
-@pytest.mark.parametrize("payload", ["sampled", "hidden", *slow("gather")])
+@pytest.mark.parametrize("payload", ["hidden", *slow("sampled", "gather")])
 def test_the_initial_weights_are_a_reference_without_a_server(
     alone: Callable[..., Recipe], make_recipe: Callable[..., Recipe], tmp_path: Path, payload: str
 ) -> None:

@@ -227,7 +227,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["gather", "further-answers", "episodes", *slow("adapters", "self-teacher-and-rewards", "further-rounds")]
+    "kind", ["gather", "episodes", *slow("adapters", "self-teacher-and-rewards", "further-rounds", "further-answers")]
 )
 def test_a_run_that_is_killed_goes_on_from_its_checkpoints_to_the_same_weights(
     overlapped: Callable[..., Recipe], hashes: Callable[[Path], dict[str, str]], kind: str

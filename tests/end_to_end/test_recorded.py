@@ -11,6 +11,7 @@ import forked
 import numpy as np
 import pytest
 from run_records import metrics_of
+from slow_cases import slow
 
 from opd.errors import DataError
 from student.data.plan import plan_step
@@ -27,7 +28,7 @@ def model_of(summary: dict[str, Any], hashes: Hashes) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("entry", [{"payload": "topk", "k": 8}, {"payload": "hidden"}])
+@pytest.mark.parametrize("entry", [{"payload": "topk", "k": 8}, *slow({"payload": "hidden"})])
 def test_a_run_from_a_recorded_store_without_any_server_has_the_online_runs_weights(
     world: Path, serve: Any, make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Hashes, entry: dict[str, Any]
 ) -> None:

@@ -20,9 +20,15 @@ SEVERAL = {"steps": 3, "epochs": 1, "minibatches": 2}
     "changes",
     [
         pytest.param({"train": SEVERAL, "eval": {"prompts": 8, "every": 1}}, id="several updates and evaluations"),
-        pytest.param({"methods": [{"name": "effopd", "tries": 3, "gate": GATE}]}, id="weights tried by a method"),
-        pytest.param({"methods": [{**ADWIN, "background": False}]}, id="a probe in the foreground"),
+        pytest.param(
+            {"methods": [{"name": "effopd", "tries": 3, "gate": GATE}]},
+            id="weights tried by a method",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"methods": [ADWIN]}, id="a probe beside training"),
+        pytest.param(
+            {"methods": [{**ADWIN, "background": False}]}, id="a probe in the foreground", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_engine_with_weights_of_its_own_trains_like_the_model_itself(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from rows import make_row
 from run_records import metrics_of
+from slow_cases import slow
 
 from opd import TeacherFleet
 from opd.errors import ConfigError, IncompatibleTeacherError
@@ -93,7 +94,7 @@ def gradient_of(recipe: Recipe) -> dict[str, torch.Tensor]:
         return {name: p.grad.clone() for name, p in job.learner.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "topk", "hidden"])
+@pytest.mark.parametrize("payload", ["gather", "hidden", *slow("sampled", "topk")])
 def test_the_divergences_to_weighted_teachers_are_summed(make_recipe: Callable[..., Recipe], payload: str) -> None:
     entry = {"name": "opd", "payload": payload, **({"k": 8} if payload in ("gather", "topk") else {})}
     common = {"prompts": MIX, "objective": [entry], "eval": {"prompts": 0}}

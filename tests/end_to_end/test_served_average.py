@@ -100,6 +100,7 @@ def test_a_resumed_run_has_its_average_served_again(
     np.testing.assert_array_equal(served_row(stopped), served_row(whole))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_served_over_its_base_and_refused_over_another(
     following: Callable[..., Recipe], make_recipe: Callable[..., Recipe], world: Path, tmp_path: Path
 ) -> None:

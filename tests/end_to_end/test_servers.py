@@ -12,6 +12,7 @@ import pytest
 from ports import held_port
 from run_records import metrics_of
 from sglang_rollouts import SglangRollouts
+from slow_cases import slow
 from vllm_rollouts import VllmServer
 from waiting import wait_until
 
@@ -64,13 +65,13 @@ def check(run: Path, staleness: int) -> None:
     assert not run.with_name(f"{run.name}.rollout").exists()
 
 
+@pytest.mark.parametrize("staleness", [1, *slow(0)])
 def test_a_run_samples_each_step_with_the_weights_that_it_says(
-    make_recipe: Callable[..., Recipe], engine: dict[str, Any]
+    make_recipe: Callable[..., Recipe], engine: dict[str, Any], staleness: int
 ) -> None:
-    for staleness in (0, 1):
-        run = recipe(make_recipe, engine, staleness, f"lag-{staleness}")
-        train(run)
-        check(run.run, staleness)
+    run = recipe(make_recipe, engine, staleness, "lag")
+    train(run)
+    check(run.run, staleness)
 
 
 @pytest.mark.engine

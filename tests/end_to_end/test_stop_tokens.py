@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opd.doctor import doctor
@@ -64,7 +65,7 @@ def run(
     return make
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "topk", "hidden"])
+@pytest.mark.parametrize("payload", ["sampled", "hidden", *slow("gather", "topk")])
 def test_the_log_ratio_at_stop_positions_is_measured_and_explained(
     run: Callable[..., tuple[dict[str, float], str]], teacher: Any, renamed: Any, payload: str
 ) -> None:
@@ -77,7 +78,7 @@ def test_the_log_ratio_at_stop_positions_is_measured_and_explained(
     assert "rollout.stop_tokens" in said and "teachers.map_stops" in said
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "topk"])
+@pytest.mark.parametrize("payload", ["gather", *slow("sampled", "topk")])
 def test_a_mapped_teacher_teaches_as_if_it_ended_with_the_students_token(
     run: Callable[..., tuple[dict[str, float], str]], teacher: Any, renamed: Any, payload: str
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 import yaml
 from ports import held_port
 from run_records import metrics_of
+from slow_cases import slow
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
 
@@ -97,7 +98,7 @@ def test_two_runs_of_one_recipe_give_the_same_weights(
     assert hashes(Path(other["checkpoint"])) != hashes(Path(runs[0]["checkpoint"]))
 
 
-@pytest.mark.parametrize("payload", ["sampled", "topk", "hidden"])
+@pytest.mark.parametrize("payload", ["topk", "hidden", *slow("sampled")])
 def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) -> None:
     term = {"name": "opd", "payload": payload} | ({"k": 8} if payload == "topk" else {})
     summary = train(make_recipe(objective=[term], train={"steps": 2}))
@@ -105,7 +106,7 @@ def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"train": {"steps": 2, "mixed_precision": "bf16"}}, {"model": {"dtype": "bfloat16"}}]
+    "changes", [{"train": {"steps": 2, "mixed_precision": "bf16"}}, *slow({"model": {"dtype": "bfloat16"}})]
 )
 def test_training_in_bf16_gives_a_finite_student(make_recipe: Callable[..., Recipe], changes: dict[str, Any]) -> None:
     summary = train(make_recipe(**{"train": {"steps": 2}, **changes}))

@@ -22,6 +22,7 @@ from judge_servers import serving
 from run_records import records
 from safetensors.torch import load_file
 from simulated_world import simulate
+from slow_cases import slow
 
 from opd.config import parse_settings
 from opd.errors import OpdError
@@ -115,7 +116,7 @@ def trains_and_resumes_alike(data: Drawn) -> None:
     assert lines(recipe) == straight, f"a resumed run has other metrics: {json.dumps(data)}"
 
 
-@pytest.mark.parametrize("seed", range(RECIPES))
+@pytest.mark.parametrize("seed", [*range(3), *slow(*range(3, RECIPES))])
 def test_a_drawn_recipe_is_refused_in_a_sentence_or_trains_and_resumes_alike(
     world: Path, experts: Path, teacher: Any, judge: str, tmp_path: Path, seed: int
 ) -> None:

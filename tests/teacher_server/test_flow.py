@@ -241,14 +241,14 @@ async def _mixed_calls(client: Any, items: Any, rounds: int) -> None:
 
 async def test_hundreds_of_calls_leave_tasks_descriptors_and_objects_as_they_were(start: Any, items: Any) -> None:
     client = await start(log={"level": "error"})
-    await _mixed_calls(client, items, 40)
+    await _mixed_calls(client, items, 20)
     tasks, files, objects = _state()
-    await _mixed_calls(client, items, 150)
+    await _mixed_calls(client, items, 75)
 
     def back() -> bool:  # what the transport still winds up is gone soon
         after = _state()
-        # Below one object for each of 600 calls.
-        return after[0] <= tasks + 2 and after[1] <= files + 2 and after[2] - objects < 450
+        # Below one object for each of 300 calls.
+        return after[0] <= tasks + 2 and after[1] <= files + 2 and after[2] - objects < 225
 
     await until(back)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_cases import wait_for_all
+from slow_cases import slow
 from waiting import PATIENCE
 
 from opd.errors import UnavailableError
@@ -50,7 +51,7 @@ def state_of(fleet: Any, server: Any) -> str:
     return next(r.state for r in fleet.status().replicas if r.address == server.address)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind.value)
+@pytest.mark.parametrize("spec", [TOPK, *slow(*SPECS[1:])], ids=lambda spec: spec.kind.value)
 def test_of_three_replicas_the_one_that_misleads_is_rejected(tiny: SimpleNamespace, spec: PayloadSpec) -> None:
     servers = [tiny.serve() for _ in range(3)]
     mislead(servers[1], tiny)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from slow_cases import slow
 from torch.testing import assert_close
 
 from opd.maths.exact import reverse_kl
@@ -39,7 +40,7 @@ def true_gradient(student, teacher):
 
 @pytest.mark.parametrize("chosen_by", ["student", "teacher", "stale"])
 @pytest.mark.parametrize("baseline", BASELINES)
-@pytest.mark.parametrize("k", range(V + 1))
+@pytest.mark.parametrize("k", [0, 1, V, *slow(*range(2, V))])
 def test_head_tail_gradient_is_unbiased_for_every_k(k, baseline, chosen_by, make_logits, expected_gradient):
     student, teacher, ids, log_q, log_tail = problem(make_logits, k, chosen_by=chosen_by)
     estimate = estimator(ids, log_q, log_tail, baseline=baseline)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow
 
 from opd.errors import ConfigError
 from opd.procs import sandbox, sandbox_child
@@ -205,7 +206,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize(
-    "library", ["numpy", "scipy.linalg", "sympy", "matplotlib.pyplot", "sqlite3", "multiprocessing"]
+    "library", ["numpy", "scipy.linalg", "sqlite3", "multiprocessing", *slow("sympy", "matplotlib.pyplot")]
 )
 def test_a_program_may_import_what_programs_use(library: str) -> None:
     ran = run_python(f"import {library}", limits=Limits(seconds=60.0, memory_mib=512))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow
 
 from opd.config import parse_settings
 from opd.errors import ConfigError, DataError
@@ -163,9 +164,9 @@ def test_a_group_by_a_tag_that_rows_lack_is_refused_in_the_dry_run(world: Path, 
 @pytest.mark.parametrize(
     ("tag", "changes"),
     [
-        ("kind", {"methods": [{"name": "random_prompts", "by": "kind"}]}),
         ("template", {"methods": [{"name": "prompt_augmentation"}]}),
         ("ended", {"prompts": LOCK}),
+        *slow(("kind", {"methods": [{"name": "random_prompts", "by": "kind"}]})),
     ],
 )
 def test_a_group_by_a_tag_that_a_method_or_an_episode_gives_is_taken(

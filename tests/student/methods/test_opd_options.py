@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_cases import slow
 from torch import Tensor
 
 from opd.config import parse_settings
@@ -35,7 +36,7 @@ def test_a_future_sum_adds_later_positions_of_the_same_row(lengths: list[int], d
     torch.testing.assert_close(future_sum(values, row, discount), torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("payload", ["sampled", "gather", "hidden"])
+@pytest.mark.parametrize("payload", ["sampled", "gather", *slow("hidden")])
 def test_discount_one_has_the_gradient_of_the_sequence_divergence_in_expectation(toy: Any, payload: str) -> None:
     """By enumeration over all responses of two tokens of a model whose second token ignores the first.
 

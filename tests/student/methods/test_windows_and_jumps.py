@@ -134,11 +134,13 @@ def test_domains_get_windows_of_their_own(make: Make) -> None:
 @pytest.mark.parametrize(
     ("method", "lengths"),
     [
-        ({"name": "fixed_window", "tokens": 3}, [3, 3, 3, 3]),
         ({"name": "fixed_window", "fraction": 0.5}, [4, 4, 4, 4]),
-        ({"name": "first_n", "tokens": 100}, [8, 8, 8, 8]),
         ({"name": "staircase", "first": 2, "rise": 3, "every": 2}, [2, 2, 5, 5]),
-        ({"name": "linear_window", "first": 2, "until": 0.5}, [2, 5, 8, 8]),
+        *slow(
+            ({"name": "fixed_window", "tokens": 3}, [3, 3, 3, 3]),
+            ({"name": "first_n", "tokens": 100}, [8, 8, 8, 8]),
+            ({"name": "linear_window", "first": 2, "until": 0.5}, [2, 5, 8, 8]),
+        ),
     ],
     ids=lambda v: "" if isinstance(v, list) else v["name"],
 )

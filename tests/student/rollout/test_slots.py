@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,7 +38,7 @@ def tokenizer(world: Path) -> Any:
     return AutoTokenizer.from_pretrained(world / "student")
 
 
-@pytest.fixture(scope="module", params=["sdpa", "eager"])
+@pytest.fixture(scope="module", params=["sdpa", *slow("eager")])
 def model(world: Path, request: pytest.FixtureRequest) -> Any:
     return AutoModelForCausalLM.from_pretrained(world / "student", attn_implementation=request.param).eval()
 

@@ -98,12 +98,12 @@ def test_a_prompt_over_the_limit_is_named(student: tuple[Any, Any]) -> None:
 
 
 def test_inverse_cdf_sampling_draws_the_softmax_distribution() -> None:
-    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 5.0]]).expand(200_000, -1)
-    uniform = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 5.0]]).expand(10_000, -1)
+    uniform = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000  # so that shares are exact to one draw
     ids, logp = draw(logits, uniform, 1.5, valid_vocab=4)
     expected = torch.softmax(logits[0, :4] / 1.5, -1)
     counts = torch.bincount(ids, minlength=4) / len(ids)
-    torch.testing.assert_close(counts, expected, atol=5e-3, rtol=0)
+    torch.testing.assert_close(counts, expected, atol=2e-4, rtol=0)
     torch.testing.assert_close(logp, expected.log()[ids])
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow
 from transformers import DynamicCache
 
 from opd.errors import ConfigError
@@ -32,7 +33,7 @@ def cached(family: str, tokens: int) -> int:
     return sum(tensor.numel() * 4 for tensor in found)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5_text", "qwen3_next", "lfm2", "jamba", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text", "jamba", *slow("qwen3_next", "lfm2", "granitemoehybrid")])
 def test_keys_values_and_states_are_those_of_a_real_cache(tmp_path: Path, family: str) -> None:
     made = shape(tmp_path, family)
     assert made.cache_bytes is not None and made.state_bytes is not None
@@ -56,7 +57,7 @@ def test_what_a_family_does_not_let_count_is_not_known(tmp_path: Path, family: s
     assert made.total == sum(p.numel() for p in tiny(family).parameters())
 
 
-@pytest.mark.parametrize("family", ["opt", "biogpt", "xglm", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["opt", "qwen3_5_text", *slow("biogpt", "xglm")])
 def test_layers_that_are_recomputed_save_less(tmp_path: Path, family: str) -> None:
     plain, again = (shape(tmp_path, family, gradient_checkpointing=on).activation_bytes(2, 64) for on in (False, True))
     assert plain is not None and again is not None and again < plain

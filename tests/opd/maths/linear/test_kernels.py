@@ -1,9 +1,11 @@
 import os
 import subprocess
 import sys
+from itertools import cycle
 
 import pytest
 import torch
+from slow_cases import slow
 from torch.testing import assert_close
 
 from opd.heads import OutputHead
@@ -32,6 +34,7 @@ KINDS = [
     ("skew_reverse_kl", 0.2, False),
     ("total_variation", None, False),
 ]
+CASES = ["plain", "saturated", "excluded"]
 
 
 def tile(case):
@@ -48,8 +51,13 @@ def tile(case):
 
 
 @runs
-@pytest.mark.parametrize("case", ["plain", "saturated", "excluded"])
-@pytest.mark.parametrize(("kind", "weight", "normalised"), KINDS)
+@pytest.mark.parametrize(
+    ("kind", "weight", "normalised", "case"),
+    [
+        *((*kind, case) for kind, case in zip(KINDS, cycle(CASES))),
+        *slow(*((*kind, case) for i, kind in enumerate(KINDS) for case in CASES if case != CASES[i % len(CASES)])),
+    ],
+)
 def test_kernels_agree_with_their_torch_twin(kind, weight, normalised, case):
     from opd.maths.linear import kernels
 

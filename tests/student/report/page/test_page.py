@@ -120,8 +120,9 @@ def test_a_run_without_a_step_is_reported(tmp_path: Path) -> None:
     assert "No step is written." in page.text and "No answer is written." in page.text
 
 
-def test_too_many_long_answers_are_left_out_and_said(tmp_path: Path) -> None:
-    path = folder(tmp_path / "run", steps=1, samples=[answer(i, "before", 4000) for i in range(8)])
+def test_too_many_long_answers_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("student.report.page.page.LIMIT_BYTES", 500_000)
+    path = folder(tmp_path / "run", steps=1, samples=[answer(i, "before", 1000) for i in range(8)])
     page, twin, _ = made(path)
     assert re.search(r"\d answers are left out", page.text)
     assert len(twin["samples"]) == 8
