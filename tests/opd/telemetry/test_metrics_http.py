@@ -13,8 +13,13 @@ from opd.telemetry import metrics_http
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(metrics_http, "PATIENCE_SECONDS", 0.3)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle connections are closed soon; a fixture of its own, as a slow client is closed too."""
+    monkeypatch.setattr(metrics_http, "PATIENCE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
     registry = CollectorRegistry()
     Gauge("opd_answer", "The answer.", registry=registry).set(42)
     server, thread = metrics_http.serve_metrics(registry, 0, "127.0.0.1")
@@ -34,7 +39,9 @@ def test_the_registry_is_served(port: int) -> None:
     assert "opd_answer 42.0" in scrape(port)
 
 
-def test_connections_that_say_nothing_are_closed_in_silence(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_connections_that_say_nothing_are_closed_in_silence(
+    brief: None, port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     threads = threading.active_count()
     silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(20)]
     silent[0].sendall(b"GET /metr")
