@@ -4,7 +4,7 @@ import math
 import re
 
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import NO_REFERENCE, Verdict
+from opd.tasks.verdict import NO_REFERENCE, PlainVerifier, Verdict
 
 _NUMBER = re.compile(
     r"(?<![\w.])(?!\d+(?:st|nd|rd|th)\b)"
@@ -15,17 +15,7 @@ TOLERANCE = 1e-6
 """Relative difference up to which two numbers are equal; absolute if the reference is 0."""
 
 
-class _Comparison:
-    """What both need of a verifier, which compare at once and hold nothing."""
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class ExactVerifier(_Comparison):
+class ExactVerifier(PlainVerifier):
     """The completion equals the answer, white space aside.
 
     Correct if the completion equals the answer after normalising white space; unknown without an answer.
@@ -38,7 +28,7 @@ class ExactVerifier(_Comparison):
         return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
 
 
-class NumericVerifier(_Comparison):
+class NumericVerifier(PlainVerifier):
     """The last number of the completion equals the answer's.
 
     Correct if the last number in the completion equals the reference, within a relative 1e-6.

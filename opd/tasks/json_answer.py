@@ -9,7 +9,7 @@ from typing import Any
 from opd.errors import ConfigError
 from opd.tasks.fences import fenced
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import PlainVerifier, Verdict
 
 _MOST = 200_000
 """Most characters of an answer that are read."""
@@ -102,16 +102,13 @@ def _validator(schema: str) -> Any:
     return cls(parsed)
 
 
-class JsonVerifier:
+class JsonVerifier(PlainVerifier):
     """JSON in the completion fits the prompt's schema.
 
     Correct if the completion contains JSON that fits the schema in the prompt's column `schema` (see keep_columns).
 
     Unknown without a valid schema.
     """
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
@@ -128,6 +125,3 @@ class JsonVerifier:
         """The JSON in a canonical form, the same for equal values."""
         found = find_json(completion)
         return None if found is None else json.dumps(found.value, sort_keys=True)
-
-    def close(self) -> None:
-        """Nothing to release."""

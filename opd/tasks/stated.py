@@ -11,7 +11,7 @@ from pydantic import Field
 from opd.config import Settings, parse_settings
 from opd.errors import ConfigError, one_line
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import NO_REFERENCE, Verdict
+from opd.tasks.verdict import NO_REFERENCE, PlainVerifier, Verdict
 
 _ANSWERS = re.compile(
     r"(?i:answer|option|choice)(?:\s+is)?\s*[:=]?[\s*_(\[]*([A-Z])(?![\w'])"  # "the answer is (B)", "Answer: **B**"
@@ -24,15 +24,12 @@ _NAMES = re.compile(
 )
 
 
-class ContainsVerifier:
+class ContainsVerifier(PlainVerifier):
     """The completion contains the answer, as whole words.
 
     Correct if the answer occurs in the completion as whole words; case and white space do not matter. A number is not
     found within a longer one. Unknown without an answer.
     """
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
@@ -45,9 +42,6 @@ class ContainsVerifier:
         found = re.search(before + re.escape(wanted) + after, _plain(completion))
         return Verdict.of(found is not None, f"expected {wanted[:80]!r} in it")
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 def _plain(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
@@ -57,15 +51,12 @@ def _wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF"
 
 
-class ChoiceVerifier:
+class ChoiceVerifier(PlainVerifier):
     """The completion chooses the letter that is the answer.
 
     Correct if the last choice that the completion states is the letter of the answer: in "the answer is B" or in a box,
     or else "(B)", or a line that begins with "B." or is a "B". Unknown if the reference is not a single letter.
     """
-
-    def __init__(self, timeout: float = 10.0) -> None:
-        self.timeout = timeout
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
         """See `Verifier.verify`."""
@@ -86,9 +77,6 @@ class ChoiceVerifier:
                 return stated[-1]
         return None
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 class RegexSettings(Settings):
     """Options of the verifier `regex`."""
@@ -99,7 +87,7 @@ class RegexSettings(Settings):
     ignore_case: bool = Field(True, description="Whether upper and lower case are the same.")
 
 
-class RegexVerifier:
+class RegexVerifier(PlainVerifier):
     """The completion matches a pattern.
 
     Correct if a regular expression is found in the completion: the option `pattern`, or else the prompt's answer.
@@ -110,7 +98,7 @@ class RegexVerifier:
     Options = RegexSettings
 
     def __init__(self, timeout: float = 10.0, options: Mapping[str, Any] | None = None) -> None:
-        self.timeout = timeout
+        super().__init__(timeout)
         self.options = parse_settings(RegexSettings, options or {}, source="prompts.verifier_options")
         self._flags = regex.IGNORECASE if self.options.ignore_case else 0
         if self.options.pattern is not None:
@@ -134,6 +122,3 @@ class RegexVerifier:
         except TimeoutError:
             return Verdict.unknown(f"the search took longer than {self.timeout:g} s")
         return Verdict.of(found is not None, f"no match of {pattern[:80]!r}")
-
-    def close(self) -> None:
-        """Nothing to release."""

@@ -83,6 +83,20 @@ class Verifier(Protocol):
         ...
 
 
+class PlainVerifier:
+    """Base class of verifiers that compute in the calling thread and hold nothing open.
+
+    Args:
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, timeout: float = 10.0) -> None:
+        self.timeout = timeout
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 def extracted(judge: object, prompt: Prompt, completion: str) -> str | None:
     """The final answer in a completion, in a form that equal answers share; None if there is none.
 
