@@ -50,17 +50,6 @@ def caps_attention(config: Any) -> bool:
     return bool(getattr(config, "attn_logit_softcapping", None))
 
 
-def longrope_turn(config: Any) -> int | None:
-    """The length beyond which a model scales its positions differently, from a transformers text config; mostly None.
-
-    With longrope (Phi-3, Phi-4-mini, MiniCPM3), one longer row in a forward pass changes the positions of all rows.
-    """
-    found = getattr(config, "rope_parameters", None) or {}
-    kinds = [found, *(kind for kind in found.values() if isinstance(kind, dict))]  # some have one per type of layer
-    turns = [int(k["original_max_position_embeddings"]) for k in kinds if k.get("rope_type") == "longrope"]
-    return min(turns, default=None)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
     """The head of a language model: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) for V ids.

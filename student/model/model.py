@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
 from opd.errors import ConfigError, OpdError, one_line
-from opd.heads import OutputHead, caps_attention, longrope_turn, scale_and_cap
+from opd.heads import OutputHead, caps_attention, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from opd.model_path import refuse_missing
@@ -36,6 +36,7 @@ from student.data.token_batch import StudentTokens, TokenBatch
 from student.model.lora import add_lora, load_factors
 from student.model.quantized import four_bits, keep_layout
 from student.model.recompute import recompute
+from student.model.turn import turn_of
 from student.settings.model import LoraSettings, ModelSettings
 
 log = logging.getLogger(__name__)
@@ -196,8 +197,8 @@ class Student(nn.Module):
     Attributes:
         beside: parameters that terms train along with the model; not saved as part of it.
         hooks: hooks on every forward pass; see `student.data.hooks`.
-        turn: length from which LongRoPE changes all positions; longer rows share no forward pass with shorter ones. See
-            `opd.heads.longrope_turn`.
+        turn: length beyond which a row changes the positions of all rows in its pass; longer rows share none with
+            shorter ones. See `student.model.turn`.
     """
 
     def __init__(self, lm: PreTrainedModel, *, starts_at_base: bool = False, dropout: bool = False) -> None:
@@ -211,7 +212,7 @@ class Student(nn.Module):
         self.lm = lm
         self.beside = nn.ModuleDict()
         self.hooks: Sequence[ModelHook] = ()
-        self.turn = longrope_turn(lm.config.get_text_config())
+        self.turn = turn_of(lm)
         self.train()
 
     def train(self, mode: bool = True) -> "Student":

@@ -1,13 +1,11 @@
 """Whether a model takes rows as long as a recipe allows, tried on a small model of its family."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
-from opd.heads import longrope_turn
 from opd.lengths import POSITIONS, most_positions, position_turn, stated
 from opd.pretrained import read_config
 from student.model.model import Weights
@@ -42,9 +40,9 @@ def check_length(recipe: Recipe, weights: Weights, prompt: int, name: str) -> It
         if lm is not None and _takes(lm, limit) and not _takes(lm, limit + 1):
             said = too_long(recipe, longest, name, f"model {weights.base!r}", limit)
             raise ConfigError(f"{said}, or use one with more positions.")
-    turn = None if lm is None else _turn(lm, limits, longest)
-    if turn is not None and turn != longrope_turn(config.get_text_config()):
-        said = too_long(recipe, longest, name, f"model {weights.base!r}", turn)
+    turn = None if lm is None else position_turn(lm, longest)
+    if turn is not None and not turn.settles:
+        said = too_long(recipe, longest, name, f"model {weights.base!r}", turn.length)
         raise ConfigError(f"{said}, because the positions of longer rows depend on their length, or use another.")
     most = most_positions(config)
     if most in limits:
@@ -52,13 +50,6 @@ def check_length(recipe: Recipe, weights: Weights, prompt: int, name: str) -> It
             f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens), more than the {most} that model "
             f"{weights.base!r} was made for; its answers may be worse beyond them"
         )
-
-
-def _turn(lm: PreTrainedModel, limits: Sequence[int], longest: int) -> int | None:
-    def states(ids: Tensor, positions: Tensor) -> Tensor:
-        return lm.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
-
-    return position_turn(states, limits, longest)
 
 
 @torch.no_grad()

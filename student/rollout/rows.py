@@ -13,13 +13,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opd.errors import DataError
-from opd.heads import longrope_turn
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import answer_end
 from student.data.batch import collate, split
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.model.model import ProjectionSpec, Student, evaluating, logits_of
+from student.model.turn import turn_of
 from student.rollout.draw import most_likely
 from student.rollout.lost import EngineLostError
 from student.rollout.requests import Request, RolloutSpec, encode_planned
@@ -133,7 +133,7 @@ def expert_rows(
     for temperature in sorted({p.temperature for p in planned} if spec.read_given else ()):
         same = [row for row, p in zip(rows, planned, strict=True) if p.temperature == temperature]
         longest = max(len(row.prompt_ids) + row.length for row in same)
-        for part in split(same, spec.batch_rows * longest, turn=longrope_turn(model.config.get_text_config())):
+        for part in split(same, spec.batch_rows * longest, turn=turn_of(model)):
             _read(model, [same[i] for i in part], spec, temperature or 1.0)  # greedy rows are read at temperature 1
     return rows
 

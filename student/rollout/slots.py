@@ -22,9 +22,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from opd.heads import OutputHead, longrope_turn, scale_and_cap
+from opd.heads import OutputHead, scale_and_cap
 from opd.lengths import most_positions
 from student.model.moe_routes import Recorder
+from student.model.turn import turn_of
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import LEAST_ROWS, Request, RolloutSpec
 from student.rollout.trial import STEPS, Crossing, crossings, rows_across
@@ -121,9 +122,8 @@ class SlotDecoder:
         longest = max(request.longest for request in requests)
         count = max(LEAST_ROWS, min(spec.rows(longest), len(requests)))
         self.capacity = settled(longest)
-        text = model.config.get_text_config()
         # Prompts are padded no further than to where the model's positions end or change.
-        self.widest = longrope_turn(text) or most_positions(text) or self.capacity
+        self.widest = turn_of(model) or most_positions(model.config) or self.capacity
         self.place = Place(count, model.device)
         self.cache: DynamicCache | None = None
         self.layers: list[SlotLayer] = []

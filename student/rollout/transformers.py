@@ -15,10 +15,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, DataError
-from opd.heads import longrope_turn
 from student.data.plan import PlannedRow
 from student.data.row import Row
 from student.model.model import evaluating
+from student.model.turn import turn_of
 from student.rollout.batches import BatchDecoder, check_batches
 from student.rollout.requests import Request, RolloutSpec
 from student.rollout.rows import Finish, sample_rows
@@ -70,15 +70,14 @@ def _decode(
     spec: RolloutSpec,
     finish: Finish,
 ) -> None:
-    turn = longrope_turn(model.config.get_text_config())
+    turn = turn_of(model)
     longest = max(requests, key=lambda request: request.longest)
     if turn is not None and longest.longest > turn:
         name = longest.planned.prompt.name
         raise DataError(
             f"{name} and its answer may become {longest.longest} tokens long, over {turn}, the length up to which a "
-            f"{type(model).__name__} scales positions in one way (longrope): beyond it, all its tokens would have "
-            "other log-probs than those they were drawn with; lower rollout.max_new_tokens or "
-            "rollout.max_prompt_tokens."
+            f"{type(model).__name__} scales positions in one way: beyond it, all its tokens would have other "
+            "log-probs than those they were drawn with; lower rollout.max_new_tokens or rollout.max_prompt_tokens."
         )
     if takes_slots(model, longest.longest):
         SlotDecoder(model, [requests[i] for i in order], spec).run(lambda position: finish(order[position]))

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opd.errors import ConfigError
-from opd.heads import OutputHead, longrope_turn
-from opd.lengths import POSITIONS, most_positions, position_turn, stated
+from opd.heads import OutputHead
+from opd.lengths import most_positions, position_turn, stated
 from opd.wire.types import ScoreItem
 from teacher_server.engines.backbone import Backbone, shareable
 
@@ -93,9 +93,10 @@ def find_abilities(
 
 def find_positions(config: Any, backbone: Backbone) -> tuple[int, int | None]:
     """The most tokens that a model takes, and the length beyond which rows share no forward pass with shorter ones."""
+    base: Any = backbone.model
     most = most_positions(config)
-    turn = None if most is None else position_turn(backbone.at, stated(config, POSITIONS), most)
-    return most or _UNSTATED, turn or longrope_turn(config.get_text_config())
+    turn = None if most is None else position_turn(base, most)
+    return most or _UNSTATED, None if turn is None else turn.length
 
 
 def lengths_to_try(config: Any, backbone: Backbone, most: int) -> list[int]:

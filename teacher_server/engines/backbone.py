@@ -36,10 +36,6 @@ class Backbone:
         """Drop the cached keys and values of the last shared prompts."""
         self._prefix = None
 
-    def at(self, ids: Int[Tensor, "B L"], positions: Int[Tensor, "B L"]) -> Float[Tensor, "B L H"]:
-        """Hidden states of tokens at any positions."""
-        return self._states(ids.to(self.device), position_ids=positions.to(self.device))
-
     def alone(self, item: ScoreItem) -> Float[Tensor, "T H"]:
         """The hidden states that predict the response of one sequence, computed without padding."""
         # Nothing is predicted after the last token, so it is not an input; position P - 1 predicts the first token of

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
-from opd.lengths import POSITIONS, most_positions, position_turn, stated
+from opd.lengths import POSITIONS, Turn, most_positions, position_turn, stated
 from tests.support.families import CAUSAL, tiny
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
@@ -39,18 +40,11 @@ def test_a_family_that_states_a_number_of_positions_has_one() -> None:
     assert silent == ["cpmant"]  # whose numbers are of buckets of distances
 
 
-def turn_of(lm: PreTrainedModel, most: int) -> int | None:
-    def states(ids: Tensor, positions: Tensor) -> Tensor:
-        return lm.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state
-
-    return position_turn(states, stated(lm.config, POSITIONS), most)
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "turn"),
     [
-        ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE}, 16),
-        ("llama", {"rope_parameters": DYNAMIC}, 16),
+        ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE}, Turn(16, settles=True)),
+        ("llama", {"rope_parameters": DYNAMIC}, Turn(16, settles=False)),
         ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 16}}, None),
         ("gpt2", {}, None),
         ("mpt", {"max_seq_len": 16}, None),
@@ -58,7 +52,29 @@ def turn_of(lm: PreTrainedModel, most: int) -> int | None:
     ],
 )
 def test_positions_that_the_longest_row_of_a_pass_scales_are_found(
-    family: str, changes: dict[str, Any], turn: int | None
+    family: str, changes: dict[str, Any], turn: Turn | None
 ) -> None:
     most = {} if family in ("mpt", "bloom") else {"max_position_embeddings": 16 if family == "llama" else 64}
-    assert turn_of(tiny(family, **(most | changes)), 64) == turn
+    assert position_turn(tiny(family, **(most | changes)), 64) == turn
+
+
+def test_a_turn_is_found_that_neither_family_nor_config_names() -> None:
+    lm: Any = tiny("llama", max_position_embeddings=64)
+    rotary = lm.model.rotary_emb
+    forward, short = rotary.forward, rotary.inv_freq.clone()
+
+    def turning(x: Tensor, position_ids: Tensor) -> Any:
+        rotary.inv_freq = short / 4 if position_ids.max() >= 23 else short
+        return forward(x, position_ids)
+
+    rotary.forward = turning
+    assert position_turn(lm, 64) == Turn(23, settles=True)
+    assert rotary.inv_freq is short  # the trial leaves no other positions behind
+
+
+def test_half_precision_shows_a_turn_that_moves_the_first_positions_by_less_than_it_rounds() -> None:
+    factors = [1.0, 1.0, 1.5, 2.0]  # the slower a rotation, the more it is scaled, as in models that are published
+    rope = LONGROPE | {"long_factor": factors}
+    sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_parameters": rope}
+    lm = tiny("phi3", **sizes).to(torch.bfloat16)
+    assert position_turn(lm, 8192) == Turn(4096, settles=True)

@@ -144,7 +144,7 @@ def test_a_row_that_may_reach_other_positions_than_it_began_with_is_refused(stud
     )  # fmt: skip
     model = Phi3ForCausalLM(config).eval()
     assert len(sample((model, student[1]), ["12+34="])) == 3  # 6 tokens and 12
-    with pytest.raises(DataError, match=r"19 tokens long, over 18, .*longrope.*rollout\.max_new_tokens"):
+    with pytest.raises(DataError, match=r"19 tokens long, over 18, .*in one way.*rollout\.max_new_tokens"):
         sample((model, student[1]), ["1+1=", "123+34="])
 
 
