@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines quantized oracles bridges bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
+.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines sglang quantized oracles bridges bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -71,6 +71,16 @@ engines: .venv-vllm/.installed ## teacher engines, rollout engines and whole tra
 
 .venv-vllm/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/engines.sh
 	@bash scripts/engines.sh .venv-vllm $(PYTHON)
+	@touch $@
+
+sglang: export HF_HUB_OFFLINE ?= 1
+sglang: .venv-sglang/.installed ## an SGLang server on a CPU as teacher engine, as rollout engine and in whole trainings (own environment)
+	.venv-sglang/bin/python -m pytest tests/teacher_server/engines/test_conformance.py -m engine -k sglang -rs
+	.venv-sglang/bin/python -m pytest tests/student/rollout/servers/test_sglang_server.py tests/student/rollout/test_conformance.py -k sglang -rs
+	.venv-sglang/bin/python -m pytest tests/end_to_end/test_servers.py -m engine -k sglang -rs
+
+.venv-sglang/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/sglang.sh scripts/sglang.txt
+	@bash scripts/sglang.sh .venv-sglang $(PYTHON)
 	@touch $@
 
 oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's (own environment)

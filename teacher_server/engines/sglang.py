@@ -1,10 +1,9 @@
 """An SGLang server as an engine, over its HTTP API: sampled and top-k log-probs of given ids, at temperature 1.
 
-Written against the fields of SGLang 0.5.23 and tested against a server that imitates them; it has not been run against
-SGLang on a GPU. What SGLang cannot do exactly is not announced: gather (its `token_ids_logprob` is one list for all
-positions), hidden states (on a prefix-cache hit only the uncached suffix is returned), other temperatures (ignored for
-input log-probs). SGLang normalises over the padded head, so the log-probs of the padding rows are requested too, and
-their mass is removed.
+What SGLang cannot do exactly is not announced: gather (its `token_ids_logprob` is one list for all positions), hidden
+states (on a prefix-cache hit only the uncached suffix is returned), other temperatures (ignored for input log-probs).
+SGLang normalises over the padded head, so the log-probs of the padding rows are requested too, and their mass is
+removed.
 """
 
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, UnavailableError
+from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, OpdError, UnavailableError
 from opd.lengths import most_positions
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
@@ -43,6 +42,9 @@ from teacher_server.engines.sglang_http import (
 )
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float": "f32", "half": "f16"}
+
+_UNKNOWN = object()
+"""In the place of a version: the server holds weights that are not known."""
 
 
 class SglangEngine:
@@ -97,11 +99,11 @@ class SglangEngine:
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
         # Compared with every response, see `_ask`: other clients of the server may replace its weights.
-        self._version = served.get("weight_version")
+        self._version: object = served.get("weight_version")
+        self._saves_memory = bool(server.get("enable_memory_saver"))
         text = self._config.get_text_config()
-        longest = (
-            server.get("max_req_input_len") or server.get("context_length") or most_positions(self._config) or 1 << 20
-        )
+        # SGLang refuses an input of exactly its limit.
+        longest = int(server.get("max_req_input_len") or most_positions(self._config) or 1 << 20) - 1
         tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
         vocabulary = counted_ids(tokenizer, int(text.vocab_size))
         self._info = EngineInfo(
@@ -114,7 +116,7 @@ class SglangEngine:
             head=None,
             payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
             supports_temperature=False,
-            max_sequence_tokens=int(longest),
+            max_sequence_tokens=longest,
             max_k=min(max_k, vocabulary),
             padding_rows=int(text.vocab_size) - vocabulary,
             stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
@@ -163,7 +165,8 @@ class SglangEngine:
         restored.
 
         Raises:
-            ConfigError: if the folder cannot be read; from the exchange, if the server refuses the weights.
+            ConfigError: if the folder cannot be read; from the exchange, if the server refuses the weights, with the
+                old ones loaded again.
             IncompatibleTeacherError: if config, names or shapes differ.
         """
         folder = Path(folder).resolve()
@@ -180,15 +183,30 @@ class SglangEngine:
                 if not known:
                     check_unchanged(other, other_hash)
                 old, old_hash, known = self._folder, self._info.weights_hash, False
-                self._load(other, other_hash)
+                try:
+                    self._load(other, other_hash)
+                except OpdError:
+                    check_unchanged(old, old_hash)
+                    self._load(old, old_hash)
+                    raise
                 other, other_hash = old, old_hash
 
         return exchange
 
     def sleep(self) -> None:
-        """Release the server's GPU memory; the server must run with --enable-memory-saver."""
+        """Release the server's GPU memory.
+
+        Raises:
+            ConfigError: if the server was started without --enable-memory-saver, and would release nothing.
+            UnavailableError: if it cannot be reached, or rows of other clients do not end.
+        """
         with self._lock:
             if not self._asleep and not self._closed:
+                if not self._saves_memory:
+                    raise ConfigError(
+                        f"SGLang at {self._client.url} cannot release its memory; start it with --enable-memory-saver."
+                    )
+                self._client.flush()  # a server with rows under way would end at the release
                 self._client.call("/release_memory_occupation", {}, admin=True)
             self._asleep = True
 
@@ -221,7 +239,7 @@ class SglangEngine:
             # remain.
             meta = self._ask(item, spec.k + len(padding), padding)
             ids, values = flat_top_k(meta, item.response_length, spec.k + len(padding), url)
-        sampled = token_log_probs(meta, item.response_ids.tolist(), url)
+        sampled = token_log_probs(meta, item.response_ids.tolist(), size + len(padding), url)
         if padding:
             beyond = listed_log_probs(meta, padding, item.response_length, url)
             sampled, ids, values = without_padding(sampled, ids, values, beyond, vocabulary=size, k=spec.k)
@@ -243,6 +261,11 @@ class SglangEngine:
             raise CorruptPayloadError(
                 f"SGLang at {self._client.url} sent a reply without meta_info; check its version."
             )
+        if self._version is _UNKNOWN:
+            raise UnavailableError(
+                f"SGLang at {self._client.url} holds weights that are not known since a load failed; load the teacher "
+                "again."
+            )
         if meta.get("weight_version") != self._version:
             raise UnavailableError(
                 f"SGLang at {self._client.url} now has weights of version {meta.get('weight_version')!r}, not "
@@ -251,14 +274,26 @@ class SglangEngine:
         return meta
 
     def _load(self, folder: Path, new_hash: str) -> None:
+        """Have the server load weights, after which it holds these.
+
+        Raises:
+            ConfigError: if it did not; it may now hold some or all of them under any version, so nothing is scored
+                until a load succeeds.
+        """
+        self._version = _UNKNOWN
         body = {"model_path": str(folder.resolve()), "weight_version": new_hash, "flush_cache": True}
         try:
-            answer = self._client.call("/update_weights_from_disk", body, admin=True)
+            try:
+                answer = self._client.call("/update_weights_from_disk", body, admin=True)
+            except UnavailableError as error:
+                if "flush" not in str(error):
+                    raise
+                self._client.flush()
+                answer = self._client.call("/update_weights_from_disk", body, admin=True)
         except UnavailableError as error:
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {error}") from error
         if not answer.get("success"):
             raise ConfigError(f"the SGLang server did not take the weights in {folder}: {answer.get('message')}.")
-        # Only now, because a server that refused the new weights still has the old ones.
         self._folder, self._version = folder, new_hash
         self._info = replace(self._info, weights_hash=new_hash)
 

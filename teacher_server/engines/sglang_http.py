@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import CorruptPayloadError, UnavailableError, one_line
-from opd.http import MOST_BYTES, Connection, NoReplyError
+from opd.errors import CorruptPayloadError, NonFiniteError, UnavailableError, one_line
+from opd.http import MOST_BYTES, Connection, NoReplyError, Reply
 from opd.wire.types import F32, ScoreItem
+
+_FLUSH_SECONDS = 60.0
 
 
 class SglangClient:
@@ -40,14 +42,7 @@ class SglangClient:
             UnavailableError: if no response of at most `most_bytes` arrives in time, or it is an error or a redirect.
             CorruptPayloadError: if the response is not JSON.
         """
-        key = self._admin_key if admin else self._api_key
-        try:
-            with Connection(self.url, seconds=self._timeout, key=key, proxied=True) as connection:
-                reply = connection.send(path, body, most_bytes=most_bytes)
-        except NoReplyError as error:
-            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
-        if not reply.ok:
-            raise UnavailableError(f"SGLang at {self.url}{path} responded with status {reply.status}: {reply.quoted()}")
+        reply = self._send(path, body, admin=admin, most_bytes=most_bytes)
         try:
             found = reply.json() if reply.raw.strip() else {}
         except ValueError as error:
@@ -56,6 +51,25 @@ class SglangClient:
                 "is an SGLang server's."
             ) from error
         return found if isinstance(found, dict) else {}
+
+    def flush(self) -> None:
+        """Empty the prefix cache once no row is running, those whose client hung up included.
+
+        Raises:
+            UnavailableError: if rows are still running after a while.
+        """
+        self._send(f"/flush_cache?timeout={_FLUSH_SECONDS:g}", {}, admin=True, most_bytes=MOST_BYTES)  # answers a text
+
+    def _send(self, path: str, body: dict[str, Any] | None, *, admin: bool, most_bytes: int) -> Reply:
+        key = self._admin_key if admin else self._api_key
+        try:
+            with Connection(self.url, seconds=self._timeout, key=key, proxied=True) as connection:
+                reply = connection.send(path, body, most_bytes=most_bytes)
+        except NoReplyError as error:
+            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
+        if not reply.ok:
+            raise UnavailableError(f"SGLang at {self.url}{path} responded with status {reply.status}: {reply.quoted()}")
+        return reply
 
 
 def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[str, Any]:
@@ -88,31 +102,47 @@ def most_bytes(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> int:
     return 2**20 + len(item.token_ids) * (128 * (1 + len(listed)) + 32 * k)
 
 
-def token_log_probs(meta: dict[str, Any], expected: list[int], url: str) -> F32:
+def token_log_probs(meta: dict[str, Any], expected: list[int], rows: int, url: str) -> F32:
     """[T] log-probs of the response ids, which follow a null entry for the last prompt token.
 
+    Args:
+        meta: `meta_info` of the response.
+        expected: the T response ids.
+        rows: rows of the head; SGLang reports the last one's id as 0.
+        url: the server's address, for messages.
+
     Raises:
+        NonFiniteError: if a log-prob is null, which is how SGLang writes NaN.
         CorruptPayloadError: if number, ids or values do not match the request.
     """
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or len(entries) != len(expected) + 1:
         count = len(entries) if isinstance(entries, list) else None
         raise CorruptPayloadError(f"SGLang at {url} returned {count} input log-probs instead of {len(expected) + 1}.")
-    try:
-        pairs = [(float(entry[0]), int(entry[1])) for entry in entries[1:]]
-    except (TypeError, ValueError, LookupError, OverflowError) as error:
-        raise CorruptPayloadError(
-            f"SGLang at {url} returned an input log-prob that is not a number: {error}."
-        ) from error
-    if [token for _, token in pairs] != expected:
+    values, ids = _pairs(entries[1:], url)
+    if any(token != sent and (token != 0 or sent != rows - 1) for token, sent in zip(ids, expected, strict=True)):
         raise CorruptPayloadError(f"SGLang at {url} returned log-probs of other tokens than it was sent.")
-    return np.array([value for value, _ in pairs], np.float32)
+    return np.array(values, np.float32)
+
+
+def _pairs(entries: Any, url: str) -> tuple[list[float], list[int]]:
+    """Log-probs and ids of entries [log-prob, id, ...]; errors as in `token_log_probs`."""
+    try:
+        values, ids = [entry[0] for entry in entries], [int(entry[1]) for entry in entries]
+        if any(value is None for value in values):
+            raise NonFiniteError(
+                f"SGLang at {url} returned a log-prob that is NaN or infinite; check the weights that it holds."
+            )
+        return [float(value) for value in values], ids
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
+        raise CorruptPayloadError(f"SGLang at {url} returned a log-prob that is not a number: {error}.") from error
 
 
 def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url: str) -> F32:
     """[T, N] log-probs of N listed ids at each of `rows` = T response positions, which follow a null entry.
 
     Raises:
+        NonFiniteError: if a log-prob is null, which is how SGLang writes NaN.
         CorruptPayloadError: if number, ids or values do not match the request.
     """
     entries = meta.get("input_token_ids_logprobs")
@@ -120,16 +150,10 @@ def listed_log_probs(meta: dict[str, Any], listed: Sequence[int], rows: int, url
         raise CorruptPayloadError(
             f"SGLang at {url} did not return the log-probs of the {len(listed)} ids that were asked for."
         )
-    try:
-        values = [[float(entry[0]) for entry in row] for row in entries[1:]]
-        fits = all([int(entry[1]) for entry in row] == list(listed) for row in entries[1:])
-    except (TypeError, ValueError, LookupError, OverflowError) as error:
-        raise CorruptPayloadError(
-            f"SGLang at {url} returned a log-prob of a listed id that is not a number: {error}."
-        ) from error
-    if not fits:
+    found = [_pairs(row, url) for row in entries[1:]]
+    if any(ids != list(listed) for _, ids in found):
         raise CorruptPayloadError(f"SGLang at {url} returned log-probs of other ids than were asked for.")
-    return np.array(values, np.float32)
+    return np.array([values for values, _ in found], np.float32)
 
 
 def flat_top_k(meta: dict[str, Any], rows: int, k: int, url: str) -> tuple[NDArray[np.int32], F32]:

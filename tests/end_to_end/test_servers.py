@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import forked
 import gloo_transfer
 import pytest
+from engine_process import EngineProcess
 from ports import held_port
 from run_records import metrics_of
 from sglang_rollouts import SglangRollouts
+from sglang_server import SglangServer
 from slow_cases import slow
 from vllm_rollouts import VllmServer
 from waiting import wait_until
@@ -28,20 +31,25 @@ _VLLM = [
 ]
 
 
-@pytest.fixture(params=["sglang_server", pytest.param("vllm_server", marks=_VLLM)])
+_SGLANG = [
+    pytest.mark.engine,
+    pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed here; `make sglang` runs this"),
+]
+_KINDS: dict[str, Callable[[Path], Any]] = {
+    "stand_in": SglangRollouts,
+    "sglang": lambda folder: SglangServer(folder, held_port()),
+    "vllm": lambda folder: VllmServer(folder, held_port()),
+}
+
+
+@pytest.fixture(params=["stand_in", pytest.param("sglang", marks=_SGLANG), pytest.param("vllm", marks=_VLLM)])
 def engine(request: pytest.FixtureRequest, world: Path) -> Iterator[dict[str, Any]]:
     """A server, real or a stand-in for SGLang, as a recipe names it."""
-    server: SglangRollouts | VllmServer
-    if request.param == "sglang_server":
-        server = SglangRollouts(world / "student")
-    else:
-        server = VllmServer(world / "student", held_port())
-    try:
-        if isinstance(server, VllmServer):
+    with closing(_KINDS[request.param](world / "student")) as server:
+        if isinstance(server, EngineProcess):
             server.wait()
-        yield {"name": request.param, "endpoints": [server.url], "mismatch_limit": 1e-3}
-    finally:
-        server.close()
+        name = "vllm_server" if request.param == "vllm" else "sglang_server"
+        yield {"name": name, "endpoints": [server.url], "mismatch_limit": 1e-3}
 
 
 def recipe(make_recipe: Callable[..., Recipe], engine: dict[str, Any], staleness: int, name: str) -> Recipe:
@@ -74,6 +82,31 @@ def test_a_run_samples_each_step_with_the_weights_that_it_says(
     check(run.run, staleness)
 
 
+class TestWithSglang:
+    pytestmark = _SGLANG
+
+    def test_student_and_teacher_may_both_be_sglang_servers(
+        self, make_recipe: Callable[..., Recipe], world: Path, serve: Callable[..., Any]
+    ) -> None:
+        with (
+            closing(_KINDS["sglang"](world / "teacher")) as taught,
+            closing(_KINDS["sglang"](world / "student")) as own,
+        ):
+            taught.wait()
+            own.wait()
+            option = ("--engine-option", f"url={taught.url}")
+            teacher = serve("--engine", "sglang", *option, "--model", f"teacher={world / 'teacher'}")
+            run = make_recipe(
+                objective=[{"name": "opd", "payload": "topk", "k": 8}],
+                eval={"prompts": 0},
+                train={"steps": 3, "learning_rate": 1e-2},
+                teachers={"endpoints": [teacher.address]},
+                rollout={"engine": {"name": "sglang_server", "endpoints": [own.url], "mismatch_limit": 1e-3}},
+            )
+            train(run)
+        assert all(line["mismatch/log_ratio"] < 1e-4 and line["loss/opd"] > 0 for line in metrics_of(run.run))
+
+
 @pytest.mark.engine
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here; `make engines` runs this")
 def test_a_run_whose_weights_travel_by_vllms_own_transfer_samples_with_those_that_it_says(
@@ -96,7 +129,10 @@ def test_a_run_whose_weights_travel_by_vllms_own_transfer_samples_with_those_tha
 
 @pytest.mark.slow
 def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once(
-    make_recipe: Callable[..., Recipe], engine: dict[str, Any], two_ranks: Callable[..., None]
+    make_recipe: Callable[..., Recipe],
+    engine: dict[str, Any],
+    two_ranks: Callable[..., None],
+    request: pytest.FixtureRequest,
 ) -> None:
     """A sharded run is the unsharded one, and adapters travel alone or merged."""
     whole = recipe(make_recipe, engine, 0, "whole")
@@ -111,7 +147,7 @@ def test_two_ranks_whole_or_sharded_share_a_server_which_loads_each_version_once
         return whole.model_copy(update=changes)
 
     runs = [whole, sharded("shards"), sharded("merged", LoraSettings(rank=4), merged=True)]
-    if engine["name"] == "sglang_server":  # vLLM's is not started for adapters, which need the base as it was
+    if request.node.callspec.params["engine"] == "stand_in":  # the others are started without adapters
         runs.insert(0, sharded("adapters", LoraSettings(rank=4)))
     # Beside learning ranks wait for each other before a version goes to the servers that they share.
     runs += [recipe(make_recipe, engine, 1, "whole-ahead"), sharded("shards-ahead", staleness=1)]

@@ -56,6 +56,9 @@ class _Backend:
 
     def empty_cache(self) -> None: ...
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
     def synchronize(self, device: object = None) -> None: ...
 
 

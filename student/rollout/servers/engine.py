@@ -64,7 +64,8 @@ class ServersEngine(RolloutEngine[ServersSettings]):
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """See `RolloutEngine.check`."""
-        self.settings.api_key()
+        for admin in (False, True):
+            self.settings.api_key(admin=admin)
         lora = recipe.model.lora
         merged = lora is not None and (self.settings.merge_adapters or lora.dora)
         if lora is not None:

@@ -48,9 +48,9 @@ class Server:
         self.lost, self.known = "", False
         self._good: tuple[Path, str] | None = None
 
-    def connect(self, seconds: float | None = None) -> Connection:
-        """A connection with a timeout of `seconds`, or the timeout of a row if None."""
-        return Connection(self.url, self._settings.api_key(), seconds or self._settings.row_seconds)
+    def connect(self, seconds: float | None = None, *, admin: bool = False) -> Connection:
+        """A connection with a timeout of `seconds`, or the timeout of a row if None; `admin` for replacing weights."""
+        return Connection(self.url, self._settings.api_key(admin=admin), seconds or self._settings.row_seconds)
 
     def facts(self) -> Facts:
         """See `Dialect.facts`."""
@@ -80,7 +80,7 @@ class Server:
             NotLoadedError: if it could not load them; it then holds the previous weights again, or is not used.
         """
         self.label = None
-        with self.connect(self._settings.sync_seconds) as connection, lock:
+        with self.connect(self._settings.sync_seconds, admin=True) as connection, lock:
             held = self._held()
             if new := label not in held:
                 self._load(connection, source, label, held)

@@ -52,6 +52,11 @@ class ServersSettings(RolloutEngineSettings):
     api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the servers' API key."
     )
+    admin_api_key_env: str | None = Field(
+        None,
+        description="Name of the environment variable that holds the key of the calls that replace weights, for SGLang "
+        "servers started with --admin-api-key; null means that of `api_key_env`.",
+    )
     mismatch_rows: int = Field(
         16,
         ge=0,
@@ -81,18 +86,19 @@ class ServersSettings(RolloutEngineSettings):
             raise ValueError("the same endpoint is named twice")
         return [url.rstrip("/") for url in endpoints]
 
-    def api_key(self) -> str | None:
-        """The API key of the servers.
+    def api_key(self, *, admin: bool = False) -> str | None:
+        """The API key of the servers; with `admin`, the one for replacing weights.
 
         Raises:
             ConfigError: if the environment variable that should hold it is not set.
         """
-        if self.api_key_env is None:
+        field = "admin_api_key_env" if admin and self.admin_api_key_env else "api_key_env"
+        name: str | None = getattr(self, field)
+        if name is None:
             return None
-        key = os.environ.get(self.api_key_env)
+        key = os.environ.get(name)
         if not key:
             raise ConfigError(
-                f"rollout.engine.api_key_env names the environment variable {self.api_key_env}, which is not set; set "
-                "it."
+                f"rollout.engine.{field} names the environment variable {name}, which is not set; set it."
             )
         return key

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ports import held_port
 from sglang_rollouts import SglangRollouts
+from sglang_server import SglangServer
 from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
@@ -23,6 +24,22 @@ Opened = Callable[[str], RolloutEngine]
 def vllm_server(world: Path) -> Iterator[VllmServer]:
     """A vLLM server on the student of the test world."""
     server = VllmServer(world / "student", held_port())
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_server(world: Path) -> Iterator[SglangServer | SglangRollouts]:
+    """An SGLang server on the student of the test world; where SGLang is not installed, the stand-in for one."""
+    if importlib.util.find_spec("sglang") is None:
+        stand_in = SglangRollouts(world / "student")
+        yield stand_in
+        stand_in.close()
+        return
+    server = SglangServer(world / "student", held_port())
     try:
         server.wait()
         yield server
@@ -44,14 +61,11 @@ def student(world: Path) -> tuple[Any, Any]:
 def opened(world: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens each engine at its first use, on the student of the test world."""
     engines: dict[str, RolloutEngine] = {}
-    servers: list[SglangRollouts] = []
 
     def settings(name: str) -> dict[str, Any]:
         if not name.endswith("_server"):
             return {"name": name}
-        if name == "sglang_server":
-            servers.append(SglangRollouts(world / "student"))
-        url = servers[0].url if name == "sglang_server" else request.getfixturevalue("vllm_server").url
+        url = request.getfixturevalue(name).url
         return {"name": name, "endpoints": [url], "folder": str(tmp_path_factory.mktemp(name))}
 
     def get(name: str) -> RolloutEngine:
@@ -68,8 +82,6 @@ def opened(world: Path, tmp_path_factory: pytest.TempPathFactory, request: pytes
     yield get
     for engine in engines.values():
         engine.close()
-    for server in servers:
-        server.close()
 
 
 def setup_of(world: Path) -> EngineSetup:

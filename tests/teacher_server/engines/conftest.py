@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ports import held_port
+from sglang_server import SglangServer
 
 from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.base import Engine, EngineItem
 
 VOCABULARY = 260
+LIMIT = 500  # of the fake SGLang, whose inputs must be shorter
 ROWS = 320  # of the head: ids from 260 on belong to no token, and their rows are as large as the others
 _COMMON = {
     "vocab_size": ROWS,
@@ -184,13 +187,14 @@ def model_folder(make_model: Callable[..., Path]) -> Path:
 _ENGINES = [
     pytest.param("transformers", id="transformers"),
     pytest.param("transformers-deterministic", id="transformers-deterministic"),
-    pytest.param("sglang", id="sglang-protocol"),
+    pytest.param("sglang-protocol", id="sglang-protocol"),
+    pytest.param("sglang", id="sglang", marks=pytest.mark.engine),
     pytest.param("vllm-pooling", id="vllm-pooling", marks=pytest.mark.engine),
     pytest.param("vllm-generate", id="vllm-generate", marks=pytest.mark.engine),
 ]
 
 
-def _open(name: str, folder: Path, server: "FakeSglang | None") -> Engine:
+def _open(name: str, folder: Path, server: "FakeSglang | SglangServer | None") -> Engine:
     from teacher_server.engines import ENGINES
 
     if name.startswith("transformers"):
@@ -208,12 +212,28 @@ def _open(name: str, folder: Path, server: "FakeSglang | None") -> Engine:
 @pytest.fixture(scope="session", params=_ENGINES)
 def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
     """Each engine in turn, on `model_folder`."""
-    server = FakeSglang(model_folder) if request.param == "sglang" else None
-    opened = _open(request.param, model_folder, server)
-    yield opened
-    opened.close()
-    if server is not None:
+    server = _sglang(request.param, model_folder) if request.param.startswith("sglang") else None
+    try:
+        opened = _open(request.param, model_folder, server)
+        yield opened
+        opened.close()
+    finally:
+        if server is not None:
+            server.close()
+
+
+def _sglang(name: str, folder: Path) -> "FakeSglang | SglangServer":
+    if name == "sglang-protocol":
+        return FakeSglang(folder)
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed here; `make sglang` runs this in an environment of its own")
+    server = SglangServer(folder, held_port())
+    try:
+        server.wait()
+    except BaseException:
         server.close()
+        raise
+    return server
 
 
 class FakeSglang:
@@ -224,6 +244,9 @@ class FakeSglang:
         requests: bodies of /generate in order of arrival.
         spoil: changes `meta_info` before it is sent.
         status: (path, code) answers that path with an HTTP error.
+        fails: the next loads that say that they failed, with the new weights in under the version before.
+        unflushed: whether loads fail like this because rows of a client that hung up are still running.
+        saves_memory: whether it was started with --enable-memory-saver.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -233,6 +256,7 @@ class FakeSglang:
         self.spoil: Callable[[dict[str, Any]], None] = lambda meta: None
         self.status: tuple[str, int] | None = None
         self.key: str | None = None
+        self.fails, self.unflushed, self.saves_memory = 0, False, True
         self.weight_version = "default"
         self.load(folder)
         fake = self
@@ -252,8 +276,9 @@ class FakeSglang:
                 elif fake.status is not None and fake.status[0] == self.path:
                     code, found = fake.status[1], {"error": {"message": "told to fail"}}
                 else:
-                    found = fake.answer(self.path, body)
-                raw = json.dumps(found).encode()
+                    code, found = fake.answer(self.path, body)
+                # It writes NaN and infinity as null.
+                raw = json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None)).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
@@ -277,29 +302,44 @@ class FakeSglang:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         if path == "/model_info":
-            return {"model_type": "qwen3", "is_generation": True, "weight_version": self.weight_version}
+            return 200, {"model_type": "qwen3", "is_generation": True, "weight_version": self.weight_version}
         if path == "/server_info":
-            return {"version": "0.5.23", "dtype": "float32", "max_req_input_len": 500, "context_length": 512}
+            info = {"version": "0.5.23", "dtype": "float32", "max_req_input_len": LIMIT, "context_length": None}
+            return 200, info | {"enable_memory_saver": self.saves_memory}
         assert body is not None
         if path == "/update_weights_from_disk":
             self.load(Path(body["model_path"]))
+            if self.fails:
+                self.fails -= 1
+                return 400, {"success": False, "message": "Failed to update weights: no space."}
+            if self.unflushed:
+                return 400, {"success": False, "message": "Weights were updated, but the cache was not flushed."}
             self.weight_version = body["weight_version"]
-            return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-        return self._generate(body) if path == "/generate" else {}
+            return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        if path.startswith("/flush_cache"):
+            self.unflushed = False
+            return 200, "Cache flushed."
+        return self._generate(body) if path == "/generate" else (200, {})
 
-    def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.requests.append(body)
         ids, start = body["input_ids"], body["logprob_start_len"]
+        if len(ids) >= LIMIT:
+            return 400, {"error": {"message": f"Input length ({len(ids)} tokens) exceeds the maximum allowed length"}}
         assert body["return_logprob"] and body["sampling_params"]["max_new_tokens"] == 0 and start >= 0
         self.dead |= not all(0 <= token < ROWS for token in ids)
         with torch.no_grad():  # the sampling temperature does not reach input log-probs
             logp = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        # The first entry is null; entry i belongs to input position start + i.
+        # The first entry is null; entry i belongs to input position start + i. The last id of the head is told as 0.
         rows = logp[start:-1]
-        own: list[Any] = [[None, ids[start], None]]
-        own += [[float(row[token]), token, None] for row, token in zip(rows, ids[start + 1 :], strict=True)]
+        told = [token if token < logp.shape[-1] - 1 else 0 for token in ids]
+        own: list[Any] = [[None, told[start], None]]
+        own += [
+            [float(row[token]), name, None]
+            for row, token, name in zip(rows, ids[start + 1 :], told[start + 1 :], strict=True)
+        ]
         meta: dict[str, Any] = {
             "id": body["rid"],
             "finish_reason": {"type": "length", "length": 0},
@@ -323,7 +363,7 @@ class FakeSglang:
             meta["input_token_ids_logprobs"] = [None]
             meta["input_token_ids_logprobs"] += [[[float(row[i]), i, None] for i in wanted] for row in rows]
         self.spoil(meta)
-        return {"text": "", "output_ids": [], "meta_info": meta}
+        return 200, {"text": "", "output_ids": [], "meta_info": meta}
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ import base64
 import shutil
 import socket
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hostile import WIRES, Wire, lying
 
 from opd.errors import (
@@ -24,6 +26,7 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from teacher_server.engines.sglang import SglangEngine
 from teacher_server.engines.sglang_http import SglangClient, token_log_probs
+from tests.teacher_server.engines.conftest import VOCABULARY, FakeSglang
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def test_it_asks_for_the_response_only_so_that_the_prompt_can_come_from_the_cach
 
 def test_identity_comes_from_the_folder_and_the_server(sglang, model_folder: Path) -> None:
     assert sglang.info.engine == "sglang 0.5.23"
-    assert sglang.info.max_sequence_tokens == 500
+    assert sglang.info.max_sequence_tokens == 499
     assert sglang.info.payloads == {PayloadKind.SAMPLED, PayloadKind.TOPK}
     assert not sglang.info.supports_temperature
 
@@ -75,8 +78,8 @@ def _other_ids(meta: dict[str, Any]) -> None:
     meta["input_token_logprobs"][1][1] += 1
 
 
-def _null_inside(meta: dict[str, Any]) -> None:
-    meta["input_token_logprobs"][2][0] = None
+def _no_number(meta: dict[str, Any]) -> None:
+    meta["input_token_logprobs"][2][0] = "x"
 
 
 def _two_null_rows(meta: dict[str, Any]) -> None:
@@ -109,7 +112,7 @@ def _other_padding_rows(meta: dict[str, Any]) -> None:
 
 
 def _a_padding_row_without_number(meta: dict[str, Any]) -> None:
-    meta["input_token_ids_logprobs"][1][0][0] = None
+    meta["input_token_ids_logprobs"][1][0][0] = "x"
 
 
 def _an_id_outside_the_vocabulary(meta: dict[str, Any]) -> None:
@@ -123,7 +126,7 @@ def _an_id_outside_the_vocabulary(meta: dict[str, Any]) -> None:
     [
         _shift,
         _other_ids,
-        _null_inside,
+        _no_number,
         _two_null_rows,
         _short_buffer,
         _not_base64,
@@ -144,14 +147,15 @@ def test_an_answer_that_does_not_fit_the_question_is_refused(sglang, sglang_serv
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (float("nan"), CorruptPayloadError),
-        (float("inf"), CorruptPayloadError),
-        (None, CorruptPayloadError),
+        (float("nan"), NonFiniteError),
+        (float("inf"), NonFiniteError),
+        (None, NonFiniteError),
         (3.0, NonFiniteError),
+        ("x", CorruptPayloadError),
     ],
 )
 def test_a_log_prob_that_is_none_is_refused(
-    sglang, sglang_server, make_item, entry, value: float | None, error: type[OpdError]
+    sglang, sglang_server, make_item, entry, value: float | str | None, error: type[OpdError]
 ) -> None:
     sglang_server.spoil = lambda meta: meta["input_token_logprobs"][1].__setitem__(0, value)
     with pytest.raises(error):
@@ -204,12 +208,62 @@ def test_weights_that_do_not_fit_never_reach_the_server(sglang, sglang_server, m
     assert "/update_weights_from_disk" not in sglang_server.calls and sglang.info == before
 
 
-def test_weights_that_the_server_refuses_leave_the_old_identity(sglang, sglang_server, make_model) -> None:
-    before = sglang.info
-    sglang_server.status = ("/update_weights_from_disk", 400)
-    with pytest.raises(ConfigError, match="told to fail"):
+def test_a_load_that_failed_is_followed_by_one_of_the_old_weights(
+    sglang, sglang_server, make_model, model_folder: Path, make_item, entry, reference_logits
+) -> None:
+    """The server holds the new weights then, under the version of the old ones."""
+    before, item = sglang.info, make_item(4, 6)
+    sglang_server.fails = 1
+    with pytest.raises(ConfigError, match="no space"):
         sglang.prepare_weights(make_model("qwen3", seed=1))()
     assert sglang.info == before
+    (scores,) = sglang.score([entry(item, PayloadSpec.topk(1, "f32"))])
+    expected = reference_logits(model_folder, item).log_softmax(-1).max(-1).values
+    np.testing.assert_allclose(scores.values[:, 0], expected.numpy(), atol=2e-4)
+
+
+def test_nothing_is_scored_with_weights_that_are_not_known(sglang, sglang_server, make_model, make_item, entry) -> None:
+    sglang_server.fails = 2
+    with pytest.raises(ConfigError, match="no space"):
+        sglang.prepare_weights(make_model("qwen3", seed=1))()
+    with pytest.raises(UnavailableError, match="not known"):
+        sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])
+    sglang.prepare_weights(make_model("qwen3", seed=1))()
+    assert sglang.score([entry(make_item(4, 6), PayloadSpec.sampled())])[0].weights_hash == sglang.info.weights_hash
+
+
+def test_rows_whose_client_hung_up_do_not_keep_new_weights_out(sglang, sglang_server, make_model) -> None:
+    new = make_model("qwen3", seed=1)
+    sglang_server.unflushed = True
+    sglang.prepare_weights(new)()
+    assert sglang.info.weights_hash == weights_hash(new) == sglang_server.weight_version
+
+
+def test_a_server_that_would_release_no_memory_is_not_put_to_sleep(sglang_server, model_folder: Path) -> None:
+    sglang_server.saves_memory = False
+    engine = SglangEngine(str(model_folder), url=sglang_server.url, timeout=60)
+    with pytest.raises(ConfigError, match="--enable-memory-saver"):
+        engine.sleep()
+    engine.close()
+    assert "/release_memory_occupation" not in sglang_server.calls
+
+
+def test_an_answer_may_hold_the_last_id_of_the_head(make_model, entry, reference_logits) -> None:
+    folder = make_model("qwen3", vocab_size=VOCABULARY)
+    item = ScoreItem(np.array([5, VOCABULARY - 1, 0, VOCABULARY - 1], np.uint32), 1)
+    with (
+        closing(FakeSglang(folder)) as server,
+        closing(SglangEngine(str(folder), url=server.url, timeout=60)) as engine,
+    ):
+        (scores,) = engine.score([entry(item, PayloadSpec.sampled())])
+    logp = reference_logits(folder, item).log_softmax(-1)
+    expected = logp.gather(1, torch.tensor(item.response_ids.astype(np.int64))[:, None])[:, 0]
+    np.testing.assert_allclose(scores.sampled, expected.numpy(), atol=2e-4)
+
+
+def test_a_sequence_of_the_most_tokens_that_are_announced_is_scored(sglang, make_item, entry) -> None:
+    longest = sglang.info.max_sequence_tokens
+    assert sglang.score([entry(make_item(longest - 2, 2), PayloadSpec.sampled())])[0] is not None
 
 
 def test_waking_loads_the_weights_again_because_sleep_loses_them(sglang, sglang_server, make_item, entry) -> None:
@@ -242,7 +296,7 @@ def test_an_error_of_the_server_is_unavailable_with_its_reason(sglang, sglang_se
 def test_a_server_that_lies_is_unavailable_or_its_answer_corrupt(lie: Wire) -> None:
     with lying(lie) as liar, pytest.raises((UnavailableError, CorruptPayloadError)):
         engine = SglangClient(liar.url, None, None, 0.3)
-        token_log_probs(engine.call("/generate", {}, most_bytes=1_000_000), [1], liar.url)
+        token_log_probs(engine.call("/generate", {}, most_bytes=1_000_000), [1], 320, liar.url)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP\r\n\r\n", b""])

@@ -9,7 +9,6 @@ import torch
 from other_weights import train_adapters
 from server_engines import engine_on
 from sglang_rollouts import SglangRollouts
-from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
 from student.model.lora import add_lora
@@ -49,16 +48,18 @@ def open_engine(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEn
 
 @pytest.fixture
 def make(world: Path, tmp_path: Path) -> Iterator[Callable[..., ServersEngine]]:
-    """An engine on servers, for a student with the servers' first weights; one of LoRA where a rank is given."""
+    """An engine on servers of a kind, for a student with their first weights; one of LoRA where a rank is given."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     opened: list[ServersEngine] = []
     path = str(world / "student")
 
-    def make(*servers: VllmServer, rank: int = 0, candidates: int = 3, **settings: Any) -> ServersEngine:
+    def make(
+        *servers: Any, name: str = "vllm_server", rank: int = 0, candidates: int = 3, **settings: Any
+    ) -> ServersEngine:
         torch.set_num_threads(1)
-        cls = ROLLOUT_ENGINES.load("vllm_server")
-        entry = {"name": "vllm_server", "endpoints": [server.url for server in servers], "folder": str(tmp_path / "w")}
+        cls = ROLLOUT_ENGINES.load(name)
+        entry = {"name": name, "endpoints": [server.url for server in servers], "folder": str(tmp_path / "w")}
         engine: ServersEngine = cls(parse_settings(cls.settings_type, entry | settings))
         tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
         if rank:

@@ -115,9 +115,9 @@ def liar(pair: tuple[SglangRollouts, SglangRollouts], monkeypatch: pytest.Monkey
     monkeypatch.setattr(engine_module, "_FRUITLESS", 1)
     connect, made = Server.connect, pair[1]
 
-    def impatient(server: Server, seconds: float | None = None) -> Any:
+    def impatient(server: Server, seconds: float | None = None, **which: bool) -> Any:
         hasty = seconds is None and server.url == made.url and made.lie is not None
-        return connect(server, 0.3 if hasty else seconds)
+        return connect(server, 0.3 if hasty else seconds, **which)
 
     monkeypatch.setattr(Server, "connect", impatient)
     yield made
@@ -161,7 +161,7 @@ def test_a_server_that_cannot_be_used_at_the_start_is_left_out_and_comes_back(
     late.gone, whole = False, late.model.config.max_position_embeddings
     late.model.config.max_position_embeddings = 9  # rows that the others allow would be refused
     sync(engine)
-    assert "allows 9 tokens" in engine._pool.servers[1].lost
+    assert "allows 3 tokens" in engine._pool.servers[1].lost
     late.model.config.max_position_embeddings = whole
     sync(engine)
     assert [server.label is None for server in engine._pool.servers] == [False, False]

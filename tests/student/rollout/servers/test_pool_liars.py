@@ -20,7 +20,7 @@ from student.rollout.servers.settings import ServersSettings
 from student.rollout.servers.sglang import SglangDialect
 from student.rollout.servers.vllm import VllmDialect
 
-FACTS = said({"context_length": 500})
+FACTS = said({"max_req_input_len": 500})
 
 
 def of_vllm(**other: Any) -> Wire:
@@ -49,9 +49,9 @@ def open_pool(engine: ServersEngine, liar: Liar, monkeypatch: pytest.MonkeyPatch
     """Opens a pool of servers, which waits 0.3 s for an answer that never ends, and a minute for any other."""
     connect = Server.connect
 
-    def without_patience(server: Server, seconds: float | None = None) -> Connection:
+    def without_patience(server: Server, seconds: float | None = None, **which: bool) -> Connection:
         never = server.url == liar.url and liar.lie in ENDS_NEVER
-        return connect(server, 0.3 if never else seconds)
+        return connect(server, 0.3 if never else seconds, **which)
 
     monkeypatch.setattr(Server, "connect", without_patience)
 
