@@ -78,3 +78,9 @@ def test_half_precision_shows_a_turn_that_moves_the_first_positions_by_less_than
     sizes = {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_parameters": rope}
     lm = tiny("phi3", **sizes).to(torch.bfloat16)
     assert position_turn(lm, 8192) == Turn(4096, settles=True)
+
+
+def test_states_that_are_not_finite_show_no_turn() -> None:
+    lm: Any = tiny("llama", max_position_embeddings=64)
+    lm.model.norm.weight.data.fill_(torch.nan)
+    assert position_turn(lm, 64) is None
