@@ -7,7 +7,7 @@ is garbage; and what it cannot read is refused in one sentence before anything i
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,20 +181,25 @@ def _check_space(model: Any, out: Path) -> None:
 
 def _greedy(model: Any, tokenizer: Any, folder: Path) -> tuple[str, str]:
     """A prompt, a question if the model has a chat template, and what the model makes of it at temperature 0."""
-    import torch
-
     chat = bool(tokenizer.chat_template)
     prompt = Prompt.make([{"role": "user", "content": _QUESTION}] if chat else _BEGINNING)
-    ids = torch.tensor([encode_prompt(prompt, tokenizer)])
-    stops = stop_set(tokenizer, generation_stops(str(folder))).ids
+    ids = encode_prompt(prompt, tokenizer)
+    found = continued(model, tokenizer, ids, stop_set(tokenizer, generation_stops(str(folder))).ids)
+    said = tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True)
+    return (_QUESTION if chat else _BEGINNING), " ".join(said.split())
+
+
+def continued(model: Any, tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Any:
+    """[1, T] int64, `ids` and a model's short answer to them at temperature 0."""
+    import torch
+
+    prompt = torch.tensor([ids])
     with torch.no_grad():
-        found = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+        return model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
             max_new_tokens=_ANSWER_TOKENS,
             do_sample=False,
             eos_token_id=list(stops) or None,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         )
-    said = tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
-    return (_QUESTION if chat else _BEGINNING), " ".join(said.split())

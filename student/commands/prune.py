@@ -23,10 +23,10 @@ from opd.tasks.build import build_prompts
 from opd.tasks.encode import encode_prompts
 from opd.tasks.settings import FileSettings
 from opd.tasks.stops import generation_stops, stop_set
+from student.commands.convert import continued
 from student.run.space import drafted
 
 _PROMPTS = 32
-_ANSWER_TOKENS = 24
 Drop = tuple[int, float | None]
 """A layer that is left out, and the KL without it and those before it, if it was measured."""
 
@@ -106,19 +106,8 @@ def _answered(lm: Any, tokenizer: Any, model: str, file: Path) -> Iterator[tuple
     finally:
         source.close()
     stops = stop_set(tokenizer, generation_stops(model)).ids
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     for ids in asked:
-        prompt = torch.tensor([ids])
-        with torch.no_grad():
-            whole = lm.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=_ANSWER_TOKENS,
-                do_sample=False,
-                eos_token_id=list(stops) or None,
-                pad_token_id=pad,
-            )
-        yield whole, len(ids)
+        yield continued(lm, tokenizer, ids, stops), len(ids)
 
 
 def _choose(
