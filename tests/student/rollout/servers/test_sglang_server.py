@@ -197,22 +197,3 @@ class TestWithSglang:
         finally:
             for server in servers:
                 server.close()
-
-    def test_adapters_travel_alone_and_their_rows_are_those_of_merged_weights(
-        self, make: Callable[..., ServersEngine], world: Path
-    ) -> None:
-        flags = "--enable-lora --max-lora-rank 8 --lora-target-modules all --lora-backend torch_native"
-        server = SglangServer(world / "student", held_port(), *flags.split())
-        try:
-            server.wait()
-            engine = make(server, name="sglang_server", rank=4)
-            for version in (1, 2):
-                sync(engine, version)
-                assert not (engine._weights.source / "model.safetensors").exists()
-                check(engine, engine.sample(plan()))
-                with torch.no_grad():
-                    for parameter in engine.setup.model.parameters():
-                        if parameter.requires_grad:
-                            parameter.mul_(1.2)
-        finally:
-            server.close()
