@@ -117,5 +117,6 @@ def test_a_rank_that_fails_before_anything_is_loaded_ends_the_other_with_its_err
 ) -> None:
     recipe = make_recipe(methods=[{"name": "student_plugins:FailsToStart"}], train={"rank_patience": 240})
     first, second = start_ranks(recipe)
-    assert (first.wait(200), second.wait(200)) == (ConfigError.exit_code, LOST)
+    codes = (first.wait(200), second.wait(200))
+    assert codes == (ConfigError.exit_code, LOST), second.output()[1]
     assert "error: rank 0 ended: this rank lacks what the method needs" in second.output()[1]

@@ -147,7 +147,7 @@ def test_the_recipe_in_the_documentation_of_methods_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), flags=re.DOTALL)
     assert blocks
     for block in blocks:
-        rest = {"run": "x", "model": {"path": "x"}, "prompts": {"task": "addition"}}
+        rest = {"run": "x", "model": {"path": "x"}, "prompts": {"task": "addition"}, "teachers": {"endpoints": ["x:1"]}}
         build_plugins(parse_settings(Recipe, {**rest, **yaml.safe_load(block)}))
 
 
