@@ -51,6 +51,7 @@ def join(seconds: float, stack: ExitStack) -> RankWatch:
     """
     watch = RankWatch(meet(seconds))
     stack.push(watch.leave)  # exits run in reverse order: the others hear that this one ends once its parts are closed
+    stack.push(watch.rename)  # a rank that ends may break the collective with which another is still starting
     return watch
 
 
