@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opd.errors import ConfigError, OutputError, one_line
-from opd.files import check_writable, share
+from opd.files import share
 from opd.pretrained import check_report, quiet
 from opd.tasks.encode import encode_prompt
 from opd.tasks.prompt import Prompt
 from opd.tasks.stops import generation_stops, stop_set
-from student.run.space import drafted
+from student.run.space import check_new, drafting
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _ENDS = ("eos", "eot", "eom")
@@ -61,20 +61,16 @@ def convert(file: Path, out: Path, dtype: Dtype = "float32") -> Converted:
             transformers cannot read, or if `out` exists.
         OutputError: if `out` cannot be written, or its disk lacks the space.
     """
-    if out.exists():
-        raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
-    check_writable(out, f"folder {str(out)!r}")
+    check_new(out)
     metadata = _metadata(file)
     with _reading(file):
         model, tokenizer = _load(file, dtype)
     _restore_ends(tokenizer, model, metadata)
     _check_space(model, out)
-    part = out.with_name(out.name + ".part")
-    with drafted(part, f"folder {str(out)!r}"):
+    with drafting(out) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         share(part.iterdir())
-        part.rename(out)
     prompt, answer = _greedy(model, tokenizer, out)
     return Converted(
         model.config.model_type, model.num_parameters(), str(metadata.get("general.license", "")), prompt, answer

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from opd.errors import ConfigError
-from opd.files import check_writable, share
+from opd.files import share
 from opd.model_path import refuse_missing
 from opd.pretrained import read_causal_lm, read_config, read_tokenizer
 from opd.tasks.build import build_prompts
@@ -24,7 +24,7 @@ from opd.tasks.encode import encode_prompts
 from opd.tasks.settings import FileSettings
 from opd.tasks.stops import generation_stops, stop_set
 from student.commands.convert import continued
-from student.run.space import drafted
+from student.run.space import check_new, drafting
 
 _PROMPTS = 32
 Drop = tuple[int, float | None]
@@ -57,9 +57,7 @@ def prune(
         ConfigError: if the model cannot be loaded or has no stack of equal layers, or the numbers do not fit it.
         OutputError: if `out` cannot be written.
     """
-    if out.exists():
-        raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
-    check_writable(out, f"folder {str(out)!r}")
+    check_new(out)
     refuse_missing(model)
     lm, tokenizer = read_causal_lm(model, config=read_config(model), dtype="auto").eval(), read_tokenizer(model)
     stack = _stack(lm, model)
@@ -78,13 +76,11 @@ def prune(
         read = list(_answered(lm, tokenizer, model, prompts))
         gone = _choose(lm, stack, read, len(stack) - layers, told)
     _leave_out(lm, stack, {layer for layer, _ in gone})
-    part = out.with_name(out.name + ".part")
-    with drafted(part, f"folder {str(out)!r}"):
+    with drafting(out) as part:
         lm.save_pretrained(part)
         tokenizer.save_pretrained(part)
         share(part.iterdir())
         _check_saved(lm, part, model)
-        part.rename(out)
     return gone
 
 

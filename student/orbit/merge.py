@@ -29,13 +29,13 @@ from pydantic import Field, model_validator
 from opd.adapters import adapter_settings, fold_adapter, split_adapter
 from opd.config import Settings
 from opd.errors import ConfigError
-from opd.files import check_writable, share
+from opd.files import share
 from opd.model_files import tensor_headers, weight_files
 from opd.model_path import refuse_missing
 from opd.pretrained import check_tensors, read_causal_lm, read_config, read_tokenizer
 from opd.tokenizer_files import has_tokenizer
 from opd.wire.fingerprint import differing_token, token_bytes, weights_hash
-from student.run.space import drafted
+from student.run.space import check_new, drafting
 
 Method = Literal["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "slerp"]
 NEEDS_BASE: frozenset[str] = frozenset({"task_arithmetic", "ties", "dare_linear", "dare_ties"})
@@ -115,14 +115,11 @@ def merge(settings: MergeSettings, out: Path) -> Path:
             mergekit is not installed.
         OutputError: when `out` cannot be written.
     """
-    if out.exists():
-        raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
-    check_writable(out, f"folder {str(out)!r}")
+    check_new(out)
     names = _names(settings)
     check_fit(names)
     settings = settings.model_copy(update={"dtype": settings.dtype or _dtype(names[0])})
-    part = out.with_name(out.name + ".part")
-    with drafted(part, f"folder {str(out)!r}"):
+    with drafting(out) as part:
         version = _run(settings, part)
         record = {
             "settings": settings.model_dump(mode="json"),
@@ -130,7 +127,6 @@ def merge(settings: MergeSettings, out: Path) -> Path:
             "mergekit": version,
         }
         (part / "merge.json").write_text(json.dumps(record, indent=2) + "\n")
-        part.rename(out)
     return out
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from opd.errors import DiskFullError, OutputError, one_line
-from opd.files import lock
+from opd.errors import ConfigError, DiskFullError, OutputError, one_line
+from opd.files import check_writable, lock
 
 T = TypeVar("T")
 _FIRST_SECONDS = 1.0
@@ -61,6 +61,31 @@ def drafted(draft: Path, what: str) -> Iterator[None]:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_new(out: Path) -> None:
+    """Check that a folder that does not exist yet can be made, before the work for it begins; then `drafting` makes it.
+
+    Raises:
+        ConfigError: if it exists.
+        OutputError: if it cannot be written.
+    """
+    if out.exists():
+        raise ConfigError(f"folder {str(out)!r} exists already; give another one or remove it.")
+    check_writable(out, f"folder {str(out)!r}")
+
+
+@contextmanager
+def drafting(out: Path) -> Iterator[Path]:
+    """The draft of the folder `out`, which the block fills and which then becomes it; an interrupted block leaves none.
+
+    Raises:
+        OutputError: as `drafted`.
+    """
+    part = out.with_name(out.name + ".part")
+    with drafted(part, f"folder {str(out)!r}"):
+        yield part
+        part.rename(out)
 
 
 class Space:
