@@ -121,14 +121,20 @@ def chosen(url: str, items: list[ScoreItem]) -> tuple[float, int]:
     return time.perf_counter() - started, size
 
 
-def flat(url: str, items: list[ScoreItem]) -> tuple[float, int]:
-    """Route D: top k as flat arrays in base64."""
-    body = {
+def in_sglangs_form(items: list[ScoreItem]) -> dict[str, Any]:
+    """What every request of route D has."""
+    return {
         "model": "t",
         "input_ids": [item.token_ids.tolist() for item in items],
         "sampling_params": {"max_new_tokens": 0},
         "return_logprob": True,
         "logprob_start_len": 0,
+    }
+
+
+def flat(url: str, items: list[ScoreItem]) -> tuple[float, int]:
+    """Route D: top k as flat arrays in base64."""
+    body = in_sglangs_form(items) | {
         "top_logprobs_num": K,
         "return_flat_raw_top_logprobs": True,
         "return_flat_raw_top_logprobs_b64": True,
@@ -145,14 +151,7 @@ def flat(url: str, items: list[ScoreItem]) -> tuple[float, int]:
 def nested(url: str, items: list[ScoreItem]) -> tuple[float, int]:
     """Route D: the caller's ids at each position, in lists."""
     positions = [[[], *(item.gather_ids.tolist() if item.gather_ids is not None else [])] for item in items]
-    body = {
-        "model": "t",
-        "input_ids": [item.token_ids.tolist() for item in items],
-        "sampling_params": {"max_new_tokens": 0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "token_ids_logprob_positions": positions,
-    }
+    body = in_sglangs_form(items) | {"token_ids_logprob_positions": positions}
 
     def read(answer: Any) -> None:
         for one in answer:

@@ -66,7 +66,7 @@ class Verification:
     def _tell(self, row: Row) -> None:
         """Log why a verdict is unknown, once per reason; otherwise a failed judge would only show as a metric.
 
-        An open question, which has no reference answer, is no reason to warn.
+        Open questions, which have no reference answer, are not warned of.
         """
         reason = "" if row.verdict is None or row.verdict.known else row.verdict.reason
         if reason not in ("", NO_REFERENCE) and reason not in self._told and len(self._told) < _MOST_REASONS:
