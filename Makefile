@@ -29,7 +29,7 @@ SMOLLM2 := $(VENV)/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 real: $(SMOLLM2) ## a real model of 135M parameters loses three layers and wins back what it lost; about eleven minutes
 	@$(BIN)/python examples/real.py pruned --gguf $(SMOLLM2)
 
-real-prompt: $(SMOLLM2) ## the same model learns from its French self to answer in French unasked; about five minutes
+real-prompt: $(SMOLLM2) ## the same model learns from its French self to answer in French unasked; about six minutes
 	@$(BIN)/python examples/real.py french --gguf $(SMOLLM2) --run runs/real-prompt
 
 $(SMOLLM2): $(STAMP) scripts/smollm2.sh
