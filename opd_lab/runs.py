@@ -80,16 +80,17 @@ class Run:
         return self.folder / "checkpoints" / Path(self.summary()["checkpoint"]).name / "model"
 
     def records(self) -> list[dict[str, Any]]:
-        """All records of metrics.jsonl.
+        """The records of all steps in metrics.jsonl.
 
         Raises:
             DataError: when the file is damaged.
         """
         path = self.folder / "metrics.jsonl"
         try:
-            return [json.loads(line) for line in path.read_bytes().splitlines()]
+            records = [json.loads(line) for line in path.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged ({error}); remove {self.folder} and run the arm again.") from error
+        return [record for record in records if record["step"]]
 
     def summary(self) -> dict[str, Any]:
         """The run's summary.json.

@@ -80,7 +80,7 @@ def reproduce(
     if any(run.glob("recipe-until-*.yaml")):
         raise RunFolderError(f"{run} was resumed with another recipe, so one recipe cannot reproduce it.")
     before = read_steps(run, [])
-    if not before:
+    if not before or not before[-1]["step"]:
         raise RunFolderError(f"{run} has not finished a step, so there is nothing to compare a new run with.")
     # Another folder, and no metrics port, which the first run may still hold; neither affects the result.
     again = out or run.with_name(f"{run.name}-again")
@@ -96,8 +96,9 @@ def reproduce(
     now = read_steps(again, [])
     difference = first_difference(before, now)
     if difference is None:
-        rest = f"; {run} ended there, {again} went on to {len(now)}" if len(now) > len(before) else ""
-        echo(f"reproduced: in {len(before)} steps every metric is equal to the bit{rest}")
+        steps, all_steps = (int(records[-1]["step"]) for records in (before, now))
+        rest = f"; {run} ended there, {again} went on to {all_steps}" if all_steps > steps else ""
+        echo(f"reproduced: in {steps} steps every metric is equal to the bit{rest}")
         return
     step, name, old, new = difference
     echo(f"differs from step {step} on: {name} was {old} and is {new}; both runs: {run}, {again}")

@@ -131,8 +131,8 @@ class Saver:
             state = self._restore(checkpoint)
             self._agreed = self._written = state.steps
         if main:
-            # Without a checkpoint, even the lines of the first evaluation are written again.
-            done = -1 if checkpoint is None else state.steps
+            # Before the first step, even the lines of the first evaluation are written again.
+            done = state.steps or -1
             self._folder.cut(done, unfinished=state.unfinished is not None)
             self._folder.keep_recipe(self._job.recipe, state.steps)
         return state

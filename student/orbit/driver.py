@@ -160,7 +160,7 @@ def no_progress(stage: str, folder: Path, summary: dict[str, Any]) -> str | None
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     before, after = ((summary.get(name) or {}).get("accuracy") for name in ("before", "after"))
     if before is not None and after is not None:
-        evaluated = [record for record in records if "eval/accuracy" in record]
+        evaluated = [record for record in records if "eval/accuracy" in record and record["step"]]
         points = [f"{record['eval/accuracy']:.3f} at step {record['step']}" for record in evaluated]
         shown = ", ".join([f"accuracy {before:.3f} before", *points, f"{after:.3f} after"])
     else:  # without evaluations, judge by the rewards of training

@@ -46,14 +46,10 @@ def mode_path(folder: Path, mode: str) -> Points:
         return []
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    between = [
+    until = [
         {key.removeprefix("mode/"): value for key, value in json.loads(line).items() if key.startswith("mode/")}
         for line in lines
     ]
-    found: list[dict[str, Any]] = [_modes(summary, "before"), *between, _modes(summary, "after")]
+    found: list[dict[str, Any]] = [*until, (summary.get("after") or {}).get("modes", {})]
     names = (f"tokens/{mode}", f"accuracy/{mode}")
     return [(one[names[0]], one[names[1]]) for one in found if all(name in one for name in names)]
-
-
-def _modes(summary: Mapping[str, Any], name: str) -> dict[str, float]:
-    return (summary.get(name) or {}).get("modes", {})

@@ -43,11 +43,12 @@ def figures(run: Path, problems: list[str]) -> dict[str, float]:
         raise RunFolderError(f"{run} has no metrics.jsonl; name the folder of a run that has finished a step.")
     found_wrong: list[str] = []
     records = read_steps(run, found_wrong)
+    steps = [record for record in records if record["step"]]
     ends = read_mapping(run / "summary.json", found_wrong, needed=False)
     problems += [f"{run.name}: {problem}" for problem in found_wrong]
-    if not records:
+    if not steps:
         raise RunFolderError(f"{run} has not finished a step yet; wait for one.")
-    warm = records[_WARM_UP:] or records
+    warm = steps[_WARM_UP:] or steps
     found = {name: _median([r[name] for r in warm if is_number(r.get(name))]) for name in _METRICS}
     stages = sorted({stage for record in warm for stage in record.get("seconds", {})})
     for stage in stages:

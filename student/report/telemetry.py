@@ -219,8 +219,12 @@ class Telemetry:
             self.step(step, metrics, stages)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Show an evaluation before the first step on the Prometheus endpoint."""
+        """Record the evaluation before the first step, as step 0."""
+        if self.folder is not None:
+            self.folder.append_metrics({"step": 0, **metrics})
         self._series.show(metrics)
+        if self.trackers is not None:
+            self.trackers.step(0, metrics, {})
 
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep answers as lines of samples.jsonl."""

@@ -16,7 +16,7 @@ from typing import Any
 from opd.config.text import write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
 from opd.files import check_writable, flush, lock, write_whole
-from student.run.reading import read_recipe
+from student.run.reading import read_recipe, read_steps
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
 from student.settings.recipe import Recipe
@@ -132,7 +132,8 @@ class RunFolder:
     @property
     def used(self) -> bool:
         """Whether a step or a checkpoint has been written."""
-        return self._metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        trained = any(record["step"] for record in read_steps(self.path, []))
+        return trained or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     @classmethod
     def reopen(cls, recipe: Recipe) -> "RunFolder":

@@ -124,7 +124,7 @@ def _too_deep(value: Any, left: int = _DEEPEST) -> bool:
 
 
 def read_steps(run: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; see `as_step`."""
+    """The records of metrics.jsonl, of which step 0 is the evaluation before the first step; see `as_step`."""
     found = map(as_step, read_records(run / "metrics.jsonl", problems))
     return [record for record in found if record is not None]
 

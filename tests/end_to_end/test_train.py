@@ -20,10 +20,12 @@ from slow_cases import slow
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import wait_until
 
-from opd.errors import CheckpointError, RunFolderError
+from opd.errors import CancelledError, CheckpointError, RunFolderError
+from student.job.loop import Loop
 from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.run.checkpoint import latest_checkpoint
+from student.run.reading import read_steps
 from student.settings.recipe import Recipe
 
 OPD = [sys.executable, "-m", "opd.cli"]
@@ -37,8 +39,31 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed = train(make_recipe(run=str(tmp_path / "cut")), resume=True)
     one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
     assert one == two and len(one) == 4
-    lines = metrics_of(tmp_path / "cut")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    lines = read_steps(tmp_path / "cut", [])
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[0]["eval/accuracy"] == resumed["before"]["accuracy"], "the evaluation before the first step"
+
+
+def test_a_run_stopped_before_its_first_step_evaluates_once_and_keeps_no_folder_if_that_fails(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, step = make_recipe(train={"steps": 1}), Loop.step
+
+    def begin(error: BaseException) -> None:
+        def fail(*_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(Loop, "step", fail)
+        with pytest.raises(type(error)):
+            train(recipe)
+
+    begin(RuntimeError("not this one"))
+    assert not recipe.run.exists(), "an evaluation alone is not worth a folder"
+    begin(CancelledError("stopped by a signal"))
+    assert [line["step"] for line in read_steps(recipe.run, [])] == [0]
+    monkeypatch.setattr(Loop, "step", step)
+    train(recipe, resume=True)
+    assert [line["step"] for line in read_steps(recipe.run, [])] == [0, 1]
 
 
 def test_a_killed_run_resumes_to_the_same_weights(
@@ -80,7 +105,8 @@ def test_ctrl_c_saves_and_stops_with_130(make_recipe: Callable[..., Recipe], tmp
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     process = forked.Program([*OPD, "train", str(path)])
-    wait_until(lambda: (recipe.run / "metrics.jsonl").exists() or process.poll() is not None, 600)
+    written = recipe.run / "metrics.jsonl"
+    wait_until(lambda: (written.exists() and metrics_of(recipe.run)) or process.poll() is not None, 600)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130

@@ -9,8 +9,9 @@ from student.settings.recipe import Recipe
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl of a run folder."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """The steps in metrics.jsonl of a run folder, without the evaluation before them."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["step"]]
 
 
 def records(recipe: Recipe) -> list[dict[str, Any]]:

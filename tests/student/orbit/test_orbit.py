@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_records import metrics_of
 from waiting import wait_until
 
 import opd.cli
@@ -127,8 +128,8 @@ def test_all_stages_run_one_after_the_other_from_the_step_where_the_first_was_st
     assert fused["model"]["path"] == calm.checkpoints["merge"] and list(fused["modes"]) == ["long", "between", "short"]
     assert fused["modes"]["short"]["teacher_accuracy"] == summary_of(stages / "short")["after"]["accuracy"]
     assert summary_of(stages / "short")["steps"] == 3
-    lines = (stages / "fusion" / "metrics.jsonl").read_text().splitlines()
-    assert all({"reverse_kl", "mode/share/long"} <= json.loads(line).keys() for line in lines)
+    steps = metrics_of(stages / "fusion")
+    assert steps and all({"reverse_kl", "mode/share/long"} <= step.keys() for step in steps)
     figures = summary_of(stages / "fusion")["after"]["modes"]
     across = {name for name in figures if name.startswith("leakage/")}
     assert across == {f"leakage/{mode}/{teacher}" for mode in ("long", "short") for teacher in ("long", "short")}

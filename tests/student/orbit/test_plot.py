@@ -12,7 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def run(folder: Path, *evaluations: dict[str, tuple[float, float]]) -> Path:
     """A finished run whose evaluations are (tokens, accuracy) of each mode."""
     folder.mkdir()
-    before, *between, after = [
+    *until, after = [
         {
             name: value
             for mode, (tokens, accuracy) in one.items()
@@ -20,9 +20,8 @@ def run(folder: Path, *evaluations: dict[str, tuple[float, float]]) -> Path:
         }
         for one in evaluations
     ]
-    summary = {"before": {"modes": before}, "after": {"modes": after}}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    lines = [json.dumps({f"mode/{name}": value for name, value in one.items()}) for one in between]
+    (folder / "summary.json").write_text(json.dumps({"after": {"modes": after}}))
+    lines = [json.dumps({f"mode/{name}": value for name, value in one.items()}) for one in until]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     return folder
 

@@ -60,6 +60,22 @@ def test_figures_are_medians_of_warm_steps_and_evaluations_at_their_steps(run: P
     }
 
 
+def test_a_run_that_was_stopped_gains_from_before_its_first_step(run: Path) -> None:
+    (run / "summary.json").unlink()
+    steps = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.1, "eval/reverse_kl": 0.9}\n' + steps)
+    found = figures(run, [])
+    assert (found["eval/accuracy@0"], found["accuracy_gained"]) == (0.1, pytest.approx(0.3))
+    assert found["reverse_kl_left"] == pytest.approx(1 / 3)
+    assert found["tokens_per_second"] == 100.0, "the line before the first step is not one of those that warm up"
+
+
+def test_a_run_that_is_only_evaluated_has_no_figures_yet(run: Path) -> None:
+    (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.1}\n')
+    with pytest.raises(RunFolderError, match="has not finished a step"):
+        figures(run, [])
+
+
 def test_a_run_without_evaluations_has_neither_gain_nor_divergence_left(run: Path) -> None:
     (run / "summary.json").unlink()
     lines = metrics_of(run)

@@ -33,6 +33,14 @@ def test_metrics_that_the_terms_name_come_first(tmp_path: Path) -> None:
     assert text.index("opd.1/jsd") < text.index("mine") < text.index("grad_norm")
 
 
+def test_the_first_figure_of_a_course_is_the_one_before_the_first_step(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run")
+    lines = ({"step": 0, "eval/accuracy": 0.25}, {"step": 1, "eval/accuracy": 0.5}, {"step": 2, "eval/accuracy": 0.75})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = [line for line in shown(View(path)).splitlines() if line.startswith("eval/accuracy")]
+    assert row.split()[-2:] == ["0.25", "0.75"]
+
+
 def records(path: Path, first: int, last: int) -> None:
     with (path / "metrics.jsonl").open("a") as file:
         for n in range(first, last + 1):
