@@ -60,7 +60,8 @@ def leakage(
                 scorer.wait(asked, poll=poll)
 
             learner.ranks.agree(score)
-            if asked:
+            with learner.whole():  # answers, and so the passes that read them, may differ between ranks
                 total, tokens = measure.measure(learner, asked)
+            if asked:
                 found[f"leakage/{name}/{other}"] = total / max(1.0, tokens)
     return found

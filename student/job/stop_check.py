@@ -72,14 +72,14 @@ class StopCheck:
         rows = [
             row for row in self._sampler.sample(plan.rows, purpose=("stops",)) if row.response_ids[-1] in self._stops
         ]
+        # Asked even with no rows: other ranks may have some, and ranks of a sharded student read only together.
+        plain = self._ratios(self._plain, rows, poll)
+        events = self._ratios(self._event, rows, poll) if self._event is not None else {}
         if not rows:
             yield (
                 f"stop tokens: none of {_PROMPTS} answers ended within {longest} tokens, so it is not known yet "
                 "whether the teachers would stop where the student does; see the metric stop_log_ratio"
             )
-            return
-        plain = self._ratios(self._plain, rows, poll)
-        events = self._ratios(self._event, rows, poll) if self._event is not None else {}
         for teacher, ratio in plain.items():
             ended = sum(row.teacher == teacher for row in rows)
             yield self._sentence(teacher, ended, ratio, events.get(teacher))

@@ -10,7 +10,7 @@ from rows import make_row
 from waiting import PATIENCE
 
 from opd.config import parse_settings
-from opd.errors import CancelledError, OutageError
+from opd.errors import CancelledError, OpdError, OutageError
 from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.tasks.settings import TaskSettings
@@ -50,6 +50,20 @@ class Meeting:
                 return found
 
         return Told()
+
+
+def of_each(work: Callable[[Ranks], Any], count: int = 3) -> list[Any]:
+    """What `work` gives, or the error that ends it, on ranks that are threads."""
+    meeting = Meeting(count)
+
+    def one(index: int) -> Any:
+        try:
+            return work(meeting.rank(index))
+        except (OpdError, RuntimeError) as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def sampled(planned: PlannedRow, reward: float, length: int = 2) -> Row:

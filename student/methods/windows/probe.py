@@ -185,7 +185,7 @@ class Prober:
 
     def _scored(self, twin: Learner, plan: StepPlan) -> list[Row]:
         engine = self._sampler if twin is self._learner else self._sampler.fork(twin.student.lm)
-        rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit) if plan.rows else []
+        rows = engine.sample(plan.rows, purpose=("probe",), on_row=self._submit)
         self._scorer.wait(rows, poll=self._check)
         return rows
 

@@ -1,8 +1,6 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import forked
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
-from thread_ranks import Meeting
+from thread_ranks import Meeting, of_each
 
 from opd.errors import CancelledError, ConfigError, DataError, OpdError
 from student.model.ranks import ALONE, Ranks, from_all_ranks, make_accelerator
@@ -64,20 +62,6 @@ def test_what_has_no_ranks_of_its_own_is_told_the_values_of_all(tmp_path: Path) 
     assert from_all_ranks(3) == [3]
     for lines in forked.ranks(WORKER, tmp_path / "rendezvous"):
         assert json.loads(lines[-1]) == [["0"], ["1", "1"]]
-
-
-def of_each(work: Callable[[Ranks], Any], count: int = 3) -> list[Any]:
-    """What `work` gives, or the error that ends it, on ranks that are threads."""
-    meeting = Meeting(count)
-
-    def one(index: int) -> Any:
-        try:
-            return work(meeting.rank(index))
-        except (OpdError, RuntimeError) as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
 
 
 def failing(ranks: Ranks, index: int) -> None:

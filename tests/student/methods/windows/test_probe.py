@@ -1,14 +1,20 @@
 """Gradient probes: segments add up, cutting is exact, sketches keep inner products."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rows import make_row
+from thread_ranks import SOURCE, of_each
 
 from student.data.costs import Costs
+from student.data.plan import plan_step
+from student.data.row import Row
 from student.methods.windows.gradient_metric import GradientMetric, gram
-from student.methods.windows.probe import _segment_vector, _weights, cut_row, split_folds
+from student.methods.windows.probe import Prober, _segment_vector, _weights, cut_row, split_folds
+from student.model.ranks import Ranks
 
 TERM = {"name": "opd", "payload": "hidden", "aggregation": "constant"}
 FULL = GradientMetric()
@@ -114,3 +120,24 @@ def test_last_layers_are_the_last_ones() -> None:
 def test_gram_is_the_matrix_of_inner_products() -> None:
     data = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(gram(data), data.double() @ data.double().T)
+
+
+def test_a_rank_without_prompts_samples_as_often_as_the_others() -> None:
+    plan = plan_step(0, SOURCE.prompts("train", 1), samples=2, max_new_tokens=2, temperature=1.0)
+
+    def work(ranks: Ranks) -> int:
+        def sample(planned: Any, **_: Any) -> list[Row]:
+            ranks.meet()  # a sharded student's weights are gathered
+            return [make_row(prompt=one.prompt) for one in planned]
+
+        bench: Any = SimpleNamespace(
+            learner=SimpleNamespace(ranks=ranks),
+            sampler=SimpleNamespace(sample=sample),
+            scorer=SimpleNamespace(wait=lambda rows, poll: None),
+            poll=lambda: None,
+            closing=lambda close: None,
+        )
+        prober = Prober(bench)
+        return len(ranks.agree(lambda: prober._scored(bench.learner, plan.shard(ranks.index, ranks.count))))
+
+    assert of_each(work, count=2) == [2, 0]
