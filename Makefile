@@ -90,7 +90,7 @@ oracles: .venv-oracles/.installed ## our mathematics against TRL's and Liger's (
 	@bash scripts/oracles.sh .venv-oracles $(PYTHON)
 	@touch $@
 
-bridges: .venv-bridges/.installed ## TRL's own client, and a run of its trainer, with a teacher of ours over HTTP (own environment)
+bridges: .venv-bridges/.installed ## TRL trains with a teacher of ours, over HTTP and as its teacher model (own environment)
 	.venv-bridges/bin/python -m pytest tests/end_to_end/test_trl.py -rs
 
 .venv-bridges/.installed: pyproject.toml constraints.txt scripts/environment.sh scripts/bridges.sh

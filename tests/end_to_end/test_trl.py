@@ -95,16 +95,40 @@ def run(
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.usefixtures("client_class")
-def test_a_whole_run_has_the_losses_of_a_local_teacher(door: str, world: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def local(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses with the teacher in the trainer's own process."""
     from trl import DistillationConfig, DistillationTrainer
+
+    folder = tmp_path_factory.mktemp("local")
+    return run(DistillationTrainer, DistillationConfig, world, folder, {}, teacher_model=str(world / "teacher"))
+
+
+@pytest.mark.usefixtures("client_class")
+def test_a_whole_run_over_http_has_the_losses_of_a_local_teacher(
+    door: str, local: list[float], world: Path, tmp_path: Path
+) -> None:
     from trl.experimental.server_distillation import ServerDistillationConfig, ServerDistillationTrainer
 
     (model,) = requests.get(f"{door}/v1/models", timeout=60).json()["data"]
     everything = {"teacher_model_server_url": door, "loss_top_k": model["opd"]["vocab_size"], "loss_add_tail": False}
-    served = run(ServerDistillationTrainer, ServerDistillationConfig, world, tmp_path / "served", everything)
-    local = run(
-        DistillationTrainer, DistillationConfig, world, tmp_path / "local", {}, teacher_model=str(world / "teacher")
-    )
+    served = run(ServerDistillationTrainer, ServerDistillationConfig, world, tmp_path, everything)
     assert len(served) == 3 and all(np.isfinite(served)) and served[0] > 0
     assert np.allclose(served, local, rtol=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize(("states", "tolerance"), [("f32", LOSS_TOLERANCE), ("bf16", 1e-2)])
+def test_a_whole_run_with_a_fleet_as_the_teacher_model_has_them_too(
+    lone_teacher: Any, local: list[float], world: Path, tmp_path: Path, states: str, tolerance: float
+) -> None:
+    from trl import DistillationConfig, DistillationTrainer
+
+    from opd.bridges.transformers import FleetModel
+    from opd.fleet import TeacherFleet
+
+    with TeacherFleet.connect(lone_teacher.address) as fleet:
+        teacher = FleetModel(fleet, "teacher", states=states)
+        served = run(DistillationTrainer, DistillationConfig, world, tmp_path, {}, teacher_model=teacher)
+        rows = fleet.status().counters.rows_answered
+    assert rows == 3 * 4
+    assert np.allclose(served, local, rtol=tolerance)
