@@ -64,13 +64,11 @@ class PacedEngine(CopyEngine):
     settings_type = PacedEngineSettings
 
     def open(self, setup: EngineSetup) -> None:
-        """See `RolloutEngine.open`."""
         super().open(EngineSetup(copy_of(setup.model), setup.tokenizer, setup.spec, setup.path, setup.revision))
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """See `RolloutEngine.sample`."""
         begin, done = time.monotonic(), 0
 
         def paced(row: Row) -> None:
@@ -121,7 +119,7 @@ class PacedFleet:
         return getattr(self._fleet, name)
 
     def submit_many(self, *arguments: Any, **keywords: Any) -> list[Future[Scores]]:
-        """See `ScoreSource.submit_many`."""
+        """Submit to the fleet; each future gets its scores when its turn has come."""
         return [self._paced(answer) for answer in self._fleet.submit_many(*arguments, **keywords)]
 
     def _paced(self, answer: Future[Scores]) -> Future[Scores]:

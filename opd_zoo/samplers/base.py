@@ -83,7 +83,6 @@ class SignalMethod(Controller[SignalSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         by = self.settings.by
         return Traits(
             columns=() if by in ("prompt", "domain") else (by,),
