@@ -134,9 +134,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp
     from student.commands.cli import evaluate as verb
 
     # Neither the model nor the recipe is there: they are not looked at any more.
-    with pytest.raises(
-        ConfigError, match=r"folder of --out .*missing/report\.json does not exist; create .*missing first"
-    ):
+    with pytest.raises(ConfigError, match=r"--out .*missing/report\.json .*create .*missing"):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path / "missing" / "report.json")
-    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+    with pytest.raises(ConfigError, match="is a folder"):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path)

@@ -118,12 +118,12 @@ def test_what_a_lora_run_cannot_be_resumed_with_is_told_by_name(
     ):
         with pytest.raises(CheckpointError, match=said):
             train(make_recipe(**{**changes(world, **lora), **quick, "train": {"steps": 2}}), resume=True)
-    with pytest.raises(CheckpointError, match=r"model\.lora was .* and is null now"):
+    with pytest.raises(CheckpointError, match=r"model\.lora .* null"):
         train(make_recipe(**quick), resume=True)
 
 
 def test_jumps_of_weights_are_refused_under_lora(make_recipe: Callable[..., Recipe], world: Path) -> None:
-    with pytest.raises(ConfigError, match="effopd extrapolates along the line"):
+    with pytest.raises(ConfigError, match="effopd extrapolates"):
         train(make_recipe(**changes(world), methods=[{"name": "effopd"}]))
 
 

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_a_run_that_was_to_have_another_lag_is_refused(overlappe
     from opd.errors import CheckpointError
 
     train(overlapped(1, train={"steps": 1}))
-    with pytest.raises(CheckpointError, match=r"train.max_staleness was 1 in this run and is 2 now"):
+    with pytest.raises(CheckpointError, match=r"train.max_staleness was 1 .* 2"):
         train(overlapped(2), resume=True)
 
 
