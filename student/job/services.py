@@ -81,6 +81,9 @@ class LoopServices(Services):
         costs: tokens spent since the loop last took them.
     """
 
+    read: Callable[..., list[Scores]]
+    extract: Callable[..., list[str | None]]
+
     def __init__(
         self,
         bench: Workbench,
