@@ -40,6 +40,7 @@ from student.data.row import Row
 from student.data.token_batch import TokenBatch
 from student.job.session import train
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 from student.rollout.ahead import copy_of
 from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngineSettings, ignore
 from student.run.local_server import served
@@ -90,9 +91,9 @@ class PacedTerm(Term):
     """A term of loss 0 that takes its time."""
 
     settings_type = PacedTermSettings
-    why_not_stale = ""
+    traits = Traits(learns_from_stale_rows=True)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Look up how many rows a step has."""
         self._rows = recipe.rollout.prompts_per_step
 

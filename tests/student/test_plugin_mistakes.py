@@ -243,6 +243,22 @@ def test_a_key_of_a_class_that_names_no_settings_is_refused_with_how_to_name_the
 
 
 @pytest.mark.parametrize(
+    ("base", "member", "instead"),
+    [
+        (Term, "shown", r"Traits\(shown=\.\.\.\)"),
+        (Term, "hooks", "around"),
+        (Strategy, "judges", "judges_first"),
+        (Controller, "learns_from_given_rows", r"Traits\(learns_from_given_rows"),
+        (RolloutEngine, "holds_weights", r"Traits\(holds_weights"),
+        (Advantage, "tags", r"Traits\(tags"),
+    ],
+)
+def test_a_member_that_nothing_reads_is_named_with_what_is_read_instead(base: type, member: str, instead: str) -> None:
+    with pytest.raises(PluginError, match=rf"Old\.{member} .*{instead}"):
+        type("Old", (base,), {member: True})
+
+
+@pytest.mark.parametrize(
     ("registry", "base"),
     [
         *((OBJECTIVES, Term), (CONTROLLERS, Controller), (ADVANTAGES, Advantage), (REWARDS, Reward)),
