@@ -64,6 +64,21 @@ def test_what_users_read_is_free_of_banned_forms() -> None:
         assert not words.BANNED.search(text), text
 
 
+def test_a_second_word_for_a_thing_is_found_in_prose_and_in_names() -> None:
+    words = script("words")
+    for text, word in (
+        ("each trajectory ends", "episode"),
+        ("class TrajectoryBuffer:", "episode"),
+        ("expert_answers = []", "given row"),
+        ("two mini-batches", "minibatch"),
+        ("micro_batch, micro-batch and microBatch, but microbatch", "micro-batch"),
+        ("class GateMethodSettings(ControllerSettings):", "controller"),
+    ):
+        assert [found.rpartition(" write ")[2] for _, found in words.found_in(text)] == [word], text
+    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## Words")[2].partition("## ")[0]
+    assert all(word in page or word in ("setting", "minibatch", "micro-batch") for word in words.ONE_WORD)
+
+
 def test_banned_forms_are_found_over_the_end_of_a_line() -> None:
     found_in = script("words").found_in
     for text, line in (

@@ -223,7 +223,7 @@ def test_two_ranks_play_and_learn_as_one_does(
     train(one)
     two_ranks(two)
     for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
-        for name in ("turn_depth", "turns", "trajectory_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
+        for name in ("turn_depth", "turns", "episode_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     weights = [load_file(r.run / "checkpoints" / "step-000003" / "model" / "model.safetensors") for r in (one, two)]
     for name, tensor in weights[0].items():
