@@ -24,7 +24,9 @@ OWN: dict[type[Plugin], str] = {
     RolloutEngine: "open sync pack sample rest take close",
 }
 
-FURTHER: dict[type[Plugin], str] = {PolicyGradient: "surrogate compared denominator credit lacks"}
+FURTHER: dict[type[Plugin], str] = {
+    PolicyGradient: "surrogate compared denominator credit lacks bounds of_ratio unread"
+}
 """What a base class within a kind adds to that kind's members."""
 
 
