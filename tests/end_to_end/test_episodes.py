@@ -65,7 +65,7 @@ def test_episodes_with_summaries_are_played_ahead_and_read_as_they_were_written(
 def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], order: str
 ) -> None:
-    changes = LOCK | {"methods": [{"name": "tcod", "order": order, "every": 1, "turns": 3}]}
+    changes = LOCK | {"methods": [{"name": "tcod", "order": order, "every": 1, "turns": 3}], "eval": {"prompts": 8}}
     calm_recipe = make_recipe(**changes, run=str(tmp_path / "calm"))
     calm = train(calm_recipe)
     train(make_recipe(**changes, run=str(tmp_path / "cut"), train={"steps": 2}))

@@ -29,6 +29,7 @@ def evaluate(recipe_data: dict[str, Any], tmp_path: Path) -> Callable[..., dict[
     app = typer.Typer()
     app.command()(verb)
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "report.json"
+    recipe_data["eval"] = {"prompts": 8}
 
     def run(model: Path | str, *overrides: str) -> dict[str, Any]:
         recipe.write_text(yaml.safe_dump(recipe_data))

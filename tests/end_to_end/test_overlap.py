@@ -164,8 +164,8 @@ def stop_in_thread(patch: pytest.MonkeyPatch, call: int) -> None:
     ("stop", "error", "call", "methods"),
     [
         (stop_by_signal, CancelledError, 4, []),
-        (stop_by_outage, OutageError, 3, [ADWIN, EFFOPD]),
         (stop_in_thread, DataError, 5, []),
+        *slow((stop_by_outage, OutageError, 3, [ADWIN, EFFOPD])),
     ],
 )
 def test_a_run_that_is_stopped_goes_on_to_the_weights_of_a_calm_one(
@@ -227,7 +227,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["gather", "episodes", *slow("adapters", "self-teacher-and-rewards", "further-rounds", "further-answers")]
+    "kind", ["episodes", *slow("gather", "adapters", "self-teacher-and-rewards", "further-rounds", "further-answers")]
 )
 def test_a_run_that_is_killed_goes_on_from_its_checkpoints_to_the_same_weights(
     overlapped: Callable[..., Recipe], hashes: Callable[[Path], dict[str, str]], kind: str

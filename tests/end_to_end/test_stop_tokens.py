@@ -65,7 +65,7 @@ def run(
     return make
 
 
-@pytest.mark.parametrize("payload", ["sampled", "hidden", *slow("gather", "topk")])
+@pytest.mark.parametrize("payload", ["hidden", *slow("sampled", "gather", "topk")])
 def test_the_log_ratio_at_stop_positions_is_measured_and_explained(
     run: Callable[..., tuple[dict[str, float], str]], teacher: Any, renamed: Any, payload: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_run_on_prompts_without_answers_resumes_and_writes_no_nan(
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{i + 10}+{i}="}) + "\n" for i in range(60)))
-    changes = {"prompts": {"file": str(file), "heldout": 0.2}, "eval": {"every": 1}}
+    changes = {"prompts": {"file": str(file), "heldout": 0.2}, "eval": {"prompts": 8, "every": 1}}
     train(make_recipe(**changes, train={"steps": 2}))
     summary = train(make_recipe(**changes), resume=True)
     assert summary["before"]["accuracy"] is None and summary["before"]["reverse_kl"] > 0
@@ -124,10 +124,10 @@ def test_two_runs_of_one_recipe_give_the_same_weights(
     assert hashes(Path(other["checkpoint"])) != hashes(Path(runs[0]["checkpoint"]))
 
 
-@pytest.mark.parametrize("payload", ["topk", "hidden", *slow("sampled")])
+@pytest.mark.parametrize("payload", ["hidden", *slow("topk", "sampled")])
 def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) -> None:
     term = {"name": "opd", "payload": payload} | ({"k": 8} if payload == "topk" else {})
-    summary = train(make_recipe(objective=[term], train={"steps": 2}))
+    summary = train(make_recipe(objective=[term], train={"steps": 2}, eval={"prompts": 2}))
     assert summary["steps"] == 2 and summary["after"]["reverse_kl"] > 0
 
 
@@ -135,7 +135,7 @@ def test_every_payload_trains(make_recipe: Callable[..., Recipe], payload: str) 
     "changes", [{"train": {"steps": 2, "mixed_precision": "bf16"}}, *slow({"model": {"dtype": "bfloat16"}})]
 )
 def test_training_in_bf16_gives_a_finite_student(make_recipe: Callable[..., Recipe], changes: dict[str, Any]) -> None:
-    summary = train(make_recipe(**{"train": {"steps": 2}, **changes}))
+    summary = train(make_recipe(**{"train": {"steps": 2}, "eval": {"prompts": 2}, **changes}))
     assert np.isfinite(summary["after"]["reverse_kl"]) and summary["steps"] == 2
 
 
