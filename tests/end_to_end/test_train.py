@@ -34,9 +34,10 @@ OPD = [sys.executable, "-m", "opd.cli"]
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:
-    calm = train(make_recipe(run=str(tmp_path / "calm")))
-    train(make_recipe(run=str(tmp_path / "cut"), train={"steps": 2}))
-    resumed = train(make_recipe(run=str(tmp_path / "cut")), resume=True)
+    evaluated = {"eval": {"prompts": 8}}
+    calm = train(make_recipe(run=str(tmp_path / "calm"), **evaluated))
+    train(make_recipe(run=str(tmp_path / "cut"), train={"steps": 2}, **evaluated))
+    resumed = train(make_recipe(run=str(tmp_path / "cut"), **evaluated), resume=True)
     one, two = hashes(Path(calm["checkpoint"])), hashes(Path(resumed["checkpoint"]))
     assert one == two and len(one) == 4
     lines = read_steps(tmp_path / "cut", [])
@@ -47,7 +48,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_a_run_stopped_before_its_first_step_evaluates_once_and_keeps_no_folder_if_that_fails(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, step = make_recipe(train={"steps": 1}), Loop.step
+    recipe, step = make_recipe(train={"steps": 1}, eval={"prompts": 2}), Loop.step
 
     def begin(error: BaseException) -> None:
         def fail(*_: Any) -> None:
