@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
-_PROBE = "Don't say 12345 x=1:  naïve Zoë,\n\n\t李雷 has 7.5% more💥"
+PROBE = "Don't say 12345 x=1:  naïve Zoë,\n\n\t李雷 has 7.5% more💥"
+"""A text at which tokenizers differ."""
 
 
 def has_tokenizer(folder: str | Path) -> bool:
@@ -34,7 +35,7 @@ def read_otherwise(tokenizer: Any, folder: str | Path) -> str | None:
     # Saved by a training script; transformers pads and truncates only where it is told to.
     own.no_padding()
     own.no_truncation()
-    if own.encode(_PROBE, add_special_tokens=False).ids == tokenizer.encode(_PROBE, add_special_tokens=False):
+    if own.encode(PROBE, add_special_tokens=False).ids == tokenizer.encode(PROBE, add_special_tokens=False):
         return None
     return (
         f"the tokenizer of {folder} is loaded as {type(tokenizer).__name__} of {len(tokenizer)} ids, which splits text "

@@ -60,7 +60,7 @@ class FleetCore:
         self.members.on_leave = self.dispatcher.scheduler.remove_server
 
     async def connect(self, *, look: bool = False) -> None:
-        """Connect to all servers, and look for new ones from then on."""
+        """See `Members.connect`."""
         await self.members.connect(look=look)
 
     def _changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
@@ -165,6 +165,12 @@ class FleetCore:
         self.known(teacher)
         return await self._from_any(teacher, lambda link: link.tokens(teacher, start, timeout))
 
+    async def tokenizer(self, teacher: str, timeout: float = 60.0) -> bytes:
+        """What the teacher's tokenizer is made of; see `ReplicaLink.tokenizer`. Errors are those of `tokens`."""
+        info = self.known(teacher).info
+        wanted = "" if info is None else info.tokenizer.fingerprint
+        return await self._from_any(teacher, lambda link: link.tokenizer(teacher, wanted, timeout))
+
     async def _from_any(self, teacher: str, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
         """The answer of the first usable replica that gives one."""
         last: OpdError = UnavailableError(f"teacher {teacher!r} has no usable replica to ask.")
@@ -203,12 +209,12 @@ class FleetCore:
         return AgreementReport(teacher, self.settings.health.agreement_nats, gaps, errors)
 
     def adopt(self, teacher: str, weights_hash: str = "") -> None:
-        """Accept other weights of a teacher, as `ScoreSource.adopt` describes."""
+        """See `ScoreSource.adopt`."""
         self.known(teacher)
         adopt(self.members, teacher, weights_hash)
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
-        """Replace the weights of a teacher on all its servers, as `ScoreSource.update_weights` describes."""
+        """See `ScoreSource.update_weights`."""
         self.known(teacher)
         return await update_weights(self.members, teacher, folder, timeout)
 

@@ -101,6 +101,14 @@ class ScoreSource(Protocol):
         """Bytes of some of the teacher's tokens, from id `start` on; none beyond its last, or if they are not known."""
         return ()
 
+    def tokenizer(self, teacher: str) -> bytes:
+        """What the teacher's tokenizer is made of, a document of `opd.wire.tokenizer`; empty if it is not known.
+
+        Raises:
+            IncompatibleTeacherError: if its servers cannot send it, or are too old to know the call.
+        """
+        return b""
+
     @abstractmethod
     def verify(self, teacher: str) -> AgreementReport:
         """Score a test row on every replica now, and report the largest |d log p| to the pool in nats."""

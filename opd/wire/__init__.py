@@ -20,7 +20,8 @@ A client uses it in this order (nothing here imports torch before a half-precisi
         except grpc.RpcError as error:
             raise status.error_from_rpc(error) from error                          # an opd.errors class
     head.HeadStreamDecoder().feed(response) / .finish() -> Head                    # GetHead
+    tokenizer.TokenizerStreamDecoder().feed(response) / .finish() -> bytes         # GetTokenizer
 
 A server uses `request.parse_score_request`, `encoder.encode_scores`, `encoder.chunk_messages`, `head.encode_head`,
-`status.status_of` and `fingerprint`.
+`tokenizer.encode_tokenizer`, `status.status_of` and `fingerprint`.
 """

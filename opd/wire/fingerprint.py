@@ -32,7 +32,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     Args:
         tokenizer: a `transformers` tokenizer or a `tokenizers.Tokenizer`.
     """
-    special = _special_ids(tokenizer, _backend(tokenizer))
+    special = special_ids(tokenizer)
     digest = hashlib.sha256(b"opd-tokenizer-1")
     for token_id, data in _pieces(tokenizer):
         # Hashed with the length, so that no two vocabularies give the same byte stream.
@@ -129,7 +129,9 @@ def _pieces(tokenizer: Any) -> Iterator[tuple[int, bytes]]:
         yield token_id, piece.encode("utf-8") if token_id in added else to_bytes(piece)
 
 
-def _special_ids(tokenizer: Any, backend: Any) -> set[int]:
+def special_ids(tokenizer: Any) -> set[int]:
+    """Ids that stand for an event, such as the end of a turn: typing their text does not produce them."""
+    backend = _backend(tokenizer)
     found = {int(i) for i in getattr(tokenizer, "all_special_ids", ())}
     decoder = getattr(backend, "get_added_tokens_decoder", None)
     if decoder is not None:

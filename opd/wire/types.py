@@ -184,6 +184,9 @@ class Scores:
         timings: measured by the server, the same for all sequences of a request.
         unasked: number of response positions that were not asked for and hold placeholders; see
             `opd.wire.spans.put_back`.
+        span: [T] int64, for a teacher with another tokenizer: the position at which each token's span begins, -1 for
+            tokens without a counterpart; `sampled` sums to the log-prob of a span's text over its tokens. None if every
+            token is a token of the teacher's too. Not on the wire.
         ranks: [T] uint32, 1 + the number of ids that are likelier than the response token; not on the wire.
     """
 
@@ -198,6 +201,7 @@ class Scores:
     timings: Timings = field(default_factory=Timings)
     unasked: int = 0
     ranks: U32 | None = None
+    span: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

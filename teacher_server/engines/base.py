@@ -28,6 +28,7 @@ class TokenizerIdentity:
         size: number of ids that the tokenizer can produce.
         eos_id, bos_id, pad_id: special ids; -1 for those that do not exist.
         tokens: bytes of each id's text.
+        document: what GetTokenizer sends of it (`opd.wire.tokenizer`); empty if it cannot be sent.
     """
 
     fingerprint: str
@@ -37,6 +38,7 @@ class TokenizerIdentity:
     bos_id: int = -1
     pad_id: int = -1
     tokens: Sequence[bytes] = field(default=(), repr=False)
+    document: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from opd.model_path import hub_away, hub_is_away, refuse_missing
 from opd.pretrained import read_causal_lm, read_tokenizer
 from opd.tokenizer_files import has_tokenizer
 from opd.wire.fingerprint import chat_template_hash, token_bytes, tokenizer_fingerprint
+from opd.wire.tokenizer import document_of
 from teacher_server.engines.base import TokenizerIdentity
 from teacher_server.engines.head import DTYPE_NAMES
 
@@ -120,6 +121,7 @@ def load_tokenizer_identity(folder: Path, *, trust_remote_code: bool) -> Tokeniz
         bos_id=_id(tokenizer.bos_token_id),
         pad_id=_id(tokenizer.pad_token_id),
         tokens=token_bytes(tokenizer),
+        document=document_of(tokenizer),
     )
 
 

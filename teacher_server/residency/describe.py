@@ -4,14 +4,27 @@ from opd.wire.bounds import RequestBounds, kind_code
 from opd.wire.tensors import dtype_code
 from opd.wire.types import PayloadKind
 from opd.wire.v1 import teacher_pb2 as pb
-from teacher_server.engines.base import EngineInfo
+from teacher_server.engines.base import EngineInfo, TokenizerIdentity
 
 _TOKENS = 4096
 """Most tokens in a description: some 50 kB."""
 
 
+def tokenizer_info(tokenizer: TokenizerIdentity, tokens_from: int | None = None) -> pb.TokenizerInfo:
+    """The contract's description of a tokenizer; with some of its tokens if the caller asks for those from an id on."""
+    return pb.TokenizerInfo(
+        fingerprint=tokenizer.fingerprint,
+        chat_template_hash=tokenizer.chat_template_hash,
+        size=tokenizer.size,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        pad_id=tokenizer.pad_id,
+        tokens=() if tokens_from is None else tokenizer.tokens[tokens_from : tokens_from + _TOKENS],
+    )
+
+
 def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int, tokens_from: int | None = None) -> pb.TeacherInfo:
-    """The contract's description of a teacher; with some of its tokens if the caller asks for those from an id on."""
+    """The contract's description of a teacher; its tokenizer's tokens as `tokenizer_info` has them."""
     message = pb.TeacherInfo(
         name=bounds.teacher,
         engine=info.engine,
@@ -19,15 +32,7 @@ def teacher_info(info: EngineInfo, bounds: RequestBounds, state: int, tokens_fro
         weights_hash=info.weights_hash,
         compute_dtype=dtype_code(info.compute_dtype),
         vocab_size=info.vocab_size,
-        tokenizer=pb.TokenizerInfo(
-            fingerprint=info.tokenizer.fingerprint,
-            chat_template_hash=info.tokenizer.chat_template_hash,
-            size=info.tokenizer.size,
-            eos_id=info.tokenizer.eos_id,
-            bos_id=info.tokenizer.bos_id,
-            pad_id=info.tokenizer.pad_id,
-            tokens=() if tokens_from is None else info.tokenizer.tokens[tokens_from : tokens_from + _TOKENS],
-        ),
+        tokenizer=tokenizer_info(info.tokenizer, tokens_from),
         # Those of the bounds, not of the engine: `full` is served only if the server allows it.
         payloads=[kind_code(kind) for kind in PayloadKind if kind in bounds.payloads],
         supports_temperature=info.supports_temperature,

@@ -16,13 +16,14 @@ from opd import __version__
 from opd.errors import IncompatibleTeacherError
 from opd.wire.head import encode_head
 from opd.wire.request import check_chunk_bytes
+from opd.wire.tokenizer import encode_tokenizer
 from opd.wire.types import Head
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc
 from teacher_server.calls.account import serve
 from teacher_server.calls.caller import CALLER
 from teacher_server.calls.score_call import Shared
-from teacher_server.residency.describe import teacher_info
+from teacher_server.residency.describe import teacher_info, tokenizer_info
 from teacher_server.residency.teacher import Teacher
 from teacher_server.rpc.sender import Sender
 from teacher_server.rpc.stream_call import StreamCall
@@ -31,7 +32,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
-    """Serves Describe, Score, GetHead and GetLoad.
+    """Serves Describe, Score, GetHead, GetTokenizer and GetLoad.
 
     Args:
         shared: what all calls of the server share.
@@ -112,6 +113,31 @@ class TeacherService(teacher_pb2_grpc.TeacherServiceServicer):
             copying.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._heads[content_hash] = copying
         return copying
+
+    async def GetTokenizer(self, request: pb.GetTokenizerRequest, context: Context) -> None:
+        """Streams what a teacher's tokenizer is made of."""
+        check_chunk_bytes(request.chunk_bytes)
+        teacher = self._shared.teachers.get(request.teacher)
+        teacher.running()  # raises the reason if it cannot be described
+        own = teacher.info.tokenizer
+        if not own.document:
+            raise IncompatibleTeacherError(
+                f"teacher {teacher.name!r} has no tokenizer that can be sent: none in its folder, or one with code of "
+                "its own; serve it from a folder with a tokenizer.json."
+            )
+        if request.expected_fingerprint not in ("", own.fingerprint):
+            raise IncompatibleTeacherError(
+                f"teacher {teacher.name!r} has tokenizer {own.fingerprint}, not "
+                f"{request.expected_fingerprint[:128]!r}; call Describe again."
+            )
+        chunk = request.chunk_bytes or self._shared.settings.transport.chunk_bytes
+        sender = Sender(context.write, self._shared.settings.limits.send_timeout_seconds)
+        messages = encode_tokenizer(tokenizer_info(own), own.document, chunk)
+        try:
+            while (message := await asyncio.to_thread(next, messages, None)) is not None:
+                await sender.send(message)
+        finally:
+            await sender.settle()
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Returns queue lengths, throughput and free budget."""

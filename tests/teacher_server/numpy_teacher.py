@@ -23,6 +23,8 @@ class NumpyEngine:
     """
 
     VOCAB = 97
+    DOCUMENT = b""
+    """What GetTokenizer sends."""
 
     def __init__(
         self,
@@ -70,7 +72,13 @@ class NumpyEngine:
             weights_hash=self._hash,
             compute_dtype="f32",
             vocab_size=self.vocab,
-            tokenizer=TokenizerIdentity("f" * 64, "", self.vocab, tokens=[b"t%d" % i for i in range(self.vocab)]),
+            tokenizer=TokenizerIdentity(
+                "f" * 64,
+                "",
+                self.vocab,
+                tokens=[b"t%d" % i for i in range(self.vocab)],
+                document=self.DOCUMENT,
+            ),
             head=self._head_identity,
             payloads=frozenset(PayloadKind),
             supports_temperature=True,

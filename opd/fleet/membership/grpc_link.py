@@ -9,8 +9,15 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from opd.errors import AuthError, CorruptPayloadError, DeadlineError, OpdError, UnavailableError
-from opd.fleet.membership.link import Description, ReplicaLink, ReplicaRequest
+from opd.errors import (
+    AuthError,
+    CorruptPayloadError,
+    DeadlineError,
+    IncompatibleTeacherError,
+    OpdError,
+    UnavailableError,
+)
+from opd.fleet.membership.link import Description, ReplicaRequest
 from opd.fleet.settings import CallSettings
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel, proxy_for
@@ -19,6 +26,7 @@ from opd.wire.head import HeadStreamDecoder
 from opd.wire.request import build_score_request
 from opd.wire.spans import cut, whole
 from opd.wire.status import error_from_rpc
+from opd.wire.tokenizer import TokenizerStreamDecoder
 from opd.wire.types import Head, Scores
 from opd.wire.v1 import admin_pb2
 from opd.wire.v1 import teacher_pb2 as pb
@@ -31,7 +39,7 @@ _TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "hostname verification")
 _NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?|: OK$|SSL_ERROR_SSL: \S+ ")
 
 
-class GrpcLink(ReplicaLink):
+class GrpcLink:
     """A `ReplicaLink` over a gRPC channel with the options of `opd.wire.channel`.
 
     Args:
@@ -63,10 +71,12 @@ class GrpcLink(ReplicaLink):
         return self._methods[name]
 
     async def describe(self, timeout: float) -> Description:
+        """See `ReplicaLink.describe`."""
         answer = await self._unary(_TEACHER + "Describe", pb.DescribeRequest(), pb.DescribeResponse, timeout)
         return Description({info.name: info for info in answer.teachers}, answer.instance_id, answer.server_version)
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
+        """See `ReplicaLink.load`."""
         return await self._unary(_TEACHER + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
 
     async def score(
@@ -106,6 +116,7 @@ class GrpcLink(ReplicaLink):
         yield last, scores if items is request.items else cut(scores, request.items[last])
 
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
+        """See `ReplicaLink.head`."""
         request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
         decoder = HeadStreamDecoder(expected_hash)
         stream = self._method(_TEACHER + "GetHead", stream=True)(
@@ -116,9 +127,23 @@ class GrpcLink(ReplicaLink):
         return decoder.finish()
 
     async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
+        """See `ReplicaLink.tokens`."""
         request = pb.DescribeRequest(teacher=teacher, tokens_from=start)
         answer = await self._unary(_TEACHER + "Describe", request, pb.DescribeResponse, timeout)
         return [token for info in answer.teachers if info.name == teacher for token in info.tokenizer.tokens]
+
+    async def tokenizer(self, teacher: str, fingerprint: str, timeout: float) -> bytes:
+        """See `ReplicaLink.tokenizer`."""
+        request = pb.GetTokenizerRequest(
+            teacher=teacher, expected_fingerprint=fingerprint, chunk_bytes=self._calls.chunk_bytes
+        )
+        decoder = TokenizerStreamDecoder(fingerprint)
+        stream = self._method(_TEACHER + "GetTokenizer", stream=True)(
+            request, timeout=timeout, metadata=self._security.metadata()
+        )
+        async for message in self._messages(stream, pb.GetTokenizerResponse, timeout):
+            decoder.feed(message)
+        return decoder.finish()
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """See `ReplicaLink.update_weights`; needs a token with the scope `admin`."""
@@ -127,12 +152,14 @@ class GrpcLink(ReplicaLink):
         return answer.weights_hash
 
     async def reconnect(self) -> None:
+        """See `ReplicaLink.reconnect`."""
         # Removed before it is closed, so that a call in between opens a new one.
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             await channel.close()
 
     async def close(self) -> None:
+        """See `ReplicaLink.close`."""
         await self.reconnect()
 
     async def _unary(self, method: str, request: Message, kind: type[M], timeout: float) -> M:
@@ -184,6 +211,11 @@ class GrpcLink(ReplicaLink):
 
     def _named(self, error: grpc.RpcError) -> OpdError:
         """The error as one of `opd.errors`, with the replica's address and, for common mistakes, the fix."""
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return IncompatibleTeacherError(
+                f"replica {self.address} does not know this call, because its version is older than this client's; "
+                "update the server."
+            )
         found = error_from_rpc(error)
         text = _NOISE.sub("", str(found).rstrip("."))
         if isinstance(found, UnavailableError):

@@ -93,6 +93,10 @@ class ReplicaLink(Protocol):
         """Some of the teacher's tokens, from id `start` on; none beyond its last, or if the server cannot send them."""
         ...
 
+    async def tokenizer(self, teacher: str, fingerprint: str, timeout: float) -> bytes:
+        """What the teacher's tokenizer, of this fingerprint, is made of: a document of `opd.wire.tokenizer`."""
+        ...
+
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
         """Replace a teacher's weights with those in a folder on the server's host; returns their hash."""
         ...

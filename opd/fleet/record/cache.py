@@ -101,6 +101,10 @@ class CachedScores:
         if self._attempt(partial(self._store.put_head, head)) is None:
             self._heads.append(head)
 
+    def keep_tokenizer(self, fingerprint: str, document: bytes) -> None:
+        """Store a fetched tokenizer beside the scores of its ids."""
+        self._attempt(partial(self._store.put_tokenizer, fingerprint, document))
+
     def close(self) -> None:
         """Finish writing; the log says how many rows could not be stored, if any."""
         self._writer.submit(self._write_waiting, at_once=True)

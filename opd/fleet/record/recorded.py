@@ -22,6 +22,8 @@ from opd.fleet.source import ScoreFuture, ScoreSource
 from opd.fleet.status.records import FleetCounters, FleetStatus, TeacherStatus
 from opd.fleet.weights import WeightsUpdate
 from opd.wire.bounds import RequestBounds, check_items
+from opd.wire.fingerprint import token_bytes
+from opd.wire.tokenizer import tokenizer_from
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
 
@@ -48,9 +50,11 @@ class RecordedFleet(ScoreSource):
         self._counters = FleetCounters()
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
+        """See `ScoreSource.teachers`."""
         return dict(self._infos)
 
     def describe(self, teacher: str) -> pb.TeacherInfo:
+        """See `ScoreSource.describe`."""
         if teacher not in self._infos:
             recorded = ", ".join(sorted(self._infos))
             raise TeacherNotFoundError(
@@ -106,6 +110,7 @@ class RecordedFleet(ScoreSource):
         return [future.result() for future in futures]
 
     def head(self, teacher: str) -> Head:
+        """See `ScoreSource.head`."""
         wanted = self.describe(teacher).head.hash
         found = self.store.head(wanted) if wanted else None
         if found is None:
@@ -113,6 +118,17 @@ class RecordedFleet(ScoreSource):
                 f"the head of teacher {teacher!r} was not recorded; record hidden payloads again."
             )
         return found
+
+    def tokens(self, teacher: str, start: int) -> Sequence[bytes]:
+        """See `ScoreSource.tokens`; known if the teacher's tokenizer was recorded."""
+        document = self.tokenizer(teacher)
+        if not document:
+            return ()
+        return token_bytes(tokenizer_from(document, self.describe(teacher).tokenizer, teacher))[start:]
+
+    def tokenizer(self, teacher: str) -> bytes:
+        """See `ScoreSource.tokenizer`."""
+        return self.store.tokenizer(self.describe(teacher).tokenizer.fingerprint)
 
     def verify(self, teacher: str) -> AgreementReport:
         """Always agrees: a record has a single replica."""

@@ -3,6 +3,7 @@
     store/
       teachers/<name>.json         what the teacher was (`TeacherInfo`)
       heads/<hash>.safetensors     heads of hidden payloads
+      tokenizers/<fingerprint>     tokenizers of teachers whose students have another one
       scores.sqlite                rows with their scores, by `score_key` (row.py, blobs.py)
 
 Scoring rollouts once and training on them offline follows Lightning-OPD.
@@ -161,12 +162,28 @@ class ScoreStore:
             raise DataError(f"head {path} does not have the hash that its name gives; remove it and record it again.")
         return head
 
+    def put_tokenizer(self, fingerprint: str, document: bytes) -> None:
+        """Store a tokenizer (`opd.wire.tokenizer`) under its fingerprint."""
+        path = self._tokenizer_path(fingerprint)
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, document)
+
+    def tokenizer(self, fingerprint: str) -> bytes:
+        """The tokenizer with a fingerprint, which its reader checks; empty if it was not recorded."""
+        path = self._tokenizer_path(fingerprint)
+        return path.read_bytes() if path.exists() else b""
+
     # Files.
 
     def _teacher_path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise DataError(f"teacher name {name!r} cannot name a file; use letters, digits, '.', '_' and '-'.")
         return self.folder / "teachers" / f"{name}.json"
+
+    def _tokenizer_path(self, fingerprint: str) -> Path:
+        if not _NAME.fullmatch(fingerprint):
+            raise DataError(f"fingerprint {fingerprint!r} cannot name a file; it must be a hash in hex digits.")
+        return self.folder / "tokenizers" / fingerprint
 
     def _head_path(self, content_hash: str) -> Path:
         if not _NAME.fullmatch(content_hash):

@@ -386,6 +386,34 @@ class GetHeadResponse(_message.Message):
     chunk: Chunk
     def __init__(self, header: _Optional[_Union[HeadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
+class GetTokenizerRequest(_message.Message):
+    __slots__ = ("teacher", "expected_fingerprint", "chunk_bytes")
+    TEACHER_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    teacher: str
+    expected_fingerprint: str
+    chunk_bytes: int
+    def __init__(self, teacher: _Optional[str] = ..., expected_fingerprint: _Optional[str] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class TokenizerHeader(_message.Message):
+    __slots__ = ("tokenizer", "byte_length", "sha256")
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    BYTE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    tokenizer: TokenizerInfo
+    byte_length: int
+    sha256: str
+    def __init__(self, tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., byte_length: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class GetTokenizerResponse(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: TokenizerHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[TokenizerHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -50,6 +50,11 @@ class TeacherServiceStub(object):
                 request_serializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadRequest.SerializeToString,
                 response_deserializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadResponse.FromString,
                 _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/opd.wire.v1.TeacherService/GetTokenizer',
+                request_serializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/opd.wire.v1.TeacherService/GetLoad',
                 request_serializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetLoadRequest.SerializeToString,
@@ -88,6 +93,14 @@ class TeacherServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTokenizer(self, request, context):
+        """Streams the teacher's tokenizer, for students that have another one. FAILED_PRECONDITION: the teacher has no
+        tokenizer that can be sent, or another one than the request expects.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetLoad(self, request, context):
         """Returns the current load of the server, for schedulers and autoscalers.
         """
@@ -112,6 +125,11 @@ def add_TeacherServiceServicer_to_server(servicer, server):
                     servicer.GetHead,
                     request_deserializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadRequest.FromString,
                     response_serializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerResponse.SerializeToString,
             ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
@@ -201,6 +219,33 @@ class TeacherService(object):
             '/opd.wire.v1.TeacherService/GetHead',
             opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadRequest.SerializeToString,
             opd_dot_wire_dot_v1_dot_teacher__pb2.GetHeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/opd.wire.v1.TeacherService/GetTokenizer',
+            opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerRequest.SerializeToString,
+            opd_dot_wire_dot_v1_dot_teacher__pb2.GetTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engine_servers import VOCABULARY, FakeSglang
 from hostile import WIRES, Wire, lying
 
 from opd.errors import (
@@ -27,6 +26,7 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from teacher_server.engines.sglang import SglangEngine
 from teacher_server.engines.sglang_http import SglangClient, token_log_probs
+from tests.teacher_server.engines.conftest import VOCABULARY, FakeSglang
 
 
 @pytest.fixture
