@@ -15,6 +15,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "sage_opd": "opd_zoo.distil.sage_opd:SageOpd",
         "tropd": "opd_zoo.distil.tropd:Tropd",
         "tt_opd": "opd_zoo.distil.tt_opd:TtOpd",
+        "alm": "opd_zoo.distil.alm:Alm",
         "tip": "opd_zoo.distil.tip:TokenSelection",
         "entropy_bonus": "opd_zoo.losses.entropy_bonus:EntropyBonus",
         "cispo": "opd_zoo.losses.weighted:Cispo",

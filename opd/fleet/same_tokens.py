@@ -24,9 +24,26 @@ def check_same_tokens(fleet: ScoreSource, info: pb.TeacherInfo, tokenizer: Any) 
     Raises:
         IncompatibleTeacherError: naming the first id, and its token on both sides.
     """
+    if (unlike := unlike_tokens(fleet, info, tokenizer)) is not None:
+        raise IncompatibleTeacherError(
+            f"{unlike}; token-level distillation needs ids that mean the same. Use a teacher of the student's family, "
+            "give both the same tokenizer files if they were trained with the same ids, compare spans of text "
+            "(objective span_opd), or learn from the teacher's own answers (opd answers, then objective sft with "
+            "method expert_rows)."
+        )
+
+
+def unlike_tokens(fleet: ScoreSource, info: pb.TeacherInfo, tokenizer: Any) -> str | None:
+    """How the tokenizers differ, as a clause that names the first id of the student with another meaning; None if none.
+
+    Arguments are those of `check_same_tokens`.
+
+    Raises:
+        IncompatibleTeacherError: if the teacher has no tokenizer, or its tokens are not known.
+    """
     fingerprint, name = tokenizer_fingerprint(tokenizer), f"teacher {info.name!r}"
     if info.tokenizer.fingerprint == fingerprint:
-        return
+        return None
     if not info.tokenizer.fingerprint:
         raise IncompatibleTeacherError(
             f"{name} ({info.model}) was served from a folder without a tokenizer, so that it cannot be compared with "
@@ -50,10 +67,6 @@ def check_same_tokens(fleet: ScoreSource, info: pb.TeacherInfo, tokenizer: Any) 
         end = start + len(theirs or (b"",))
         if found := differing_token(mine[start:end], theirs, start):
             token, own, other = found
-            raise IncompatibleTeacherError(
-                f"{both}: id {token} is {own} to the student and {other} to the teacher; token-level distillation "
-                "needs ids that mean the same. Use a teacher of the student's family, give both the same tokenizer "
-                "files if they were trained with the same ids, or learn from the teacher's own answers (opd answers, "
-                "then objective sft with method expert_rows)."
-            )
+            return f"{both}: id {token} is {own} to the student and {other} to the teacher"
         start = end
+    return None

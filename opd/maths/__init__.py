@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opd.maths.result import Divergence
     from opd.maths.sampled import sampled_reverse_kl
     from opd.maths.scores import TokenScores, score_tokens
+    from opd.maths.spans import span_reverse_kl, sum_over_spans
     from opd.maths.topk import topk_divergence
 
 _HOMES = {
@@ -47,6 +48,8 @@ _HOMES = {
     "score_tokens": "scores",
     "skew_forward_kl": "exact",
     "skew_reverse_kl": "exact",
+    "span_reverse_kl": "spans",
+    "sum_over_spans": "spans",
     "support_figures": "diagnostics",
     "token_weights": "normalise",
     "topk_divergence": "topk",
@@ -77,6 +80,8 @@ __all__ = [
     "score_tokens",
     "skew_forward_kl",
     "skew_reverse_kl",
+    "span_reverse_kl",
+    "sum_over_spans",
     "support_figures",
     "token_weights",
     "topk_divergence",

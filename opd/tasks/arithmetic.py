@@ -82,6 +82,7 @@ class Addition(Arithmetic):
     domain = "addition"
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
+        """See `Arithmetic.work`."""
         columns, carry = [], 0
         count = max(len(str(left)), len(str(right)))
         for a, b in zip(_digits(left, count), _digits(right, count), strict=True):
@@ -106,6 +107,7 @@ class Subtraction(Arithmetic):
         return max(left, right), min(left, right)
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
+        """See `Arithmetic.work`."""
         columns, borrow = [], 0
         count = len(str(left))
         for a, b in zip(_digits(left, count), _digits(right, count), strict=True):
@@ -129,6 +131,7 @@ class Multiplication(Arithmetic):
         return random.randrange(10**self.options.digits), random.randrange(2, 10)
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
+        """See `Arithmetic.work`."""
         columns, carry = [], 0
         for digit in _digits(left, len(str(left))):
             product = digit * right + carry

@@ -15,7 +15,7 @@ from opd.procs.children import Answer, ChildFailed
 from opd.procs.host import Service
 from opd.procs.workers import Workers
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import NO_REFERENCE, Verdict, Verifier
+from opd.tasks.verdict import NO_REFERENCE, Verdict
 
 _MOST_LATE = 10_000
 _MOST_MIB = 2048
@@ -39,7 +39,7 @@ _SYMBOL = re.compile(
 """A symbol of a unit behind a number at the end of an answer, of those that math-verify drops: m, km, g, s, h, ..."""
 
 
-class MathVerifier(Verifier):
+class MathVerifier:
     r"""Mathematical equality of the final answer (math-verify).
 
     Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
@@ -57,6 +57,7 @@ class MathVerifier(Verifier):
         self._late: dict[int, str] = {}
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
+        """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown(NO_REFERENCE)
         try:
@@ -100,6 +101,7 @@ class Equality(Service):
         import math_verify  # noqa: F401
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `check`."""
         return check(request)
 
 

@@ -34,6 +34,7 @@ class OfTurnCritic(GroupEstimator):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         add = f"add method {self.source.removesuffix('_values')}_critic"
         return Traits(learns_from_equal=True, reads=(self.source,), why={"reads": add})
 

@@ -57,6 +57,7 @@ class ALol(WeightedGradient[ALolSettings]):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         return replace(super().traits, reads=())  # its ratio is to the reference
 
     def needs(self) -> Needs:

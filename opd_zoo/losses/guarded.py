@@ -242,6 +242,7 @@ class Minirl(PolicyGradient[MinirlSettings]):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         # Its own weight divides by the policy that sampled.
         return replace(super().traits, learns_from_stale_rows=True, reads=("behaviour",))
 

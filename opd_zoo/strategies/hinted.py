@@ -48,6 +48,7 @@ class Hinted(Strategy[StrategySettings_co]):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         return HINTED
 
     def needs(self) -> Needs:

@@ -1,6 +1,6 @@
 """`opd train --dry-run`: everything that can be checked without training."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,11 +95,12 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     stops = stop_set(tokenizer, generation_stops(model.base, model.revision), recipe.rollout.stop_tokens)
     yield stops.describe()
     # Only from here on are the servers needed. All checks that do without them come before.
-    models = _shake_hands(recipe, needs, source, tokenizer)
+    models = _shake_hands(recipe, needs, source, tokenizer, stops.ids)
     first = source.prompts("train", 1)[0]
-    map_of(recipe, stops.ids, models.infos, needs)
-    yield from foreign_stops(recipe, stops.ids, models.infos, tokenizer)
-    yield preview(first, tokenizer, models.infos)
+    map_of(recipe, stops.ids, models.alike, needs)
+    yield from foreign_stops(recipe, stops.ids, models.alike, tokenizer)
+    yield preview(first, tokenizer, models.alike)
+    yield from (translator.preview(first) for translator in models.translators.values())
     yield from [f"teacher {name}: {info.engine}, {info.model}, compatible" for name, info in models.infos.items()]
     if weights is not None:
         yield from [f"warning: {change}" for change in changed_teachers(recipe, models.infos)]
@@ -112,13 +113,15 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     yield from describe(recipe, here())
 
 
-def _shake_hands(recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any) -> "RunModels":
+def _shake_hands(
+    recipe: Recipe, needs: Needs, source: PromptSource, tokenizer: Any, stops: Collection[int]
+) -> "RunModels":
     from student.job.preparation import connect
     from student.scoring.handshake import shake_hands
 
     fleet = connect(recipe) if needs.served else None
     with fleet if fleet is not None else nullcontext():
-        return shake_hands(fleet, recipe, needs, tokenizer, source)
+        return shake_hands(fleet, recipe, needs, tokenizer, source, stops)
 
 
 _IN_PROCESS = {

@@ -58,6 +58,7 @@ def evaluate_model(
     return {
         "model": model,
         **{name: figures[name] for name in ("accuracy", "accuracy_half_width", "judged", "pass_at", "reverse_kl")},
+        "reverse_kl_per_byte": result.reverse_kl_per_byte,
         "reverse_kl_estimator": result.reverse_kl_estimator,
         "domains": {
             name: {"accuracy": accuracy, "prompts": count} for name, (accuracy, count) in result.by_domain.items()

@@ -157,6 +157,7 @@ def signal_tokens(
         ids = _flat((score.ids.astype(np.int64) for score in scores if score.ids is not None), device)
     return SignalTokens(
         sampled=joined("sampled"),
+        span=_spans(rows, scores, device),
         values=joined("values"),
         ids=ids,
         log_tail=joined("log_tail"),
@@ -164,6 +165,15 @@ def signal_tokens(
         head=head,
         logits=joined("logits"),
     )
+
+
+def _spans(rows: Sequence[Row], scores: Sequence[Scores], device: torch.device) -> Tensor | None:
+    """[N] where each position's span begins, among all positions; None if no row has any."""
+    if all(score.span is None for score in scores):
+        return None
+    begins = np.cumsum([0, *(row.length for row in rows)])
+    parts = [np.arange(row.length) if s.span is None else s.span for row, s in zip(rows, scores, strict=True)]
+    return _flat((np.where(part < 0, -1, part + begin) for part, begin in zip(parts, begins, strict=False)), device)
 
 
 def _float(array: np.ndarray, device: torch.device) -> Tensor:

@@ -41,12 +41,15 @@ class SignalNeed:
         spec: the payload; gather is at the student's candidates.
         temperature: divides the model's logits; None for that of the student's distribution in the loss.
         student_temperature: divides the student's logits where the two are compared; None for that of the rollouts.
+        spans: whether the term reads spans of text (`SignalTokens.span`), which a teacher with another tokenizer can
+            give too.
     """
 
     role: str
     spec: PayloadSpec
     temperature: float | None = None
     student_temperature: float | None = None
+    spans: bool = False
 
     @property
     def level(self) -> float:
@@ -133,6 +136,7 @@ def merge(needs: Iterable[Needs], *, temperature: float | None = None) -> Needs:
             role,
             PayloadSpec.gather(candidates, spec.value_dtype) if kind is PayloadKind.GATHER else spec,
             1.0 if kind is PayloadKind.HIDDEN else temperatures[role],
+            spans=all(signal.spans for signal in single if signal.role == role),
         )
         for (role, kind), spec in sorted(widest.items(), key=lambda entry: entry[0])
     )

@@ -38,6 +38,7 @@ class EvalReport:
         accuracy_half_width: half the 95 % interval of `accuracy` over prompts; None below two judged prompts.
         pass_at: k -> (pass@k, half its interval), over prompts with at least k judged answers; values in between do
             not count as correct. Empty for single answers.
+        bytes_per_token: bytes of the text of the answers on which `reverse_kl` was measured, per token.
         reverse_kl_estimator: how `reverse_kl` was measured; "" if it was not.
         repetition: share of 4-grams that occur earlier in their response, mean over responses.
         modes: figures of modes by name, see `student.data.mode_figures`; empty for a run without modes.
@@ -54,7 +55,13 @@ class EvalReport:
     judged: int = 0
     accuracy_half_width: float | None = None
     pass_at: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
+    bytes_per_token: float | None = None
     reverse_kl_estimator: str = ""
     repetition: float = 0.0
     modes: Mapping[str, float] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def reverse_kl_per_byte(self) -> float | None:
+        """The reverse KL in nats per byte of text, which compares between tokenizers; None if it was not measured."""
+        return self.reverse_kl / self.bytes_per_token if self.reverse_kl is not None and self.bytes_per_token else None

@@ -14,6 +14,7 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.spans import spans_of
 from opd.wire.types import PayloadKind, ScoreItem, Scores
+from student.data.translation import Translation
 
 Origin = Literal["policy", "hinted", "expert", "branch", "replay"]
 SignalKey = tuple[str, PayloadKind]
@@ -108,6 +109,7 @@ class Row:
         teachers: (teacher, weight) if divergences to several teachers are summed; weights sum to 1. Otherwise empty.
         contexts: [P'] uint32 by role, the prompt that the role's model reads in place of the student's (a hint, a
             system prompt); never part of the student's input.
+        translations: the row in the tokens of teachers that have another tokenizer, by teacher.
         unread: roles whose context for this row is missing or too long; terms that learn from them skip the row.
         signals: scores by (role, payload kind); with `teachers`, each has a role of its own, `teacher_role(name)`.
         verdict: the verifier's verdict; None if it was not asked.
@@ -142,6 +144,7 @@ class Row:
     teacher: str = ""
     teachers: tuple[tuple[str, float], ...] = ()
     contexts: dict[str, NDArray[np.uint32]] = field(default_factory=dict)
+    translations: dict[str, Translation] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     signals: dict[SignalKey, Scores] = field(default_factory=dict)
     verdict: Verdict | None = None

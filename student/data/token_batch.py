@@ -69,13 +69,15 @@ class SignalTokens:
     """What a model that scores rows says at N positions; float32, nats; None where the payload does not carry it.
 
     Attributes:
-        sampled: [N] log-prob of the response token.
+        sampled: [N] log-prob of the response token; of a teacher with another tokenizer, its share of its span's.
         values: [N, K] log-probs at `ids`.
         ids: [N, K] int64, the ids that the payload is about.
         log_tail: [N] log of the probability mass outside `ids`.
         hidden: [N, H] final hidden states of the model; `head` turns them into logits.
         head: the model's output head.
         logits: [N, V] logits over the whole vocabulary.
+        span: [N] int64, the position in the batch at which the token's span begins; -1 for tokens without a signal;
+            None if every token is a span of its own.
     """
 
     sampled: Float[Tensor, " n"] | None = None
@@ -85,6 +87,7 @@ class SignalTokens:
     hidden: Float[Tensor, "n h"] | None = None
     head: OutputHead | None = None
     logits: Float[Tensor, "n v"] | None = None
+    span: Int[Tensor, " n"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

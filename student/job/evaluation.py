@@ -93,6 +93,8 @@ def metrics_of(report: EvalReport) -> dict[str, float]:
             metrics["eval/accuracy_half_width"] = report.accuracy_half_width
     if report.reverse_kl is not None:
         metrics["eval/reverse_kl"] = report.reverse_kl
+    if report.reverse_kl_per_byte is not None:
+        metrics["eval/reverse_kl_per_byte"] = report.reverse_kl_per_byte
     return metrics
 
 
@@ -107,6 +109,7 @@ def to_json(report: EvalReport) -> dict[str, Any]:
         "truncated": report.truncated,
         "repetition": report.repetition,
         "reverse_kl": report.reverse_kl,
+        "bytes_per_token": report.bytes_per_token,
         "reverse_kl_estimator": report.reverse_kl_estimator,
         "tokens": report.tokens,
         "modes": dict(report.modes),

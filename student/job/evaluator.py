@@ -127,7 +127,7 @@ class Evaluator:
         leakage: int,
         slack: float,
     ) -> EvalReport:
-        """Evaluate the current weights; the arguments are those of `student.job.services.LoopServices.evaluate`."""
+        """See `student.job.services.LoopServices.evaluate`."""
         asked = self._ask(prompts, seed_names, samples, temperature, keep, slack, measured=reverse_kl)
         return self._learner.ranks.agree(lambda: self._run(asked, samples, purpose, leakage))
 
@@ -212,16 +212,17 @@ class Evaluator:
             if asked.other is not None:
                 self._costs.sampled(purpose, scored)
 
-    def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> float | None:
-        """The mean divergence over the tokens of all ranks, in nats per token; None if it is not measured."""
+    def _divergence(self, asked: EvaluationTask, scored: Sequence[Row]) -> tuple[float, float] | None:
+        """The mean divergence of all ranks' answers, in nats per token, and bytes per token; None if unmeasured."""
         if asked.scorer is None or self._measure is None:
             return None
         trained = [row for row in scored if is_trained(row, self._recipe.modes)]
         self._progress.say(f"evaluation: measuring the reverse KL of {len(trained)} answers")
         with self._learner.whole():
             part = self._measure.measure(self._learner, trained)
-        parts = self._gathered(part)
-        return sum(top for top, _ in parts) / max(1.0, sum(tokens for _, tokens in parts))
+        parts = self._gathered((*part, sum(len(row.text.encode()) for row in trained)))
+        total, tokens, size = (sum(column) for column in zip(*parts, strict=True))
+        return total / max(1.0, tokens), size / max(1.0, tokens)
 
     def _gathered(self, value: Any) -> list[Any]:
         return self._learner.ranks.gather(value) if self._shares > 1 else [value]
@@ -240,7 +241,9 @@ class Evaluator:
             poll=self._poll,
         )
 
-    def _report(self, asked: EvaluationTask, rows: Sequence[Row], samples: int, value: float | None) -> EvalReport:
+    def _report(
+        self, asked: EvaluationTask, rows: Sequence[Row], samples: int, value: tuple[float, float] | None
+    ) -> EvalReport:
         """The report of all ranks' answers."""
         placed = list(zip(asked.places, rows, strict=True))
         kept = self._samples([(at, row) for at, row in placed if at < asked.keep], 0 if value is None else asked.shown)
@@ -249,7 +252,9 @@ class Evaluator:
         shares = self._gathered((mine, kept))
         answers = sorted((answer for share, _ in shares for answer in share), key=lambda answer: answer.place)
         lines = {at: sample for _, share in shares for at, sample in share.items()}
-        whole = report(answers, samples, value, "" if self._measure is None else self._measure.estimator)
+        per_token, size = value or (None, None)
+        whole = report(answers, samples, per_token, "" if self._measure is None else self._measure.estimator)
+        whole = replace(whole, bytes_per_token=size)
         return replace(whole, samples=[lines[at] for at in sorted(lines)])
 
     def _samples(self, rows: Sequence[tuple[int, Row]], measured: int) -> dict[int, dict[str, Any]]:

@@ -137,7 +137,7 @@ def build_job(
 
 def _measured(prepared: Prepared, scorers: Scorers, hooks: OutageHooks | None) -> tuple[EvalMeasure, Scoring] | None:
     """The measure of evaluations, and a scorer of its own: it may need other payloads than the objective."""
-    measure = build_measure(prepared.models.infos, prepared.plugins.needs, prepared.recipe.teachers)
+    measure = build_measure(prepared.models, prepared.plugins.needs, prepared.recipe.teachers)
     if measure is None:
         return None
     return measure, scorers.make(merge([measure.needs()], temperature=prepared.recipe.rollout.temperature), hooks=hooks)
@@ -161,7 +161,7 @@ def _stop_check(prepared: Prepared, sampler: PolicySampler, scorers: Scorers) ->
     live = prepared.fleet is not None and not prepared.fleet.recorded and prepared.plugins.needs.teacher
     if not live or not prepared.models.infos:
         return None
-    return StopCheck(prepared.recipe, sampler, prepared.source, prepared.models.infos, prepared.stop_ids, scorers.make)
+    return StopCheck(prepared.recipe, sampler, prepared.source, prepared.models.alike, prepared.stop_ids, scorers.make)
 
 
 def _scorers(

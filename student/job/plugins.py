@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,8 @@ from student.scoring.rewards.chain import RewardChain
 from student.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from opd.wire.v1 import teacher_pb2 as pb
     from student.job.evaluate import EvalMeasure
+    from student.scoring.handshake import RunModels
     from student.settings.teachers import TeacherSettings
 
 
@@ -144,16 +144,14 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
             )
 
 
-def build_measure(
-    infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
-) -> EvalMeasure | None:
+def build_measure(models: RunModels, needs: Needs, settings: TeacherSettings | None) -> EvalMeasure | None:
     """The measure of evaluations against the teachers of a run; None if nothing can be measured.
 
     Args:
-        infos: the served models.
+        models: the models of the run.
         needs: the needs of the objective.
         settings: the recipe's `teachers`.
     """
     from student.methods.distil.measure import reverse_kl_of
 
-    return reverse_kl_of(infos, needs, settings)
+    return reverse_kl_of(models.infos, needs, settings, spans=bool(models.translators))

@@ -91,10 +91,10 @@ def prepare(recipe: Recipe, stack: ExitStack, model_path: str | None, poll: Call
     fleet = connect(recipe, poll) if plugins.needs.served else None
     if fleet is not None:
         stack.callback(fleet.close)
-    models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source)
     ending = generation_stops(weights.base, weights.revision)
     stop_ids = stop_set(tokenizer, ending, recipe.rollout.stop_tokens).ids
-    stops = map_of(recipe, stop_ids, models.infos, plugins.needs)
+    models = shake_hands(fleet, recipe, plugins.needs, tokenizer, source, stop_ids)
+    stops = map_of(recipe, stop_ids, models.alike, plugins.needs)
     contexts = Contexts(recipe.contexts, tokenizer, recipe.rollout.max_prompt_tokens)
     check_contexts(recipe, contexts, source, tokenizer)
     return Prepared(recipe, plugins, weights, tokenizer, source, fleet, models, stop_ids, stops, contexts)

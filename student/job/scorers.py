@@ -52,6 +52,7 @@ class Scorers:
             local=self.local,
             contexts=prepared.contexts,
             stops=prepared.stops if stops is None else stops,
+            translators=prepared.models.translators,
             rewards=self._rewards,
             hooks=hooks,
         )

@@ -43,6 +43,8 @@ OBJECTIVES = Registry(
         "opd": "student.methods.distil.opd:OnPolicyDistillation",
         "gopd": "student.methods.distil.gopd:GeneralisedOpd",
         "exopd": "student.methods.distil.gopd:ExOpd",
+        "span_opd": "student.methods.distil.span_opd:SpanDistillation",
+        "bpm": "student.methods.distil.bpm:BytePrefixMarginalisation",
         "sft": "student.methods.distil.sft:SupervisedFineTuning",
         "reference_kl": "student.methods.distil.reference_kl:ReferenceKl",
         "policy_gradient": "student.rl.losses.policy_gradient:PolicyGradient",
@@ -201,6 +203,7 @@ class Term(Plugin[TermSettings_co]):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         return Traits(learns_from_stale_rows=self.settings.rows == "expert")
 
     def __init__(self, settings: TermSettings_co) -> None:

@@ -74,6 +74,7 @@ TEXTS = {
 EVALUATION_TEXTS = {
     "accuracy": "Share of held-out prompts answered correctly",
     "reverse_kl": "Reverse KL from the student to the teacher on held-out prompts, mean per response token",
+    "reverse_kl_per_byte": "The same reverse KL, mean per byte of the answers' text",
     "response_length": "Tokens per response on held-out prompts",
     "truncation_rate": "Share of responses to held-out prompts that reached the length limit",
     "repetition": "Share of a response's 4-grams that occur earlier in it, on held-out prompts",

@@ -30,6 +30,7 @@ from opd.tasks.encode import encode_prompts
 from opd.tasks.prompt import Prompt
 from opd.tasks.template import TemplateWatch
 from opd.tasks.verdict import VerdictStatus
+from student.data.needs import TEACHER
 from student.data.outcome import reward_of
 from student.settings.contexts import ContextSettings
 
@@ -212,6 +213,15 @@ class Contexts:
                 ids = self._encode(context.render(row.prompt, facts))
                 if len(ids) <= limit:
                     row.contexts[role] = ids
+
+    def read_by(self, teacher: str, prompt: Prompt) -> Prompt:
+        """What a teacher reads in place of `prompt`, as a prompt: for teachers that encode it themselves.
+
+        Raises:
+            DataError: if its context cannot be rendered.
+        """
+        role = teacher if teacher in self._contexts else TEACHER
+        return self._contexts[role][0].render(prompt) if role in self._contexts else prompt
 
     def encode(self, role: str, prompt: Prompt) -> NDArray[np.uint32]:
         """[P'] uint32, the context of `role` for `prompt`, with an example in place of outcomes.

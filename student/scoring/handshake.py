@@ -4,21 +4,24 @@ It checks tokenizer, vocabulary, payloads, temperature and limits, and has each 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
-from opd.fleet.same_tokens import check_same_tokens
+from opd.fleet.same_tokens import unlike_tokens
 from opd.fleet.source import ScoreSource
 from opd.tasks.source import PromptSource
 from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from opd.wire.v1 import teacher_pb2 as pb
 from student.data.needs import EMA, LOCAL_MODELS, REFERENCE, TEACHER, Needs
+from student.plugin.terms import build_terms
+from student.scoring.contexts import reads_outcomes
 from student.scoring.requests import build_router, destination
 from student.scoring.stops import teacher_stops
+from student.scoring.translate import Translator, translator_of
 from student.settings.recipe import Recipe
 from student.settings.teachers import TeacherSettings
 
@@ -40,10 +43,17 @@ class RunModels:
     Attributes:
         infos: served models by name, as they describe themselves, for the run folder.
         local: names of the models that run in this process.
+        translators: translate rows for served models that have another tokenizer, by name.
     """
 
     infos: dict[str, pb.TeacherInfo]
     local: frozenset[str]
+    translators: dict[str, Translator] = field(default_factory=dict)
+
+    @property
+    def alike(self) -> dict[str, pb.TeacherInfo]:
+        """The served models to which the student's ids mean what they mean to the student."""
+        return {name: info for name, info in self.infos.items() if name not in self.translators}
 
 
 def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) -> dict[str, set[str]]:
@@ -85,9 +95,14 @@ def named_roles(settings: TeacherSettings, served: Sequence[str], needs: Needs) 
 
 
 def shake_hands(
-    fleet: ScoreSource | None, recipe: Recipe, needs: Needs, tokenizer: PreTrainedTokenizerBase, source: PromptSource
+    fleet: ScoreSource | None,
+    recipe: Recipe,
+    needs: Needs,
+    tokenizer: PreTrainedTokenizerBase,
+    source: PromptSource,
+    stops: Collection[int],
 ) -> RunModels:
-    """Route the prompts and check every served model that the run will use.
+    """Route the prompts and check every served model that the run will use; `stops` end the student's responses.
 
     Raises:
         IncompatibleTeacherError: if a served model does not fit; the message names both sides.
@@ -99,6 +114,7 @@ def shake_hands(
         local.add(EMA)
     roles: dict[str, set[str]] = {name: {name} for name in local}
     infos: dict[str, pb.TeacherInfo] = {}
+    translators: dict[str, Translator] = {}
     if settings is not None:
         served = sorted(fleet.teachers()) if fleet is not None else []
         named = named_roles(settings, served, needs)
@@ -108,31 +124,68 @@ def shake_hands(
         local |= named.keys() - set(served)  # a served model takes precedence over a local one of the same name
         _check_served_average(recipe, named.keys() & set(served))
         for name in sorted(named.keys() & set(served)):
-            infos[name] = _checked(fleet, recipe, needs, tokenizer, name, named[name])
+            assert fleet is not None  # it serves `name`
+            info = infos[name] = fleet.describe(name)
+            if unlike := unlike_tokens(fleet, info, tokenizer):
+                _check_spans(recipe, needs, named[name], unlike)
+                dense = any(need.spec.kind is PayloadKind.TOPK for need in needs.signals)
+                translators[name] = translator_of(fleet, info, tokenizer, stops, dense=dense)
+            _check(fleet, recipe, needs, tokenizer, info, named[name], translated=name in translators)
         for name, wanted in named.items():
             roles[name] = roles.get(name, set()) | wanted
     _check_contexts(recipe, roles)
-    return RunModels(infos, frozenset(local))
+    return RunModels(infos, frozenset(local), translators)
 
 
-def _checked(
-    fleet: ScoreSource | None,
+def _check(
+    fleet: ScoreSource,
     recipe: Recipe,
     needs: Needs,
     tokenizer: PreTrainedTokenizerBase,
-    name: str,
+    info: pb.TeacherInfo,
     roles: set[str],
-) -> pb.TeacherInfo:
-    """Check a served model, and return its description."""
-    assert fleet is not None and recipe.teachers is not None  # it serves `name`
-    info = fleet.describe(name)
-    check_same_tokens(fleet, info, tokenizer)
-    _check_vocabulary(info, recipe, needs, roles, tokenizer)
-    _check_needs(info, recipe, needs, roles)
+    *,
+    translated: bool,
+) -> None:
+    """Check a served model; `translated` if it reads rows in tokens of its own."""
+    assert recipe.teachers is not None  # it names the model
+    if not translated:
+        _check_vocabulary(info, recipe, needs, roles, tokenizer)
+        _check_lengths(info, recipe, roles)
+    _check_needs(info, needs, roles)
     # Recorded scores are not computed, so they cannot disagree with themselves.
     if not fleet.recorded:
         _check_self_agreement(fleet, info, recipe.teachers.fleet.health.agreement_nats)
-    return info
+
+
+def _check_spans(recipe: Recipe, needs: Needs, roles: set[str], unlike: str) -> None:
+    """Refuse a model with another tokenizer unless all that reads it reads spans of text.
+
+    Raises:
+        IncompatibleTeacherError: naming what reads single tokens.
+    """
+    assert recipe.teachers is not None
+    if any(not need.spans for need in needs.signals if need.role in roles):
+        terms = build_terms(recipe.objective)
+        names = [
+            term.settings.name for term in terms if any(n.role in roles and not n.spans for n in term.needs().signals)
+        ]
+        raise IncompatibleTeacherError(
+            f"{unlike}; {' and '.join(names) or 'a plug-in of the recipe'} needs ids that mean the same. Use a teacher "
+            "of the student's family, compare spans of text (objective span_opd), or learn from the teacher's own "
+            "answers (opd answers, then objective sft with method expert_rows)."
+        )
+    if recipe.teachers.several and recipe.teachers.combine == "probability":
+        raise IncompatibleTeacherError(
+            f"{unlike}, so their probabilities cannot be mixed token by token; set teachers.combine to divergence, or "
+            "route each prompt to one teacher."
+        )
+    late = [role for role, one in recipe.contexts.items() if reads_outcomes(role, one)]
+    if late:
+        raise IncompatibleTeacherError(
+            f"{unlike}, and contexts.{late[0]} is made from outcomes, which is not done for such teachers; make it "
+            "from columns of the prompt alone."
+        )
 
 
 def _check_contexts(recipe: Recipe, roles: Mapping[str, set[str]]) -> None:
@@ -258,12 +311,15 @@ def too_long(recipe: Recipe, longest: int, name: str, who: str, most: int) -> st
     )
 
 
-def _check_needs(info: pb.TeacherInfo, recipe: Recipe, needs: Needs, roles: set[str]) -> None:
+def _check_lengths(info: pb.TeacherInfo, recipe: Recipe, roles: set[str]) -> None:
     prompt, name = longest_prompt(recipe, info.name, roles)
     longest = recipe.rollout.longest_sequence(prompt)
     if longest > info.limits.max_sequence_tokens:
         said = too_long(recipe, longest, name, f"teacher {info.name!r}", info.limits.max_sequence_tokens)
         raise IncompatibleTeacherError(f"{said}, or serve the teacher with a higher limit.")
+
+
+def _check_needs(info: pb.TeacherInfo, needs: Needs, roles: set[str]) -> None:
     for need in needs.signals:
         if need.role not in roles:
             continue

@@ -74,7 +74,7 @@ class Call:
         reads: name of the context under which the model reads the row.
         spec: the payload that is asked for; differs from the need's where stop tokens are mapped.
         item: the ids; its response starts at position `first` of the row's response.
-        first: see `item`; a row of several windows needs a call for each.
+        first: see `item`; a row of several windows needs a call for each. 0 for a row in the teacher's own tokens.
     """
 
     target: Target
@@ -148,6 +148,9 @@ class Requests:
         for need, target, reads in self._readers(row):
             # Models in this process score all positions, because skipping some saves neither bytes nor a projection.
             gather, own = need.spec.kind is PayloadKind.GATHER, not target.local
+            if (other := row.translations.get(target.model)) is not None:
+                calls.append(Call(target, need, reads, need.spec, other.item, 0))
+                continue
             for item, first in row.asked(gather=gather, role=reads, own=own):
                 spec, mapped = self._stops.ask(target.model, need.spec, item)
                 calls.append(Call(target, need, reads, spec, mapped, first))
@@ -159,14 +162,19 @@ class Requests:
         Every array has one row per position of the response; see `put_back` for positions that were not asked about.
         """
         windows: dict[tuple[SignalKey, Target], list[tuple[Scores, ScoreItem, int]]] = {}
+        translated: dict[SignalKey, Scores] = {}
         for call, answer in answers:
+            if (other := row.translations.get(call.target.model)) is not None:
+                translated[call.key] = other.scores(answer, row.behaviour_logp)
+                continue
             scores = self._stops.apply(call.target.model, call.need.spec, call.item, answer)
             windows.setdefault((call.key, call.target), []).append((scores, call.item, call.first))
         models: dict[SignalKey, list[tuple[Scores, float]]] = {}
         for (key, target), parts in windows.items():
             ids = row.candidates if key[1] is PayloadKind.GATHER else None
             models.setdefault(key, []).append((put_back(parts, row.length, ids), target.weight))
-        return {key: scores[0][0] if len(scores) == 1 else mix_scores(scores) for key, scores in models.items()}
+        found = {key: scores[0][0] if len(scores) == 1 else mix_scores(scores) for key, scores in models.items()}
+        return found | translated
 
     def positions(self, rows: Iterable[Row]) -> dict[str, int]:
         """Prompt and response positions in the calls for `rows`, by role; each teacher of a row counts separately.
@@ -177,7 +185,13 @@ class Requests:
         for row in rows:
             for need, target, reads in self._readers(row):
                 role = "local" if target.local else need.role
-                counts[role] = counts.get(role, 0) + row.asked_positions(role=reads, own=not target.local)
+                other = row.translations.get(target.model)
+                asked = (
+                    row.asked_positions(role=reads, own=not target.local)
+                    if other is None
+                    else len(other.item.token_ids)
+                )
+                counts[role] = counts.get(role, 0) + asked
         return counts
 
     def model_of(self, role: str, row: Row) -> Target:

@@ -8,7 +8,7 @@ continues. A caller that learns from some rows before others `begin`s to wait an
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from student.scoring.contexts import Contexts
 from student.scoring.local import LocalModels
 from student.scoring.requests import Call, Requests
 from student.scoring.stops import StopMap
+from student.scoring.translate import Translator
 from student.scoring.verify import Verification
 from student.settings.teachers import TeacherSettings
 
@@ -65,6 +66,7 @@ class Scoring:
         local: the models in this process; None if no term needs any.
         contexts: prompts that models read in place of a row's prompt; None if all read the prompt.
         stops: maps the stop tokens of served models onto the student's; None to leave them as they are.
+        translators: translate rows for teachers that have another tokenizer, by teacher.
         rewards: makes the rewards of a batch that comes in one piece; None without rewards.
         hooks: what to call, in the waiting thread, while a teacher is away.
     """
@@ -81,6 +83,7 @@ class Scoring:
         local: LocalModels | None = None,
         contexts: Contexts | None = None,
         stops: StopMap | None = None,
+        translators: Mapping[str, Translator] | None = None,
         rewards: Callable[[], "StepRewards"] | None = None,
         hooks: OutageHooks | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class Scoring:
         self._verification, self._rewards = verification, rewards
         self._device = device
         self._local, self._contexts = local, contexts
+        self._translators = translators or {}
         # Without rewards, as in evaluations, there are no outcomes, and models read the student's prompt.
         self._late = contexts.late if contexts is not None and needs.reward else frozenset()
         served = fleet.teachers() if fleet is not None else ()
@@ -114,7 +118,7 @@ class Scoring:
         return self._requests.names(labels)
 
     def positions(self, rows: Iterable[Row]) -> dict[str, int]:
-        """Prompt and response positions in the calls for `rows`, by role, as `Requests.positions` counts them."""
+        """See `Requests.positions`."""
         return self._requests.positions(rows)
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
@@ -138,6 +142,10 @@ class Scoring:
         route = self._requests.route(row.prompt)
         if route.parts:
             row.teacher, row.teachers = route.name, route.summed
+        for name, _ in route.parts:
+            if name in self._translators:
+                prompt = row.prompt if self._contexts is None else self._contexts.read_by(name, row.prompt)
+                row.translations[name] = self._translators[name].translate(row, prompt)
         self._ask(row, late=False)
 
     def _ask_late(self, rows: Sequence[Row], rewards: "StepRewards | None") -> None:

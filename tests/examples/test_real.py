@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_tokenizers import byte_fallback
 
 from opd.config import load_settings
 from opd.pretrained import read_causal_lm, read_config, read_tokenizer
@@ -18,10 +20,12 @@ from opd.tasks.prompt import Prompt
 from opd.tasks.stops import generation_stops, stop_set
 from opd.wire.fingerprint import token_bytes
 from opd.wire.types import PayloadSpec, ScoreItem
+from opd.wire.v1 import teacher_pb2 as pb
 from student.commands.convert import convert
 from student.commands.prune import prune
 from student.job.session import train
 from student.run.local_server import served
+from student.scoring.translate import Translator
 from student.settings.recipe import Recipe
 from teacher_server.engines.base import EngineItem
 from teacher_server.engines.transformers import TransformersEngine
@@ -84,7 +88,6 @@ def test_the_french_verifier_takes_french_for_french_alone() -> None:
         assert (judge.verify(Prompt.make("q"), text).status == "correct") is right, text
 
 
-@pytest.mark.slow
 def test_a_chat_is_rendered_and_ended_as_the_model_was_trained(cut: Path) -> None:
     tokenizer = read_tokenizer(cut)
     ids = encode_prompt(Prompt.make([{"role": "user", "content": "Hi 123"}]), tokenizer)
@@ -95,7 +98,26 @@ def test_a_chat_is_rendered_and_ended_as_the_model_was_trained(cut: Path) -> Non
     assert [tokenizer.decode([i]) for i in tokenizer("123")["input_ids"]] == ["1", "2", "3"]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("real_student", [True, False])
+def test_the_real_tokenizer_is_aligned_with_another_byte_for_byte(cut: Path, real_student: bool) -> None:
+    real, other = read_tokenizer(cut), byte_fallback()
+    student, teacher = (real, other) if real_student else (other, real)
+    info = pb.TeacherInfo(
+        name="t",
+        limits=pb.Limits(max_sequence_tokens=999),
+        tokenizer=pb.TokenizerInfo(eos_id=teacher.eos_token_id),
+    )
+    translator = Translator(info, teacher, student, [student.eos_token_id])
+    text = "Oslo 12345,  naïve 李雷💥👩‍👩‍👧 e\u0301\n\n\tdef f(x): return x\r\n"
+    ids = [*student(text, add_special_tokens=False)["input_ids"], student.eos_token_id]
+    prompt = Prompt.make("Hi\n")
+    row: Any = SimpleNamespace(response_ids=np.array(ids, np.uint32), prompt=prompt, episode=None)
+    found = translator.translate(row, prompt)
+    answer = found.item.response_ids
+    assert found.aligned.all() and answer[-1] == teacher.eos_token_id
+    assert b"".join(token_bytes(teacher)[i] for i in answer[:-1]).decode().lstrip(" ") == text
+
+
 def test_every_text_survives_the_real_tokenizer_byte_for_byte(cut: Path) -> None:
     tokenizer = read_tokenizer(cut)
     pieces = token_bytes(tokenizer)
@@ -110,7 +132,6 @@ def test_every_text_survives_the_real_tokenizer_byte_for_byte(cut: Path) -> None
     survives()
 
 
-@pytest.mark.slow
 def test_a_teacher_of_it_scores_as_plain_transformers_does(cut: Path) -> None:
     ids = torch.tensor(read_tokenizer(cut)("The capital of Norway is Oslo.")["input_ids"])
     item = ScoreItem(ids.numpy().astype(np.uint32), 3)
@@ -122,7 +143,6 @@ def test_a_teacher_of_it_scores_as_plain_transformers_does(cut: Path) -> None:
     assert torch.allclose(torch.from_numpy(scores.sampled.copy()), wanted, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_the_recipe_that_ships_trains_it(cut: Path, tmp_path: Path) -> None:
     from real_prompts import write
 

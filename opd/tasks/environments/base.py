@@ -169,7 +169,7 @@ class EnvironmentTask:
         return Verdict.unknown("an episode is judged by its environment, not by its text")
 
     def labels(self) -> frozenset[tuple[str | None, str | None]]:
-        """All pairs (teacher, domain) of its prompts, as in `opd.tasks.source.PromptSource`."""
+        """See `opd.tasks.source.PromptSource.labels`."""
         return frozenset({(None, self.name)})
 
     def close(self) -> None:

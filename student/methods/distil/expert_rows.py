@@ -78,6 +78,7 @@ class ExpertRows(Controller[ExpertRowsSettings]):
 
     @property
     def traits(self) -> Traits:
+        """See `Traits`."""
         paths = self.settings.source == "path"
         return Traits(
             works_ahead=True,

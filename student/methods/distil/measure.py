@@ -55,14 +55,14 @@ class ReverseKl:
         }[payload]
 
     def needs(self) -> Needs:
-        """What the measure needs from the models that score the answers."""
+        """See `EvalMeasure.needs`."""
         return self._term.needs()
 
     @torch.no_grad()
     def measure(
         self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
     ) -> tuple[float, float]:
-        """Sum of the divergence over the trained tokens of `rows` in nats, and the number of these tokens."""
+        """See `EvalMeasure.measure`."""
         needs = self.needs()
         top = bottom = 0.0
         with evaluating(learner.student):
@@ -75,7 +75,7 @@ class ReverseKl:
 
 
 def reverse_kl_of(
-    infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None
+    infos: Mapping[str, pb.TeacherInfo], needs: Needs, settings: TeacherSettings | None, *, spans: bool = False
 ) -> ReverseKl | None:
     """The most exact measure that all teachers of a run serve; exact if all of them serve hidden states.
 
@@ -85,11 +85,14 @@ def reverse_kl_of(
         infos: the served models.
         needs: the needs of the objective.
         settings: the recipe's `teachers`.
+        spans: whether a teacher has another tokenizer, of which only log-probs of the sampled text can be compared.
     """
     if settings is None or recorded_folder(settings.endpoints) is not None:
         return None
     if not needs.teacher:
         return None
+    if spans:
+        return ReverseKl("sampled", 1)
     # Rows carry one set of candidates, so the measurement uses as many ids as the objective.
     k = needs.candidates or min([_MEASURED_IDS, *(info.limits.max_k for info in infos.values())])
     kinds = [set(info.payloads) for info in infos.values()]

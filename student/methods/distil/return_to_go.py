@@ -50,7 +50,12 @@ def future_sum(values: Float[Tensor, " n"], row: Int[Tensor, " n"], discount: fl
 
 
 def future_surrogate(
-    batch: TokenBatch, discount: float, *, length_normalised: bool, role: str = TEACHER
+    batch: TokenBatch,
+    discount: float,
+    *,
+    length_normalised: bool,
+    role: str = TEACHER,
+    ratio: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
     """A loss of value 0 per position whose gradient is G_t grad log S(y_t); 0 on rows the student did not sample.
 
@@ -59,6 +64,7 @@ def future_surrogate(
         discount: in [0, 1].
         length_normalised: divide G_t by the number of later tokens of the row.
         role: role of the model whose log-probs are T.
+        ratio: [N] r_t, if it is not the log-ratio of each token.
 
     Returns:
         [N] nats.
@@ -67,11 +73,13 @@ def future_surrogate(
     import torch
 
     scores = have(batch.student.scores, "scores")
-    teacher = have(batch.signal(PayloadKind.SAMPLED, role).sampled, "sampled log-probs")
+    if ratio is None:
+        teacher = have(batch.signal(PayloadKind.SAMPLED, role).sampled, "sampled log-probs")
+        ratio = scores.sampled.detach() - teacher
     # The mask of the rows and not of the batch: a trained token is also responsible for later tokens that the batch
     # masks, for example those after a trained prefix.
     counts = torch.from_numpy(np.concatenate([row.loss_mask for row in batch.rows])).to(batch.mask.device)
-    ratio = torch.where(counts, scores.sampled.detach() - teacher, torch.zeros_like(teacher))
+    ratio = torch.where(counts, ratio, torch.zeros_like(ratio))
     future = future_sum(ratio, batch.row, discount)
     if length_normalised:
         future = future / future_sum(counts.to(future.dtype), batch.row, 1.0).clamp(min=1.0)

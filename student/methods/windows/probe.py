@@ -292,7 +292,9 @@ def _cut_episode(episode: EpisodeTrace, turns: Sequence[tuple[int, int]], end: i
 
 
 def _cut_scores(scores: Scores, end: int) -> Scores:
-    arrays = {name: getattr(scores, name) for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits")}
+    arrays = {
+        name: getattr(scores, name) for name in ("sampled", "values", "ids", "log_tail", "hidden", "logits", "span")
+    }
     return dataclasses.replace(scores, **{name: a[:end] for name, a in arrays.items() if a is not None})
 
 

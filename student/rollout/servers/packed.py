@@ -45,9 +45,9 @@ class Packed:
     likely: LikelyIds | None = None
 
     def load(self) -> None:
-        """Make the engine sample from these weights from now on."""
+        """See `PackedWeights.load`."""
         self.engine.load(self)
 
     def drop(self) -> None:
-        """Release the weights, which will not be loaded again."""
+        """See `PackedWeights.drop`."""
         self.engine.drop(self)
