@@ -121,9 +121,10 @@ envs: .venv-envs/.installed ## TextWorld, ALFWorld, ScienceWorld and Gymnasium, 
 	@bash scripts/envs.sh .venv-envs $(PYTHON)
 	@touch $@
 
-fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each kind) and 300 drawn recipes; about twenty minutes
+fuzz: $(STAMP) ## hostile requests and answers (at least 10,000 cases of each kind), properties and 300 drawn recipes; half an hour
 	OPD_FUZZ_CASES=10000 $(BIN)/python -m pytest tests/teacher_server/test_fuzz.py \
 	    tests/teacher_server/http/test_fuzz.py --timeout 3000
+	$(BIN)/python -m pytest tests/opd/maths tests/teacher_server/engines/test_plan.py --hypothesis-profile thorough --timeout 3000
 	OPD_FUZZ_RECIPES=300 $(BIN)/python -m pytest tests/student/test_compositions.py --timeout 3000
 
 devices: $(STAMP) ## a teacher's engine and 60 drawn recipes on a pretend accelerator, which refuses tensors left on the CPU

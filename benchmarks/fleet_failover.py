@@ -57,7 +57,6 @@ class WatchedLink(GrpcLink):
     async def score(
         self, request: ReplicaRequest, timeout: float | None, idle: float
     ) -> AsyncGenerator[tuple[int, Scores], None]:
-        """See `GrpcLink.score`."""
         # Comparisons of replicas are not rows.
         rows = [] if request.check else [int(item.token_ids[0]) for item in request.items]
         mine = self.ledger.on.setdefault(self.address, set())

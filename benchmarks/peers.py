@@ -83,7 +83,6 @@ class MarkStep(Controller):
     settings_type = ControllerSettings
 
     def observe(self, report: StepReport) -> None:
-        """See `Controller.observe`."""
         MARKS.mark(statistics.mean(outcome.length for outcome in report.outcomes))
 
 

@@ -114,7 +114,6 @@ class MarkStep(Controller):
     settings_type = ControllerSettings
 
     def observe(self, report: StepReport) -> None:
-        """See `Controller.observe`."""
         MARKS.mark()
 
 

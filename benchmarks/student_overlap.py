@@ -40,6 +40,7 @@ from student.data.row import Row
 from student.data.token_batch import TokenBatch
 from student.job.session import train
 from student.plugin.terms import Term, TermOutput, TermSettings
+from student.plugin.traits import Traits
 from student.rollout.ahead import copy_of
 from student.rollout.engine import CopyEngine, EngineSetup, OnRow, RolloutEngineSettings, ignore
 from student.run.local_server import served
@@ -64,13 +65,11 @@ class PacedEngine(CopyEngine):
     settings_type = PacedEngineSettings
 
     def open(self, setup: EngineSetup) -> None:
-        """See `RolloutEngine.open`."""
         super().open(EngineSetup(copy_of(setup.model), setup.tokenizer, setup.spec, setup.path, setup.revision))
 
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """See `RolloutEngine.sample`."""
         begin, done = time.monotonic(), 0
 
         def paced(row: Row) -> None:
@@ -92,9 +91,9 @@ class PacedTerm(Term):
     """A term of loss 0 that takes its time."""
 
     settings_type = PacedTermSettings
-    why_not_stale = ""
+    traits = Traits(learns_from_stale_rows=True)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Look up how many rows a step has."""
         self._rows = recipe.rollout.prompts_per_step
 
@@ -121,7 +120,7 @@ class PacedFleet:
         return getattr(self._fleet, name)
 
     def submit_many(self, *arguments: Any, **keywords: Any) -> list[Future[Scores]]:
-        """See `ScoreSource.submit_many`."""
+        """Submit to the fleet; each future gets its scores when its turn has come."""
         return [self._paced(answer) for answer in self._fleet.submit_many(*arguments, **keywords)]
 
     def _paced(self, answer: Future[Scores]) -> Future[Scores]:

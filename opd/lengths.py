@@ -82,6 +82,7 @@ def position_turn(model: "PreTrainedModel", longest: int) -> Turn | None:
 def _turn(model: "PreTrainedModel", span: int, longest: int) -> Turn | None:
     """The turn between `span` + 1 and `longest` tokens, seen in three tokens within the first `span` positions."""
     ids = torch.arange(1, 5, device=model.device)[None]
+    ids.tolist()  # fails of tensors without content, on which nothing could be seen, before a pass is made
 
     def first(length: int) -> Tensor:
         """Hidden states of three tokens in a row whose fourth and last token is at position `length` - 1."""

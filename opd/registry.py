@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.config import parse_settings
-from opd.errors import ConfigError
+from opd.errors import ConfigError, OpdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def imported(path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, OpdError):
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]

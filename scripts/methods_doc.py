@@ -1,7 +1,8 @@
 """Write docs/methods/, one page per method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
 
 Formula and source come from the docstring of the module, settings from the class. What to watch, when a method fails
-and which claims of the lab are about it come from the notes; outcomes come from the lab's own results.
+and which claims of the lab are about it come from the notes, for those that have any; outcomes come from the lab's own
+results.
 """
 
 import inspect
@@ -14,6 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods"
 NOTES = Path(__file__).with_name("method_notes.yaml")
+DESCRIBED = re.compile(r"student\.methods\.|opd_zoo\.(distil|windows|curricula)\.")
+"""Where the plug-ins are that have a page here."""
 SHARED = {"weight", "weight.start", "weight.to", "weight.steps", "rows", "aggregation", "first_turns"}
 """Settings of every term of an objective."""
 SHARED_TEXT = (
@@ -23,9 +26,14 @@ SHARED_TEXT = (
 
 
 def notes() -> dict[str, dict[str, Any]]:
-    """By page."""
+    """By page; a plug-in without notes has a page by its name."""
+    from student.plugin.controllers import CONTROLLERS
+    from student.plugin.terms import OBJECTIVES
+
     found: dict[str, dict[str, Any]] = yaml.safe_load(NOTES.read_text(encoding="utf-8"))
-    return found
+    noted = {name for note in found.values() for name in note["names"]}
+    own = [entry.name for registry in (OBJECTIVES, CONTROLLERS) for entry in registry if DESCRIBED.match(entry.path)]
+    return found | {name: {"title": name, "names": [name]} for name in own if name not in noted}
 
 
 def plugins(names: list[str]) -> list[tuple[str, str, Any]]:
@@ -77,7 +85,9 @@ def page(note: dict[str, Any]) -> str:
     lab = claims(note["lab"]) if "lab" in note else ""
     summaries = "\n".join(f"- `{name}`: {summary}" for name, summary, _ in found)
     shared = SHARED_TEXT if where == "objective" else ""
-    watch = "\n".join(f"| `{metric}` | {text} |" for metric, text in note["watch"].items())
+    watch = "\n".join(f"| `{metric}` | {text} |" for metric, text in note.get("watch", {}).items())
+    head = "## Metrics to watch\n\n| metric | what it should do |\n| --- | --- |\n"
+    fails = f"## When it fails\n\n{note['fails'].strip()}" if "fails" in note else ""
     return f"""# {note["title"]}
 
 Written by `python scripts/methods_doc.py` from `{module.__name__.replace(".", "/")}.py`; do not edit.
@@ -100,15 +110,9 @@ The rest of the recipe is that of the [quick start](../quickstart.md#the-recipe)
 
 {shared}
 
-## Metrics to watch
+{head + watch if watch else ""}
 
-| metric | what it should do |
-| --- | --- |
-{watch}
-
-## When it fails
-
-{note["fails"].strip()}
+{fails}
 
 ## What the lab found
 

@@ -1,8 +1,8 @@
-"""Find forms that a native reader stumbles over: python scripts/words.py.
+"""Find forms that a native reader stumbles over, and second words for one thing: python scripts/words.py.
 
 Reads the pages of this repository, and all text of its packages, scripts, examples and settings: errors, descriptions,
-docstrings and comments, also where a form goes over the end of a line. Prints each place, and exits with 1 when there
-is one. Not read: tests, whose strings are wrong on purpose, and what generators write.
+docstrings and comments, also where a form goes over the end of a line; second words in names too. Prints each place,
+and exits with 1 when there is one. Not read: tests, whose strings are wrong on purpose, and what generators write.
 """
 
 import re
@@ -20,6 +20,20 @@ BANNED = re.compile(
     r"|\b(?:is|are) none of\b|\bthat (?:is|are) none\b",
     re.IGNORECASE,
 )
+ONE_WORD = {
+    "episode": r"trajector(?:y|ies)",
+    "given row": r"(?:expert|demonstration) (?:answers?|responses?)|off policy rows?",
+    "routed experts": r"moe experts?",
+    "term": r"loss terms?",
+    "controller": r"method (?:settings|plug ins?|hooks?)",
+    "minibatch": r"mini batch(?:es)?(?! size)",
+    "micro-batch": r"microbatch(?:es)?",
+    "setting": r"hyper ?parameters?",
+}
+"""Of the glossary in ARCHITECTURE.md: the word for a thing, and what is not written for it, in prose or in names."""
+SECOND = re.compile("|".join(rf"\b(?P<w{number}>{form})\b" for number, form in enumerate(ONE_WORD.values())))
+JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])|[_-]+")
+"""What stands between the words of a name."""
 FOLDERS = (
     *("opd", "student", "teacher_server", "opd_zoo", "opd_lab"),
     *("scripts", "examples", "benchmarks", "deploy", "docs", "protos"),
@@ -31,7 +45,11 @@ MARKS = re.compile(r"""^[\s#/>]*(?:[rbf]{0,2}["'])?|["']?\s*$""")
 
 
 def found_in(text: str) -> Iterator[tuple[int, str]]:
-    """(line number, what stands around it) of each banned form in a text."""
+    """(line number, what stands around it) of each banned form in a text, and of each second word for one thing."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in SECOND.finditer(JOINT.sub(" ", line).lower()):
+            word = next(word for word, said in zip(ONE_WORD, match.groups(), strict=True) if said)
+            yield number, f"{match[0]}: write {word}"
     joined, starts = "", []
     for line in text.splitlines():
         starts.append(len(joined))

@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, settings
 from waiting import wait_until
 
 # Being busy is not an error: without this a property fails when one example takes 0.2 s, or drawing the first ten 1 s.
-settings.register_profile("patient", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for _profile, _examples in {"patient": 25, "thorough": 500}.items():  # `make fuzz` runs the thorough one
+    settings.register_profile(
+        _profile, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("patient")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

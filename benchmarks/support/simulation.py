@@ -18,7 +18,7 @@ import numpy as np
 from opd.errors import DeadlineError, OpdError, TeacherNotFoundError, UnavailableError
 from opd.fleet.core import FleetCore
 from opd.fleet.membership.discovery import Source
-from opd.fleet.membership.link import Description, ReplicaRequest
+from opd.fleet.membership.link import Description, ReplicaLink, ReplicaRequest
 from opd.fleet.settings import FleetSettings, HealthSettings
 from opd.wire.types import Head, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -118,7 +118,7 @@ class SimulatedServer:
             self._queue.popleft()
 
 
-class SimulatedLink:
+class SimulatedLink(ReplicaLink):
     """A `ReplicaLink` to a simulated server."""
 
     def __init__(self, server: SimulatedServer) -> None:
@@ -126,13 +126,11 @@ class SimulatedLink:
         self._server = server
 
     async def describe(self, timeout: float) -> Description:
-        """See `ReplicaLink.describe`."""
         await self._travel(timeout)
         infos = {name: _info(name, weights) for name, weights in self._server.teachers.items()}
         return Description(infos, str(self._server.instance), "simulated")
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
-        """See `ReplicaLink.load`."""
         await self._travel(timeout)
         loads = [pb.TeacherLoad(teacher=name, state=pb.TEACHER_STATE_READY) for name in self._server.teachers]
         return pb.GetLoadResponse(instance_id=str(self._server.instance), teachers=loads)

@@ -39,8 +39,11 @@ def with_defaults(model: type[Settings], defaults: Mapping[str, Any], *, owner: 
         for bound in field.metadata:
             kind = Annotated[kind, bound]
         fields[key] = (kind, Field(value, description=field.description))
+    # Its fields have their descriptions. Pydantic would look for source, through all modules for each caller's frame.
+    docstrings = {"use_attribute_docstrings": False}
     made: type[Settings] = create_model(
-        f"{owner.__name__}Settings", __base__=model, __module__=owner.__module__, **fields
+        f"{owner.__name__}Settings", __base__=model, __module__=owner.__module__, __cls_kwargs__=docstrings, **fields
     )
+    made.model_config["use_attribute_docstrings"] = True  # of what derives from it
     made.__qualname__ = f"{owner.__qualname__}.settings_type"
     return made

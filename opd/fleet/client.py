@@ -120,11 +120,9 @@ class TeacherFleet(ScoreSource):
         return cls(core, loop, thread)
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
-        """See `ScoreSource.teachers`."""
         return dict(self._on_loop(self._core.infos))
 
     def describe(self, teacher: str) -> pb.TeacherInfo:
-        """See `ScoreSource.describe`."""
         info = self._on_loop(lambda: self._core.known(teacher).info)
         if info is None:
             raise UnavailableError(
@@ -172,7 +170,6 @@ class TeacherFleet(ScoreSource):
         return futures
 
     def wait(self, futures: Sequence[ScoreFuture], hooks: OutageHooks | None = None) -> list[Scores]:
-        """See `ScoreSource.wait`."""
         watch = OutageWatch(self._core.settings.outage, hooks or OutageHooks())
         waiting: set[ScoreFuture] = set(futures)
         try:
@@ -190,7 +187,6 @@ class TeacherFleet(ScoreSource):
             cancel_all(futures)
 
     def head(self, teacher: str) -> Head:
-        """See `ScoreSource.head`."""
         head = self._core.head_here(teacher)  # trainers ask for every row, so a known head must not wait for the loop
         if head is None:
             head = self._run(self._core.head(teacher))
@@ -199,50 +195,40 @@ class TeacherFleet(ScoreSource):
         return head
 
     def tokens(self, teacher: str, start: int) -> Sequence[bytes]:
-        """See `ScoreSource.tokens`."""
         return self._run(self._core.tokens(teacher, start))
 
     def tokenizer(self, teacher: str) -> bytes:
-        """See `ScoreSource.tokenizer`."""
         document = self._run(self._core.tokenizer(teacher))
         if self._cache is not None:
             self._cache.keep_tokenizer(self.describe(teacher).tokenizer.fingerprint, document)
         return document
 
     def verify(self, teacher: str) -> AgreementReport:
-        """See `ScoreSource.verify`."""
         return self._run(self._core.verify(teacher))
 
     def adopt(self, teacher: str, weights_hash: str = "") -> None:
-        """See `ScoreSource.adopt`."""
         self._on_loop(lambda: self._core.adopt(teacher, weights_hash))
 
     def update_weights(self, teacher: str, folder: str | Path, *, timeout: float = 600.0) -> WeightsUpdate:
-        """See `ScoreSource.update_weights`."""
         return self._run(self._core.update_weights(teacher, str(folder), timeout))
 
     def settle(self, seconds: float | None = None, *, poll: Callable[[], None] | None = None) -> bool:
-        """See `ScoreSource.settle`."""
         limit = self._core.settings.connect_seconds if seconds is None else seconds
         return self._run(self._core.members.settle(limit), poll)
 
     def outages(self) -> list[Outage]:
-        """See `ScoreSource.outages`."""
         return self._on_loop(self._core.dispatcher.outages)
 
     def status(self) -> FleetStatus:
-        """See `ScoreSource.status`."""
         status = self._on_loop(self._core.status)
         if self._cache is not None:
             status.counters.cache_hits, status.counters.cache_misses = self._cache.hits, self._cache.misses
         return status
 
     def observe(self, watcher: Callable[[str, float], None]) -> None:
-        """See `ScoreSource.observe`."""
         self._core.dispatcher.observe = lambda task, scores, seconds: watcher(task.teacher, seconds)
 
     def close(self) -> None:
-        """See `ScoreSource.close`."""
         if self._forked:  # the parent process still uses it
             return
         with self._entering:

@@ -60,7 +60,7 @@ class FleetCore:
         self.members.on_leave = self.dispatcher.scheduler.remove_server
 
     async def connect(self, *, look: bool = False) -> None:
-        """See `Members.connect`."""
+        """Connect to all servers, and look for new ones from then on."""
         await self.members.connect(look=look)
 
     def _changed(self, monitor: ReplicaMonitor, teacher: str, change: Transition) -> None:
@@ -209,12 +209,12 @@ class FleetCore:
         return AgreementReport(teacher, self.settings.health.agreement_nats, gaps, errors)
 
     def adopt(self, teacher: str, weights_hash: str = "") -> None:
-        """See `ScoreSource.adopt`."""
+        """Accept other weights of a teacher, as `ScoreSource.adopt` describes."""
         self.known(teacher)
         adopt(self.members, teacher, weights_hash)
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> WeightsUpdate:
-        """See `ScoreSource.update_weights`."""
+        """Replace the weights of a teacher on all its servers, as `ScoreSource.update_weights` describes."""
         self.known(teacher)
         return await update_weights(self.members, teacher, folder, timeout)
 

@@ -19,7 +19,7 @@ from opd.errors import (
     OutageError,
     UnavailableError,
 )
-from opd.fleet.cross_score import CrossScorer
+from opd.fleet.cross_score import CrossScorer, RowDesk
 from opd.fleet.membership.availability import Availability
 from opd.fleet.membership.life_cycle import ReplicaState
 from opd.fleet.membership.outage import Outage
@@ -39,7 +39,7 @@ log = logging.getLogger("opd.fleet")
 TICK_SECONDS = 0.05
 
 
-class Dispatcher:
+class Dispatcher(RowDesk):
     """Takes rows, has them sent, and delivers their scores.
 
     Args:
@@ -233,19 +233,16 @@ class Dispatcher:
     # Cross-scoring.
 
     def submit_check(self, task: ScoreTask) -> None:
-        """See `RowDesk.submit_check`."""
         task.number, task.submitted = next(self.numbers), self._now()
         self._enter(task, urgent=bool(task.barred))
         self.wake()
 
     def withdraw_check(self, task: ScoreTask) -> None:
-        """See `RowDesk.withdraw_check`."""
         self._finish(task)
         # Its scores may be on their way, and must go nowhere.
         task.deliver = _delivered
 
     def ask_again(self, task: ScoreTask) -> None:
-        """See `RowDesk.ask_again`."""
         # Not `_enter`: the row was never finished, so it is still live and counted.
         task.answered_by, task.barred = "", frozenset()
         self.scheduler.submit(task, urgent=True)
@@ -253,13 +250,11 @@ class Dispatcher:
         self.wake()
 
     def trusts(self, address: str, teacher: str) -> bool:
-        """See `RowDesk.trusts`."""
         monitor = self._monitors.get(address)
         life = monitor.lives.get(teacher) if monitor is not None else None
         return life is None or life.state is not ReplicaState.REJECTED
 
     def reject(self, address: str, teacher: str, reason: str) -> None:
-        """See `RowDesk.reject`."""
         monitor = self._monitors.get(address)
         if monitor is not None:
             self.counters.disagreements += monitor.admission.reject(teacher, reason)

@@ -26,7 +26,7 @@ MODES = ("token_mean", "sequence_mean", "sequence_sum", "balanced")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossWeights:
-    """The tokens of one loss term on this rank in this step.
+    """The tokens of one term on this rank in this step.
 
     Attributes:
         mask: [N] bool over all tokens of the step, in any fixed order; True where the term counts.

@@ -82,7 +82,6 @@ class Addition(Arithmetic):
     domain = "addition"
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
-        """See `Arithmetic.work`."""
         columns, carry = [], 0
         count = max(len(str(left)), len(str(right)))
         for a, b in zip(_digits(left, count), _digits(right, count), strict=True):
@@ -107,7 +106,6 @@ class Subtraction(Arithmetic):
         return max(left, right), min(left, right)
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
-        """See `Arithmetic.work`."""
         columns, borrow = [], 0
         count = len(str(left))
         for a, b in zip(_digits(left, count), _digits(right, count), strict=True):
@@ -131,7 +129,6 @@ class Multiplication(Arithmetic):
         return random.randrange(10**self.options.digits), random.randrange(2, 10)
 
     def work(self, left: int, right: int) -> tuple[list[str], int]:
-        """See `Arithmetic.work`."""
         columns, carry = [], 0
         for digit in _digits(left, len(str(left))):
             product = digit * right + carry

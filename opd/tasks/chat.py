@@ -222,7 +222,6 @@ class JsonClient(CachingClient):
         return self.settings.endpoint
 
     def call(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See `CachingClient.call`."""
         s = self.settings
         key = os.environ.get(s.key_variable) if s.key_variable else None
         try:

@@ -15,14 +15,14 @@ from typing import Any
 from opd.procs.sandbox import Ended, Limits, Ran, check_machine, run_python
 from opd.tasks.fences import fenced, unclosed
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import Verdict, Verifier
 
 _CASE = {"input", "output"}
 _CALLS = {"functional", "function_call"}
 """What LiveCodeBench (`testtype`) and DeepCoder (`type`) call an example that calls a function."""
 
 
-class CodeVerifier:
+class CodeVerifier(Verifier):
     """The program passes the prompt's tests, run in a sandbox.
 
     Correct if all tests pass; the share of examples that pass is partial credit.
@@ -43,7 +43,6 @@ class CodeVerifier:
         self.limits = Limits(seconds=timeout)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         tests = prompt.extra.get("tests")
         if isinstance(tests, str) and tests.lstrip().startswith(("[", "{")):
             with suppress(ValueError):  # source may begin like that too

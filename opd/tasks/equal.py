@@ -22,7 +22,6 @@ class ExactVerifier(PlainVerifier):
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown(NO_REFERENCE)
         return Verdict.of(completion.split() == prompt.answer.split(), f"expected {prompt.answer[:80]!r}")
@@ -37,7 +36,6 @@ class NumericVerifier(PlainVerifier):
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown(NO_REFERENCE)
         wanted = last_number(prompt.answer)

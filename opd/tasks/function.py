@@ -51,7 +51,7 @@ class FunctionCheck:
         self._workers.close()
 
 
-class FunctionVerifier:
+class FunctionVerifier(Verifier):
     """A function as a verifier: True, or at least 1, is correct; less is wrong with partial credit; None is unknown."""
 
     def __init__(self, path: str, timeout: float = 10.0) -> None:
@@ -59,7 +59,6 @@ class FunctionVerifier:
         self._check.load()
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         try:
             value = self._check(prompt, completion)
         except ChildFailed as error:

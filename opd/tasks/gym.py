@@ -25,7 +25,7 @@ from opd.tasks.environments.again import AgainOptions
 from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.prompt import Prompt
 from opd.tasks.source import Labels
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import Verdict, Verifier
 
 _SIZE = 2**30
 """Problems have numbers below this; the number determines the problem."""
@@ -87,7 +87,7 @@ class ReasoningGym:
         )
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `GymVerifier.verify`."""
+        """Score a completion with the dataset's `score_answer`."""
         return self._verifier.verify(prompt, completion)
 
     def labels(self) -> Labels:
@@ -99,7 +99,7 @@ class ReasoningGym:
         self._verifier.close()
 
 
-class GymVerifier:
+class GymVerifier(Verifier):
     """The check of the reasoning-gym dataset that the problem comes from.
 
     Judges by the dataset that a prompt's columns `dataset`, `config` and `number` name.

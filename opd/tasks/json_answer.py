@@ -111,7 +111,6 @@ class JsonVerifier(PlainVerifier):
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         schema = prompt.extra.get("schema")
         if schema is None:
             return Verdict.unknown("the prompt has no column 'schema'; list it in prompts.keep_columns")

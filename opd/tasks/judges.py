@@ -21,7 +21,7 @@ from opd.tasks.chat import CachingClient, ChatClient, ChatFailed, ChatSettings, 
 from opd.tasks.grpc_judge import GrpcJudgeClient, GrpcSettings
 from opd.tasks.messages import message_text
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import Verdict
+from opd.tasks.verdict import Verdict, Verifier
 
 _GRADE = re.compile(r"((?<!\d)-?\d+(?:\.\d+)?)(?:[\s*_()}]*(?:/|out of)[\s*_]*\d+(?:\.\d+)?)?")
 """A number, without the maximum it may be followed by: "8/10", "**8**/10" and "8 (out of 10)" are an 8."""
@@ -84,7 +84,7 @@ class GrpcScorer(GrpcJudgeClient):
     """Asks a service that speaks gRPC for scores."""
 
     def score(self, prompt: Prompt, answer: str) -> float | None:
-        """See `HttpScorer.score`."""
+        """The score, as `HttpScorer.score` gives it."""
         return _scored(self, "judge", prompt, answer, prompt.answer or "")
 
 
@@ -128,7 +128,7 @@ class GrpcJudgeOptions(GrpcSettings, _Threshold):
     """Options of verifier grpc_judge."""
 
 
-class JudgeVerifier:
+class JudgeVerifier(Verifier):
     """Base class of judges as verifiers.
 
     Args:
@@ -146,7 +146,6 @@ class JudgeVerifier:
         self.client = self.Scorer(self.options)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         try:
             score = self.client.score(prompt, completion)
         except ChatFailed as error:

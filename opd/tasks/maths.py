@@ -15,7 +15,7 @@ from opd.procs.children import Answer, ChildFailed
 from opd.procs.host import Service
 from opd.procs.workers import Workers
 from opd.tasks.prompt import Prompt
-from opd.tasks.verdict import NO_REFERENCE, Verdict
+from opd.tasks.verdict import NO_REFERENCE, Verdict, Verifier
 
 _MOST_LATE = 10_000
 _MOST_MIB = 2048
@@ -39,7 +39,7 @@ _SYMBOL = re.compile(
 """A symbol of a unit behind a number at the end of an answer, of those that math-verify drops: m, km, g, s, h, ..."""
 
 
-class MathVerifier:
+class MathVerifier(Verifier):
     r"""Mathematical equality of the final answer (math-verify).
 
     Correct if the completion's final answer equals the reference mathematically, for example 1/2 and 0.5.
@@ -57,7 +57,6 @@ class MathVerifier:
         self._late: dict[int, str] = {}
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown(NO_REFERENCE)
         try:
@@ -101,7 +100,6 @@ class Equality(Service):
         import math_verify  # noqa: F401
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `check`."""
         return check(request)
 
 

@@ -11,7 +11,7 @@ _PART = "part"
 """Key in `Prompt.extra` with the index of the source."""
 
 
-class MixedSource:
+class MixedSource(PromptSource):
     """Weighted round robin: weights 2 and 1 repeat the pattern a, b, a.
 
     The pattern is fixed, so a position determines the source and the position in it, and every source gives each of its
@@ -28,7 +28,6 @@ class MixedSource:
         self._pattern = [(part, k) for _, part, k in slots]
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
-        """See `PromptSource.prompts`."""
         found = []
         for index in range(start, start + count):
             # Only arithmetic, so that a resumed run knows every source's position from one number.
@@ -39,18 +38,15 @@ class MixedSource:
         return found
 
     def limit(self, measure: Measure, longest: int, *, drop: bool) -> int:
-        """See `PromptSource.limit`."""
         return sum(source.limit(measure, longest, drop=drop) for source in self._sources)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `PromptSource.verify`."""
         source = self._source_of(prompt)
         if source is None:
             return Verdict.unknown("the prompt does not come from one of this mix's sources")
         return source.verify(prompt, completion)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """See `PromptSource.extract`."""
         source = self._source_of(prompt)
         return None if source is None else source.extract(prompt, completion)
 
@@ -73,6 +69,5 @@ class MixedSource:
         return found
 
     def close(self) -> None:
-        """See `PromptSource.close`."""
         for source in self._sources:
             source.close()

@@ -126,7 +126,7 @@ def _content(prompt: Prompt) -> Any:
     return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
 
 
-class ModesSource:
+class ModesSource(PromptSource):
     """A source whose prompts are asked in modes.
 
     Training prompts take the modes in turn, by weight. A held-out prompt is asked in every mode, one after the other,
@@ -146,7 +146,6 @@ class ModesSource:
             )
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
-        """See `PromptSource.prompts`."""
         order = self._pattern if split == "train" else list(self.modes)
         found: list[Prompt] = []
         each = 1 if split == "train" else len(order)
@@ -167,11 +166,9 @@ class ModesSource:
         return self._source.limit(marked, longest, drop=drop)
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `PromptSource.verify`."""
         return self._source.verify(unmark(prompt), completion)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """See `PromptSource.extract`."""
         return self._source.extract(unmark(prompt), completion)
 
     def labels(self) -> Labels | None:
@@ -179,11 +176,9 @@ class ModesSource:
         return frozenset((mode.teacher or name, name) for name, mode in self.modes.items())
 
     def contents(self) -> dict[str, Contents]:
-        """See `PromptSource.contents`."""
         return self._source.contents()
 
     def close(self) -> None:
-        """See `PromptSource.close`."""
         self._source.close()
 
 

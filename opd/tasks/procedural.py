@@ -9,7 +9,7 @@ from opd.errors import ConfigError, DataError, PluginError, short
 from opd.tasks.prompt import Prompt
 from opd.tasks.registry import TASKS
 from opd.tasks.settings import TaskSettings
-from opd.tasks.source import Contents, Labels, Measure, Split, too_long
+from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split, too_long
 from opd.tasks.verdict import Verdict, extracted, guarded
 
 HELDOUT_SHARE = 8
@@ -42,7 +42,7 @@ class Task(Protocol):
         ...
 
 
-class ProceduralSource:
+class ProceduralSource(PromptSource):
     """The stream of prompts of a procedural task.
 
     A problem's content hash decides whether it belongs to the held-out split, whatever seed drew it. So no seed, order
@@ -58,7 +58,6 @@ class ProceduralSource:
         self._fits: Callable[[Sequence[Prompt]], list[bool]] = lambda prompts: [True] * len(prompts)
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
-        """See `PromptSource.prompts`."""
         if split == "train":
             return self._drawn("train", range(start, start + count))
         while len(self._heldout) < start + count:
@@ -86,11 +85,9 @@ class ProceduralSource:
         return 0
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `PromptSource.verify`."""
         return guarded(self.task.verify, prompt, completion)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """See `PromptSource.extract`."""
         return extracted(self.task, prompt, completion)
 
     def labels(self) -> Labels | None:
@@ -108,7 +105,6 @@ class ProceduralSource:
         return {}
 
     def close(self) -> None:
-        """See `PromptSource.close`."""
         self.task.close()
 
     def _drawn(self, split: Split, indices: Sequence[int]) -> list[Prompt]:

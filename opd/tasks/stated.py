@@ -32,7 +32,6 @@ class ContainsVerifier(PlainVerifier):
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         wanted = _plain(prompt.answer or "")
         if not wanted:
             return Verdict.unknown(NO_REFERENCE)
@@ -59,7 +58,6 @@ class ChoiceVerifier(PlainVerifier):
     """
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         if prompt.answer is None:
             return Verdict.unknown(NO_REFERENCE)
         wanted = prompt.answer.strip(" ().:").upper()
@@ -111,7 +109,6 @@ class RegexVerifier(PlainVerifier):
                 ) from error
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `Verifier.verify`."""
         pattern = prompt.answer if self.options.pattern is None else self.options.pattern
         if not pattern:
             return Verdict.unknown(NO_REFERENCE)

@@ -22,7 +22,7 @@ from opd.tasks.messages import stored_messages
 from opd.tasks.prompt import Prompt
 from opd.tasks.rows import Row, Rows, file_rows, open_rows
 from opd.tasks.settings import DatasetSettings, FileSettings
-from opd.tasks.source import Contents, Labels, Measure, Split, too_long
+from opd.tasks.source import Contents, Labels, Measure, PromptSource, Split, too_long
 from opd.tasks.verdict import Verdict, Verifier, extracted, guarded
 
 _MEANT = {"messages", "conversations", "system", "chat_template_kwargs", "tools"}
@@ -171,7 +171,7 @@ class Share:
         return Share(self.table, self.indices[keep])
 
 
-class TableSource:
+class TableSource(PromptSource):
     """A finite list of prompts: training rows are reshuffled every epoch, held-out rows have a fixed order.
 
     Args:
@@ -190,7 +190,6 @@ class TableSource:
         self._epoch, self._order = -1, array("I")
 
     def prompts(self, split: Split, count: int, start: int = 0) -> list[Prompt]:
-        """See `PromptSource.prompts`."""
         if split == "train":
             return [self._at(index) for index in range(start, start + count)]
         if start + count > len(self._heldout):
@@ -239,11 +238,9 @@ class TableSource:
         return count
 
     def verify(self, prompt: Prompt, completion: str) -> Verdict:
-        """See `PromptSource.verify`."""
         return guarded(self._verifier.verify, prompt, completion)
 
     def extract(self, prompt: Prompt, completion: str) -> str | None:
-        """See `PromptSource.extract`."""
         return extracted(self._verifier, prompt, completion)
 
     def labels(self) -> Labels:
@@ -255,7 +252,6 @@ class TableSource:
         return dict(self._contents)
 
     def close(self) -> None:
-        """See `PromptSource.close`."""
         self._verifier.close()
 
     def _at(self, index: int) -> Prompt:

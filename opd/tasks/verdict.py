@@ -83,7 +83,7 @@ class Verifier(Protocol):
         ...
 
 
-class PlainVerifier:
+class PlainVerifier(Verifier):
     """Base class of verifiers that compute in the calling thread and hold nothing open.
 
     Args:

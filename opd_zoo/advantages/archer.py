@@ -34,7 +34,6 @@ class OfTurnCritic(GroupEstimator):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         add = f"add method {self.source.removesuffix('_values')}_critic"
         return Traits(learns_from_equal=True, reads=(self.source,), why={"reads": add})
 

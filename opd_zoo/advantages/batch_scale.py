@@ -44,7 +44,6 @@ class LitePpo(Advantage[BatchScaleSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(
             least_group=2, shift_free="group" if self.settings.of == "centred" else "batch", scale_free="batch"
         )

@@ -52,7 +52,6 @@ class Bnpo(Advantage[BnpoSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(least_group=2, within=(self.settings.lowest, self.settings.highest))
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:

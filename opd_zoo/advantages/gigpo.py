@@ -49,7 +49,6 @@ class Gigpo(Advantage[GigpoSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         scaled = self.settings.scale == "std"
         return Traits(shift_free="group", scale_free="group" if scaled else "", reads=("turns",))
 

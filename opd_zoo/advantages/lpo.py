@@ -64,7 +64,6 @@ class GroupLoss(Advantage[GroupLossSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         again = self.settings.recompute
         return Traits(least_group=2, reads=("behaviour",) if again else (), recomputes=again, of_response=True)
 
@@ -122,7 +121,6 @@ class Lpo(GroupLoss[LpoSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         tau = self.settings.tau
         shift, scale = tau != "mean", isinstance(tau, str)
         return replace(super().traits, shift_free="group" if shift else "", scale_free="group" if scale else "")
@@ -165,11 +163,9 @@ class Pacs(GroupLoss[PacsSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, shift_free="group", scale_free="group", sees_threshold=True)
 
     def slopes(self, rewards: Sequence[float], gaps: Sequence[float], before: Sequence[float]) -> list[float]:
-        """See `GroupLoss.slopes`."""
         n, beta = len(rewards), self.settings.beta
         right = [reward >= self.settings.threshold for reward in rewards]
         moved = [gap - old for gap, old in zip(gaps, before, strict=True)]

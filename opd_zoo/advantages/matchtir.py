@@ -29,7 +29,6 @@ class MatchTir(TurnAdvantage, defaults={"discount": 0.9}):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See `TurnAdvantage.of_turns`."""
         gamma = self.settings.discount
         # The episode's summed rewards, recovered from its returns: r_k = G_k - gamma G_(k+1).
         sums = [float(g.sum() - gamma * g[1:].sum()) for g in returns]

@@ -47,7 +47,6 @@ class RecBalance(Advantage[RecBalanceSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:

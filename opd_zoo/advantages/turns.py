@@ -88,7 +88,6 @@ class TurnAdvantage(Advantage[TurnSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(reads=("turns",))
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
@@ -127,7 +126,6 @@ class Trloo(TurnAdvantage):
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See `TurnAdvantage.of_turns`."""
         found = [values.copy() for values in returns]
         for group in groups:
             own = [float(returns[episode][turn]) for episode, turn in group]
@@ -144,14 +142,12 @@ class Mapo(TurnAdvantage[MapoSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         scope: Scope = "batch" if self.settings.mix < 1 else "group"
         return Traits(shift_free=scope, scale_free=scope, reads=("turns",))
 
     def of_turns(
         self, returns: Sequence[NDArray[np.float64]], groups: Sequence[Sequence[tuple[int, int]]]
     ) -> list[NDArray[np.float64]]:
-        """See `TurnAdvantage.of_turns`."""
         mix = self.settings.mix
         # Summed in order of size, so that the order of the episodes has no effect.
         every = np.sort(np.concatenate([np.zeros(0), *returns]))

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from opd.tasks.chat import ChatClient, ChatFailed, object_in
-from opd_zoo.compose.compose import Link, PairRefused, Problem, lone_numbers, number
+from opd_zoo.compose.compose import Link, Linker, PairRefused, Problem, lone_numbers, number
 
 _ASK = """Two problems:
 
@@ -28,7 +28,7 @@ The symbol of the sentence stands for a number. Which is it, and does {chosen} s
 JSON alone: {{"value": "...", "once": true}}"""
 
 
-class ByChat:
+class ByChat(Linker):
     """Finds links by asking a chat model.
 
     Args:
@@ -39,7 +39,6 @@ class ByChat:
         self._client = client
 
     def __call__(self, first: Problem, second: Problem, random: Random) -> Link:
-        """See `opd_zoo.compose.compose.Linker`."""
         said = self._ask(_ASK.format(first=first.text, answer=first.answer, second=second.text))
         definition, chosen = str(said.get("definition", "")), number(said.get("number"))
         if definition.count("{first}") != 1:

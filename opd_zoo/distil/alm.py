@@ -58,7 +58,6 @@ class Alm(Term[AlmSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(sums_teachers=True, learns_from_given_rows=True, learns_from_stale_rows=True)
 
     def needs(self) -> Needs:

@@ -35,7 +35,6 @@ class PowerOpd(TokenReward[PowerOpdSettings]):
     """Sampled distillation with a Box-Cox reward."""
 
     def reward(self, student: Tensor, teacher: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Any]]:
-        """See the module."""
         alpha = self.settings.alpha
         # expm1 keeps the difference exact where alpha is small.
         return ((alpha * teacher).expm1() - (alpha * student).expm1()) / alpha, {}

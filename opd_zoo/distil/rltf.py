@@ -53,7 +53,6 @@ class Rltf(Controller[RltfSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         use = "policy_gradient with rows: expert and ratio: none" if self.settings.form == "sd" else "sft"
         return Traits(
             works_with_summaries=False,

@@ -48,7 +48,6 @@ class SageOpd(OnPolicyDistillation[SageOpdSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, sums_teachers=False, reads=("turn_weights",))
 
     def __init__(self, settings: SageOpdSettings) -> None:

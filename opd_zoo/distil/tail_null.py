@@ -62,7 +62,6 @@ class TailNull(Term[TailNullSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, ranks_tokens=True)
 
     def needs(self) -> Needs:

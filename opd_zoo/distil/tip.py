@@ -69,7 +69,6 @@ class TokenSelection(OnPolicyDistillation[TipSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, sums_teachers=False, ranks_tokens=True)
 
     def needs(self) -> Needs:

@@ -57,7 +57,6 @@ class ALol(WeightedGradient[ALolSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, reads=())  # its ratio is to the reference
 
     def needs(self) -> Needs:

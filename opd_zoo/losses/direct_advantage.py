@@ -54,7 +54,6 @@ class DirectAdvantage(Term[DirectAdvantageSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, reads=("values",))
 
     def __init__(self, settings: DirectAdvantageSettings) -> None:

@@ -242,7 +242,6 @@ class Minirl(PolicyGradient[MinirlSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         # Its own weight divides by the policy that sampled.
         return replace(super().traits, learns_from_stale_rows=True, reads=("behaviour",))
 

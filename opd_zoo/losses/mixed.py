@@ -53,7 +53,6 @@ class OfTwoKinds(PolicyGradient[PolicyGradientSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, wants_given_rows=True)
 
     def compared(self, batch: TokenBatch) -> Bool[Tensor, " n"]:
@@ -87,7 +86,6 @@ class MixedContext(OfTwoKinds[MixedContextSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         # Hinted rows need the log-probs under which they were sampled only with denominator `hint`.
         return replace(super().traits, reads=("behaviour",) if self.settings.denominator == "hint" else ())
 
@@ -164,7 +162,6 @@ class RlPlus(OfTwoKinds[RlPlusSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, reads=())  # given rows use the student's old log-probs
 
     def needs(self) -> Needs:

@@ -48,7 +48,6 @@ class Checklist(Asked[ChecklistSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(columns=(self.settings.column,))
 
     def __init__(self, settings: ChecklistSettings) -> None:

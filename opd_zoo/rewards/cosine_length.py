@@ -49,7 +49,6 @@ class CosineLength(Reward[CosineLengthSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(rewards_cut=f"rewards cut answers with {self.settings.over:g} (over)")
 
     def bounds(self) -> tuple[float, float]:

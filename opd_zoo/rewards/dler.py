@@ -52,7 +52,6 @@ class Dler(Reward[DlerSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(rewards_cut="rewards cut answers with 0" if self.settings.limit is None else "")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:

@@ -67,7 +67,6 @@ class Rlpr(Reward[RlprSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         if not self.settings.filter:
             return Traits()
         why = {"least_group": "filters groups by the spread of their rewards", "begins": "lower filter to 0"}

@@ -42,7 +42,6 @@ class Tulu3(Reward[Tulu3Settings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(rewards_cut="penalises cut answers" if self.settings.penalty else "")
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:

@@ -75,7 +75,7 @@ class SamplerSettings(SignalSettings):
 SamplerSettings_co = TypeVar("SamplerSettings_co", bound=SamplerSettings, covariant=True, default=SamplerSettings)
 
 
-class SignalMethod(Controller[SignalSettings_co]):
+class SignalController(Controller[SignalSettings_co]):
     """Base of methods that learn from the success of prompts or of kinds of prompts (arms)."""
 
     remembers: ClassVar[bool] = True
@@ -83,7 +83,6 @@ class SignalMethod(Controller[SignalSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         by = self.settings.by
         return Traits(
             columns=() if by in ("prompt", "domain") else (by,),
@@ -121,7 +120,7 @@ class SignalMethod(Controller[SignalSettings_co]):
             return prompt.uid
         return (prompt.domain or "") if self.settings.by == "domain" else str(prompt.extra.get(self.settings.by, ""))
 
-    def arm_of(self, outcome: Outcome) -> str:
+    def _arm_of(self, outcome: Outcome) -> str:
         """The arm of a sampled row."""
         if self.settings.by == "prompt":
             return outcome.uid
@@ -145,7 +144,7 @@ class SignalMethod(Controller[SignalSettings_co]):
         for outcome in outcomes:
             value = self.success(outcome)
             if value is not None:
-                groups.setdefault((self.arm_of(outcome), outcome.uid), []).append(value)
+                groups.setdefault((self._arm_of(outcome), outcome.uid), []).append(value)
         found: dict[str, list[list[float]]] = {}
         for (arm, _), values in groups.items():
             found.setdefault(arm, []).append(values)
@@ -198,7 +197,7 @@ class SignalMethod(Controller[SignalSettings_co]):
         return metrics
 
 
-class Sampler(SignalMethod[SamplerSettings_co]):
+class Sampler(SignalController[SamplerSettings_co]):
     """Base of samplers: subclasses give `scores` or `choose`, and learn in `observe`."""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:

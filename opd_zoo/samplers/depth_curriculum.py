@@ -51,7 +51,6 @@ class DepthCurriculum(Sampler[DepthCurriculumSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         found = super().traits
         return replace(found, columns=(*found.columns, self.settings.column))
 

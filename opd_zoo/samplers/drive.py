@@ -69,7 +69,6 @@ class Drive(RateSampler[DriveSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, begins={"a phase": max(phase.step for phase in self.settings.phases)})
 
     def __init__(self, settings: DriveSettings) -> None:

@@ -23,7 +23,7 @@ from pydantic import Field, field_validator
 from typing_extensions import TypeVar
 
 from opd.errors import ConfigError
-from opd_zoo.samplers.base import SignalMethod, SignalSettings, SuccessRates
+from opd_zoo.samplers.base import SignalController, SignalSettings, SuccessRates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class GdroSettings(SignalSettings):
 GdroSettings_co = TypeVar("GdroSettings_co", bound=GdroSettings, covariant=True, default=GdroSettings)
 
 
-class Gdro(SignalMethod[GdroSettings_co]):
+class Gdro(SignalController[GdroSettings_co]):
     """Base: classes of prompts and an average for each; subclasses say what is averaged."""
 
     evidence = "text and code"

@@ -66,7 +66,6 @@ class Stages(Sampler[StagesSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(super().traits, begins={"a stage": max(stage.step for stage in self.settings.stages)})
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:

@@ -87,7 +87,6 @@ class AdaptiveOversampling(Strategy[AdaptiveOversamplingSettings]):
         return most if waste >= 1.0 else min(math.ceil(prompts / (1.0 - waste) - 1e-9), most)
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         more = self.size(want) - want
         if more:

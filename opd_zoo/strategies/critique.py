@@ -102,7 +102,6 @@ class Critique(Hinted[CritiqueSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(
             HINTED,
             judges_first=True,

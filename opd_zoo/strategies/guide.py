@@ -51,7 +51,6 @@ class Guide(Hinted[GuideSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return replace(HINTED, works_ahead=True, judges_first=True, columns=(self.settings.column,))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -64,7 +63,6 @@ class Guide(Hinted[GuideSettings]):
             self._hint(prompts[0])
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         s = self.settings
         rows = sampling.judge(plan.rows)
         means = self._means(rows, sampling)

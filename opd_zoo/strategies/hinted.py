@@ -48,7 +48,6 @@ class Hinted(Strategy[StrategySettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return HINTED
 
     def needs(self) -> Needs:

@@ -88,7 +88,6 @@ class Icpo(Hinted[IcpoSettings]):
         return self._examples
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         s = self.settings
         last = {row.key.uid: row.key for row in plan.rows}
         planned = [self._expert(row, sampling) if last[row.key.uid] == row.key else row for row in plan.rows]

@@ -49,7 +49,6 @@ class Lte(Hinted[LteSettings]):
     traits = replace(HINTED, works_ahead=True, judges_first=True)
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         threshold = self.settings.threshold
         rows = sampling.judge(plan.rows)
         rewards = rewards_by_row(rows, sampling)

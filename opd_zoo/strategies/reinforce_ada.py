@@ -70,7 +70,6 @@ class ReinforceAda(Strategy[ReinforceAdaSettings]):
             )
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         planned: dict[str, list[int]] = {}
         for index, one in enumerate(plan.rows):
             planned.setdefault(one.key.uid, []).append(index)

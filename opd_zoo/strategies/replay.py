@@ -102,7 +102,6 @@ class Replaying(Strategy[ReplaySettings_co]):
             )
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         rows = sampling.score(sampling.sample(plan.rows))
         groups: dict[str, list[Row]] = {}
         for row in rows:

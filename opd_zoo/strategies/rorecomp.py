@@ -80,7 +80,6 @@ class RoRecomp(Replaying[RoRecompSettings]):
         return [] if self.settings.compensate else [said]
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         rows = super().run(plan, sampling)
         fresh = [row for row in rows if row.origin != "replay"]
         sampling.measure("rorecomp/first_share", sum(row.trained for row in fresh), len(fresh))

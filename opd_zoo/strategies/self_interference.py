@@ -47,7 +47,6 @@ class SelfInterference(Strategy[SelfInterferenceSettings]):
         return Needs(reward="any")
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         # Counted over all ranks, which must agree on when to stop; one rank may find what another lacks.
         want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         kept: dict[str, None] = {}

@@ -127,7 +127,7 @@ class Evaluator:
         leakage: int,
         slack: float,
     ) -> EvalReport:
-        """See `student.job.services.LoopServices.evaluate`."""
+        """Evaluate the current weights; the arguments are those of `student.job.services.LoopServices.evaluate`."""
         asked = self._ask(prompts, seed_names, samples, temperature, keep, slack, measured=reverse_kl)
         return self._learner.ranks.agree(lambda: self._run(asked, samples, purpose, leakage))
 

@@ -16,7 +16,7 @@ from student.data.report import EvalReport
 from student.data.row import Row
 from student.data.streams import stream
 from student.job.evaluator import Evaluator
-from student.plugin.controllers import Workbench
+from student.plugin.controllers import Services, Workbench
 from student.scoring.local import LocalModels
 from student.scoring.score import Scoring
 from student.scoring.verify import Verification
@@ -53,17 +53,17 @@ class ReadingServices:
         model: str = STUDENT,
         temperature: float | None = None,
     ) -> list[Scores]:
-        """See `Services.read`."""
+        """Score any responses with a model in this process, as `Services.read` describes."""
         asked = [item.asked(gather=False, role=model) if isinstance(item, Row) else [(item, 0)] for item in items]
         self.costs.add("train", "local_positions", sum(len(request.token_ids) for mine in asked for request, _ in mine))
         return self._local.score(model, items, spec, temperature=temperature, poll=self._poll)
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
-        """See `Services.extract`."""
+        """The final answer of each row; None where there is none."""
         return self._verification.extract(rows)
 
 
-class LoopServices:
+class LoopServices(Services):
     """Implements `student.plugin.controllers.Services`.
 
     Args:
@@ -80,6 +80,9 @@ class LoopServices:
         outcomes: see `Services.outcomes`; the loop sets them.
         costs: tokens spent since the loop last took them.
     """
+
+    read: Callable[..., list[Scores]]
+    extract: Callable[..., list[str | None]]
 
     def __init__(
         self,
@@ -99,20 +102,16 @@ class LoopServices:
         self.outcomes: Sequence[Outcome] = ()
 
     def workbench(self) -> Workbench:
-        """See `Services.workbench`."""
         return replace(self._bench, scorer=self._make_scorer())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Services.parameters`."""
         self._bench.sampler.expose()  # the caller may write to them, which the sampler cannot detect
         return self._bench.learner.named_parameters()
 
     def rollout(self, plan: StepPlan) -> list[Row]:
-        """See `Services.rollout`."""
         return self._bench.sampler.sample(plan.rows, purpose=("probe",))
 
     def score(self, rows: Sequence[Row]) -> list[Row]:
-        """See `Services.score`."""
         scorer = self._bench.scorer
 
         def work() -> None:
@@ -124,15 +123,12 @@ class LoopServices:
         return list(rows)
 
     def refresh(self, model: str, decay: float) -> None:
-        """See `Services.refresh`."""
         self._local.kept.refresh(model, decay)
 
     def gather(self, value: T) -> list[T]:
-        """See `Services.gather`."""
         return self._bench.learner.ranks.gather(value)
 
     def add_costs(self, counts: Mapping[str, float]) -> None:
-        """See `Services.add_costs`."""
         self.costs.merge(counts)
 
     def evaluate(
@@ -174,16 +170,13 @@ class LoopServices:
         )
 
     def prompts(self, count: int) -> list[Prompt]:
-        """See `Services.prompts`."""
         return self._cursor.take(count)
 
     def training_prompts(self, count: int, *, seed_names: Sequence[object]) -> list[Prompt]:
-        """See `Services.training_prompts`."""
         # Any start will do, because the stream of prompts is endless (a table starts again).
         start = int(stream(self._seed, "prompts", *seed_names).integers(0, 2**31))
         return self._cursor.source.prompts("train", count, start)
 
     def optimizer_moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """See `Services.optimizer_moments`."""
         for name, parameter in self._bench.learner.named_parameters():
             yield name, self._bench.learner.optimizer.state.get(parameter, {})

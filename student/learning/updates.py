@@ -55,7 +55,7 @@ class Updated:
     failure: OpdError | None = None
 
     def metrics(self) -> dict[str, float]:
-        """See `quotients`."""
+        """The quotients of the sums, and how many updates were made and skipped."""
         return quotients(self.sums) | {"updates": float(self.made), "updates_skipped": float(self.skipped)}
 
 

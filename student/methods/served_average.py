@@ -84,7 +84,6 @@ class ServedAverage(Controller):
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `state_dict`."""
         self._steps = int(state["steps"])
 
     def _follow(self, steps: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing_extensions import TypeVar
 
 from opd.config import Settings, with_defaults
 from student.data.needs import Needs
-from student.plugin.traits import Traits
+from student.plugin.traits import Traits, check_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,13 @@ class Plugin(Generic[Settings_co]):
         """Its name in metrics and in `Row.reward_parts`; the objective numbers terms of the same name."""
 
     def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Take `settings_type` from the type argument; a base of others takes the bound of its variable."""
+        """Take `settings_type` from the type argument; a base of others takes the bound of its variable.
+
+        Raises:
+            PluginError: if the class has a member that is not read, such as one of an earlier version.
+        """
         super().__init_subclass__(**kwargs)
+        check_members(cls)
         for base in cls.__dict__.get("__orig_bases__", ()):
             for argument in get_args(base):
                 cls.settings_type = getattr(argument, "__bound__", argument)

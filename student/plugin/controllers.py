@@ -84,15 +84,15 @@ class Workbench:
 
 
 class Services(Protocol):
-    """What a controller may ask of the loop."""
+    """What a controller may ask of the loop.
 
-    @property
-    def tokenizer(self) -> Any:
-        """The student's tokenizer."""
+    Attributes:
+        tokenizer: the student's.
+        outcomes: those of the step's rows on all ranks; while a step is planned, those of the previous step.
+    """
 
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """Outcomes of the step's rows on all ranks; while a step is planned, those of the previous step."""
+    tokenizer: Any
+    outcomes: Sequence[Outcome]
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and trained tensors of the student, on its device; writable under no_grad."""

@@ -81,5 +81,4 @@ class Single(Strategy):
 
     @reads_no_scores
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         return sampling.score(sampling.sample(plan.rows))

@@ -203,7 +203,6 @@ class Term(Plugin[TermSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(learns_from_stale_rows=self.settings.rows == "expert")
 
     def __init__(self, settings: TermSettings_co) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from opd.errors import PluginError, short
@@ -120,6 +120,33 @@ class Traits:
     takes_shards: bool = False
     records_moe_routes: bool = False
     shared: bool = False
+
+
+FORMER = {
+    "hooks": "a method `around`",
+    "why_not_stale": "Traits(learns_from_stale_rows=...) of a term, Traits(works_ahead=...) of others",
+    "against_summaries": "Traits(works_with_summaries=...)",
+    "takes_given": "Traits(learns_from_given_rows=...)",
+    "gives_answers": "Traits(gives_rows=...)",
+    "judges": "Traits(judges_first=...)",
+    "reads_behaviour": 'Traits(reads=("behaviour",))',
+    "reads_values": 'Traits(reads=("values",))',
+    "turns_for": 'Traits(gives=("turns",))',
+    "records_experts": "Traits(records_moe_routes=...)",
+}
+"""Members that plug-ins had before they stated traits, each with what is read today."""
+UNREAD = FORMER | {trait.name: f"Traits({trait.name}=...) in `traits`" for trait in fields(Traits)}
+"""Members of a class that nothing reads, although their names say that something would."""
+
+
+def check_members(cls: type) -> None:
+    """Refuse a plug-in's class that states something where it is not read.
+
+    Raises:
+        PluginError: naming the first such member, and its present name.
+    """
+    for name in (name for name in vars(cls) if name in UNREAD):
+        raise PluginError(f"{cls.__module__}.{cls.__name__}.{name} is not read; write {UNREAD[name]} instead.")
 
 
 def traits_of(part: object, found: object) -> Traits:

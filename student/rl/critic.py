@@ -78,7 +78,6 @@ class Critic(FittedCritic[CriticSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         until = self.settings.fits_until
         late = {} if until is None else {"the freeze of its heads (fits_until)": until}
         return Traits(works_ahead=True, gives=("values",), begins=late)

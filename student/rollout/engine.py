@@ -219,7 +219,6 @@ class TransformersRollout(RolloutEngine[RolloutEngineSettings_co]):
     def sample(
         self, planned: Sequence[PlannedRow], *, purpose: tuple[object, ...] = ("rollout",), on_row: OnRow = ignore
     ) -> list[Row]:
-        """See `RolloutEngine.sample`."""
         from student.rollout.transformers import rollout
 
         return rollout(

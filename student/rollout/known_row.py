@@ -127,7 +127,7 @@ class LikelyIds(nn.Module):
             return functional_call(self, self._weights, (ids, source)).cpu().numpy().astype(np.uint32)
 
     def forward(self, ids: Tensor, source: Tensor) -> Tensor:
-        """See `of`."""
+        """[T, K] ids in descending order of probability at the positions `source` [T] of a row `ids` [1, L]."""
         hidden = self.student(ids, torch.ones_like(ids), torch.zeros_like(source), source)
         spec, head = self._spec, self.student.head()
         projection = ProjectionSpec(frozenset(), spec.valid_vocab, 1.0)

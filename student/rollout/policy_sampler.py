@@ -155,7 +155,7 @@ class PolicySampler:
                 self._engine.rest()
 
     def take(self) -> dict[str, float]:
-        """See `RolloutEngine.take`."""
+        """Return and reset the engine's counts, for the metrics of a step."""
         return self._engine.take()
 
     def fork(self, model: PreTrainedModel) -> RolloutEngine:

@@ -118,7 +118,7 @@ class Scoring:
         return self._requests.names(labels)
 
     def positions(self, rows: Iterable[Row]) -> dict[str, int]:
-        """See `Requests.positions`."""
+        """Prompt and response positions in the calls for `rows`, by role, as `Requests.positions` counts them."""
         return self._requests.positions(rows)
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:

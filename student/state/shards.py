@@ -37,7 +37,6 @@ class _Writer(HuggingFaceStorageWriter):
         self.files: set[str] = set()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """See `StorageWriter.write_data`."""
         results = super().write_data(plan, planner)
         self.files |= {result.storage_data.relative_path for result in results.wait()}
         return results

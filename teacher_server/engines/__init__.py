@@ -12,6 +12,7 @@ ENGINES = Registry(
     names={
         "transformers": "teacher_server.engines.transformers:TransformersEngine",
         "vllm": "teacher_server.engines.vllm:VllmEngine",
+        "vllm_server": "teacher_server.engines.vllm_server:VllmServerEngine",
         "sglang": "teacher_server.engines.sglang:SglangEngine",
     },
 )

@@ -6,9 +6,6 @@ SGLang normalises over the padded head, so the log-probs of the padding rows are
 removed.
 """
 
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +18,14 @@ from opd.lengths import most_positions
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
 from opd.wire.spans import cut
-from opd.wire.types import F32, Head, PayloadKind, ScoreItem, Scores
-from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
+from opd.wire.types import F32, PayloadKind, ScoreItem, Scores
+from teacher_server.engines.base import EngineItem, Exchange, require_awake
 from teacher_server.engines.checkpoint import check_same_tensors, check_unchanged, read_header
 from teacher_server.engines.engine_topk import from_lists, without_padding
 from teacher_server.engines.loading import (
     check_same_architecture,
-    counted_ids,
-    load_stop_token_ids,
-    load_tokenizer_identity,
-    resolve_folder,
 )
+from teacher_server.engines.remote import RemoteEngine
 from teacher_server.engines.sglang_http import (
     SglangClient,
     flat_top_k,
@@ -47,7 +41,7 @@ _UNKNOWN = object()
 """In the place of a version: the server holds weights that are not known."""
 
 
-class SglangEngine:
+class SglangEngine(RemoteEngine):
     """An SGLang server over its HTTP API: sampled and topk.
 
     Scores through an SGLang server, which must serve the model in `model`.
@@ -85,78 +79,29 @@ class SglangEngine:
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        if deterministic:
-            raise ConfigError("the sglang engine has no deterministic mode; use the transformers engine for it.")
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url {url!r} of the SGLang server must start with http:// or https://.")
+        super().__init__(
+            model,
+            "sglang",
+            concurrency=concurrency,
+            deterministic=deterministic,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         self._client = SglangClient(url, api_key, admin_api_key or api_key, timeout)
-        self._trust = trust_remote_code
-        self._lock = threading.RLock()
-        self._asleep = self._closed = False
-        self._folder = resolve_folder(model, revision, with_code=trust_remote_code)
-        self._config = read_config(self._folder, trust_remote_code=trust_remote_code)
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="opd-sglang")
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
         # Compared with every response, see `_ask`: other clients of the server may replace its weights.
         self._version: object = served.get("weight_version")
         self._saves_memory = bool(server.get("enable_memory_saver"))
-        text = self._config.get_text_config()
-        # SGLang refuses an input of exactly its limit.
-        longest = int(server.get("max_req_input_len") or most_positions(self._config) or 1 << 20) - 1
-        tokenizer = load_tokenizer_identity(self._folder, trust_remote_code=trust_remote_code)
-        vocabulary = counted_ids(tokenizer, int(text.vocab_size))
-        self._info = EngineInfo(
-            engine=f"sglang {server.get('version', 'unknown')}",
-            model=model,
-            weights_hash=weights_hash(self._folder),
-            compute_dtype=self._dtype(str(server.get("dtype", "auto"))),
-            vocab_size=vocabulary,
-            tokenizer=tokenizer,
-            head=None,
-            payloads=frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
-            supports_temperature=False,
-            max_sequence_tokens=longest,
-            max_k=min(max_k, vocabulary),
-            padding_rows=int(text.vocab_size) - vocabulary,
-            stop_token_ids=load_stop_token_ids(self._folder, self._config, tokenizer, vocabulary),
-            spans=True,
+        self._info = self._describe(
+            model,
+            f"sglang {server.get('version', 'unknown')}",
+            frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
+            self._dtype(str(server.get("dtype", "auto"))),
+            # SGLang refuses an input of exactly its limit.
+            int(server.get("max_req_input_len") or most_positions(self._config) or 1 << 20) - 1,
+            max_k,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """Identity and abilities; changes when weights are replaced."""
-        return self._info
-
-    def score(self, batch: Sequence[EngineItem]) -> list[Scores | None]:
-        """Score a batch: one result per item, in order; None for an item that was cancelled.
-
-        Cancellation is polled before a sequence is sent. Every id is checked first, because an id out of range would
-        crash the SGLang server instead of failing the request.
-
-        Raises:
-            InvalidRequestError: if an item exceeds a limit of `info`.
-            NonFiniteError: if the server returned NaN or infinity.
-            UnavailableError: if the server cannot be reached, refuses, or was given other weights by another client.
-            CorruptPayloadError: if a response does not match its request.
-        """
-        check_batch(self._info, batch)
-        with self._lock:
-            require_awake(self._info.model, asleep=self._asleep, closed=self._closed)
-            futures = [self._pool.submit(self._score_one, entry) for entry in batch]
-            try:
-                return [future.result() for future in futures]
-            finally:
-                for future in futures:  # after an error, the rest need not be sent
-                    future.cancel()
-
-    def head(self) -> Head:
-        """Not served; always raises `UnavailableError`."""
-        raise UnavailableError(f"teacher {self._info.model} serves no hidden states; use another engine for them.")
-
-    def memory_bytes(self) -> int:
-        """Bytes of the weights' files; the SGLang server does not tell how much memory it uses."""
-        return sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
 
     def prepare_weights(self, folder: Path) -> Exchange:
         """Check names, shapes and config of new weights; the exchange makes the server load them from their folder.
@@ -218,14 +163,7 @@ class SglangEngine:
                 self._load(self._folder, self._info.weights_hash)
             self._asleep = False
 
-    def close(self) -> None:
-        """Stop using the server, which keeps running."""
-        self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _score_one(self, entry: EngineItem) -> Scores | None:
-        if entry.cancelled():
-            return None
+    def _score_one(self, entry: EngineItem) -> Scores:
         item, spec, url = entry.item, entry.spec, self._client.url
         size = self._info.vocab_size
         padding = range(size, size + self._info.padding_rows)
@@ -251,7 +189,7 @@ class SglangEngine:
             vocabulary=size,
             teacher=self._info.model,
         )
-        return replace(cut(scores, item), weights_hash=self._info.weights_hash)  # SGLang scores every position
+        return cut(scores, item)  # SGLang scores every position
 
     def _ask(self, item: ScoreItem, k: int, padding: range) -> dict[str, Any]:
         """The `meta_info` of a response, checked to come from the weights in use."""

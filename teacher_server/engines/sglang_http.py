@@ -12,45 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opd.errors import CorruptPayloadError, NonFiniteError, UnavailableError, one_line
-from opd.http import MOST_BYTES, Connection, NoReplyError, Reply
+from opd.errors import CorruptPayloadError, NonFiniteError
+from opd.http import MOST_BYTES
 from opd.wire.types import F32, ScoreItem
+from teacher_server.engines.remote import ServerClient
 
 _FLUSH_SECONDS = 60.0
 
 
-class SglangClient:
-    """Calls an SGLang server.
+class SglangClient(ServerClient):
+    """Calls an SGLang server; arguments as `ServerClient`'s."""
 
-    Args:
-        url: its address.
-        api_key: bearer token of ordinary calls, or None.
-        admin_key: bearer token of calls that change the server, or None.
-        timeout: seconds that a call may take.
-    """
-
-    def __init__(self, url: str, api_key: str | None, admin_key: str | None, timeout: float) -> None:
-        self.url = url.rstrip("/")
-        self._api_key, self._admin_key, self._timeout = api_key, admin_key, timeout
-
-    def call(
-        self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False, most_bytes: int = MOST_BYTES
-    ) -> dict[str, Any]:
-        """Send GET (without a body) or POST a JSON object; returns {} if the response is empty or not an object.
-
-        Raises:
-            UnavailableError: if no response of at most `most_bytes` arrives in time, or it is an error or a redirect.
-            CorruptPayloadError: if the response is not JSON.
-        """
-        reply = self._send(path, body, admin=admin, most_bytes=most_bytes)
-        try:
-            found = reply.json() if reply.raw.strip() else {}
-        except ValueError as error:
-            raise CorruptPayloadError(
-                f"SGLang at {self.url}{path} sent a reply that is not JSON ({one_line(error)}); check that the address "
-                "is an SGLang server's."
-            ) from error
-        return found if isinstance(found, dict) else {}
+    engine = "SGLang"
 
     def flush(self) -> None:
         """Empty the prefix cache once no row is running, those whose client hung up included.
@@ -59,17 +32,6 @@ class SglangClient:
             UnavailableError: if rows are still running after a while.
         """
         self._send(f"/flush_cache?timeout={_FLUSH_SECONDS:g}", {}, admin=True, most_bytes=MOST_BYTES)  # answers a text
-
-    def _send(self, path: str, body: dict[str, Any] | None, *, admin: bool, most_bytes: int) -> Reply:
-        key = self._admin_key if admin else self._api_key
-        try:
-            with Connection(self.url, seconds=self._timeout, key=key, proxied=True) as connection:
-                reply = connection.send(path, body, most_bytes=most_bytes)
-        except NoReplyError as error:
-            raise UnavailableError(f"SGLang at {self.url} cannot be reached: {error}; is it running?") from error
-        if not reply.ok:
-            raise UnavailableError(f"SGLang at {self.url}{path} responded with status {reply.status}: {reply.quoted()}")
-        return reply
 
 
 def score_request(item: ScoreItem, k: int, listed: Sequence[int] = ()) -> dict[str, Any]:

@@ -31,7 +31,6 @@ class StreamCall(ScoreCall):
         self._sender = Sender(write, shared.settings.limits.send_timeout_seconds, batches=message.accept_batches)
 
     async def run(self) -> Timings:
-        """See `ScoreCall.run`."""
         try:
             return await super().run()
         except OpdError:

@@ -43,7 +43,7 @@ def recipe_data(world: Path, teacher: Any, tmp_path: Path) -> dict[str, Any]:
         "rollout": {"prompts_per_step": 8, "max_new_tokens": 8, "max_prompt_tokens": 32},
         "objective": [{"name": "opd", "payload": "gather", "k": 8}],
         "train": {"steps": 4, "learning_rate": 1e-3, "checkpoint_every": 1, "keep_checkpoints": 9, "threads": 1},
-        "eval": {"prompts": 8},
+        "eval": {"prompts": 0},
     }
 
 

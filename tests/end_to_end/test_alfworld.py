@@ -156,7 +156,7 @@ def test_a_command_without_sense_is_answered_and_changes_nothing(action: str) ->
 @pytest.mark.parametrize("task", ["{__import__('os').abort()}", "#look#", 'put a "mug" in desk', ""])
 def test_a_household_from_a_table_cannot_bring_code_with_its_task(listing: ALFWorld, task: str) -> None:
     prompt = of_kind(KINDS[0])
-    with pytest.raises(DataError, match="small letters and spaces alone"):
+    with pytest.raises(DataError, match="small letters and spaces"):
         listing.reset(Prompt.make("Household 1.", extra={**prompt.extra, "task": task}), 0)
 
 
@@ -193,9 +193,7 @@ def test_games_are_chosen_by_kind_or_one_by_one(games: Path) -> None:
     only = next(games.rglob("pick_heat*/**/*.tw-pddl"))
     one = opened(games=only)
     assert one.draw(Random(0)).extra["game"] == str(only) and one.draw(Random(1)).domain == only.parts[-3].split("-")[0]
-    with pytest.raises(
-        DataError, match=r"no solvable game .* of kind pick_heat_then_place_in_recep; .*alfworld-download"
-    ):
+    with pytest.raises(DataError, match=r"no solvable game .*pick_heat_then_place_in_recep.*alfworld-download"):
         opened(games=games / "train" / "look_at_obj_in_light-Desk-1", kinds=["pick_heat_then_place_in_recep"]).draw(
             Random(0)
         )
@@ -204,10 +202,10 @@ def test_games_are_chosen_by_kind_or_one_by_one(games: Path) -> None:
 def test_a_file_that_is_no_game_is_refused_by_name(tmp_path: Path) -> None:
     game = tmp_path / "1.tw-pddl"
     game.write_text("[1")
-    with pytest.raises(DataError, match=r"1\.tw-pddl cannot be read as a game of ALFWorld"):
+    with pytest.raises(DataError, match=r"1\.tw-pddl cannot be read"):
         opened(games=game).draw(Random(0))
     game.write_text('{"grammar": ""}')
-    with pytest.raises(DataError, match=r"1\.tw-pddl is not a game of ALFWorld: it lacks"):
+    with pytest.raises(DataError, match=r"1\.tw-pddl .*lacks"):
         opened(games=game).draw(Random(0))
 
 

@@ -265,7 +265,7 @@ def test_too_few_heldout_prompts_exit_with_16_before_the_run_folder_is_made(
     opd: Run, recipe_file: Path, recipe_data: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "1+2="}\n')
-    code, err = opd("train", str(recipe_file), f"prompts={{file: {tmp_path / 'p.jsonl'}}}")
+    code, err = opd("train", str(recipe_file), f"prompts={{file: {tmp_path / 'p.jsonl'}}}", "eval.prompts=8")
     assert code == 16 and one_sentence(err) and "held-out" in err, err
     assert not Path(recipe_data["run"]).exists()
 

@@ -65,7 +65,7 @@ def test_episodes_with_summaries_are_played_ahead_and_read_as_they_were_written(
 def test_a_curriculum_of_turns_runs_and_resumes_to_the_same_weights(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]], order: str
 ) -> None:
-    changes = LOCK | {"methods": [{"name": "tcod", "order": order, "every": 1, "turns": 3}]}
+    changes = LOCK | {"methods": [{"name": "tcod", "order": order, "every": 1, "turns": 3}], "eval": {"prompts": 8}}
     calm_recipe = make_recipe(**changes, run=str(tmp_path / "calm"))
     calm = train(calm_recipe)
     train(make_recipe(**changes, run=str(tmp_path / "cut"), train={"steps": 2}))
@@ -223,7 +223,7 @@ def test_two_ranks_play_and_learn_as_one_does(
     train(one)
     two_ranks(two)
     for mine, theirs in zip(metrics_of(one.run), metrics_of(two.run), strict=True):
-        for name in ("turn_depth", "turns", "trajectory_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
+        for name in ("turn_depth", "turns", "episode_kl", "loss/opd", "reverse_kl", "response_tokens", "reward"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     weights = [load_file(r.run / "checkpoints" / "step-000003" / "model" / "model.safetensors") for r in (one, two)]
     for name, tensor in weights[0].items():

@@ -29,6 +29,7 @@ def evaluate(recipe_data: dict[str, Any], tmp_path: Path) -> Callable[..., dict[
     app = typer.Typer()
     app.command()(verb)
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "report.json"
+    recipe_data["eval"] = {"prompts": 8}
 
     def run(model: Path | str, *overrides: str) -> dict[str, Any]:
         recipe.write_text(yaml.safe_dump(recipe_data))
@@ -134,9 +135,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_evaluation(tmp
     from student.commands.cli import evaluate as verb
 
     # Neither the model nor the recipe is there: they are not looked at any more.
-    with pytest.raises(
-        ConfigError, match=r"folder of --out .*missing/report\.json does not exist; create .*missing first"
-    ):
+    with pytest.raises(ConfigError, match=r"--out .*missing/report\.json .*create .*missing"):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path / "missing" / "report.json")
-    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+    with pytest.raises(ConfigError, match="is a folder"):
         verb("./nothing", tmp_path / "recipe.yaml", out=tmp_path)

@@ -181,6 +181,6 @@ def test_a_student_without_experts_is_refused_before_the_first_step(
     recipe = make_recipe(
         methods=[{"name": "routing_replay", "source": source}], train={"steps": 1}, eval={"prompts": 0}
     )
-    with pytest.raises(ConfigError, match=r"routing_replay found no router of experts .*; remove the method"):
+    with pytest.raises(ConfigError, match="routing_replay found no router"):
         train(recipe)
     assert not recipe.run.exists()

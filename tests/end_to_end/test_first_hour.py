@@ -84,7 +84,7 @@ def test_a_teacher_with_another_chat_template_is_said_to_read_the_students(
 
 
 def test_a_misspelt_template_option_is_refused(chat: Callable[..., Recipe]) -> None:
-    with pytest.raises(DataError, match=r"'enable_thinkin', which the chat template of .* never reads"):
+    with pytest.raises(DataError, match=r"'enable_thinkin'.* never reads"):
         check(chat(prompts={"template_options": {"enable_thinkin": False}}), offline=False)
 
 
@@ -109,7 +109,7 @@ def test_long_prompts_are_found_before_the_run(
         return check(recipe, offline=False) if dry else train(recipe)
 
     if long_prompts == "error":
-        with pytest.raises(DataError, match=r"questions\.jsonl line 61 has 2\d\d tokens, over the limit of 100"):
+        with pytest.raises(DataError, match=r"questions\.jsonl line 61 .*2\d\d tokens.* 100"):
             start()
         assert not recipe.run.exists()
     else:
@@ -126,7 +126,7 @@ def test_the_dry_run_shows_what_matters_first_and_the_whole_recipe_where_it_is_a
 
 
 def test_the_dry_run_finds_a_run_folder_that_cannot_be_made(chat: Callable[..., Recipe]) -> None:
-    with pytest.raises(RunFolderError, match="/proc/opd/run cannot be written, because /proc cannot be written"):
+    with pytest.raises(RunFolderError, match="/proc/opd/run cannot be written"):
         check(chat(run="/proc/opd/run"), offline=True)
 
 
@@ -181,7 +181,7 @@ def test_a_start_that_fails_before_the_first_step_leaves_no_folder(
 ) -> None:
     recipe = chat()
     monkeypatch.setattr(Telemetry, "start", lambda self, *_: (_ for _ in ()).throw(ConfigError("no terminal.")))
-    with pytest.raises(OpdError, match=r"no terminal\. The run stopped after 0 of 1 steps; start it again"):
+    with pytest.raises(OpdError, match=r"no terminal\. .*0 of 1 steps"):
         train(recipe)
     assert not recipe.run.exists()
     monkeypatch.undo()

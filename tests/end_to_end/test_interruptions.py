@@ -108,6 +108,7 @@ def test_a_search_of_effopd_that_is_broken_off_leaves_no_trace(check: Callable[.
     assert "saved in" in message and "continue with --resume" in message
 
 
+@pytest.mark.slow
 def test_a_search_after_the_last_update_ends_in_the_last_checkpoint(check: Callable[..., str]) -> None:
     original, calls = LoopServices.evaluate, []
 
@@ -161,7 +162,7 @@ def test_a_probe_of_adwin_that_is_broken_off_is_taken_again(
 
 @pytest.mark.parametrize(
     ("how", "call"),
-    [("outage", 3), ("signal", 5), *slow(("signal", 1), ("outage", 1), ("signal", 3), ("outage", 5))],
+    [("signal", 5), *slow(("signal", 1), ("outage", 1), ("signal", 3), ("outage", 3), ("outage", 5))],
 )
 def test_an_evaluation_that_is_broken_off_is_made_again(check: Callable[..., str], call: int, how: str) -> None:
     """The first of five evaluations is before the first step, the last one after the last."""
@@ -261,6 +262,7 @@ class Witness(Controller):
         Witness.seen.append(report)
 
 
+@pytest.mark.slow
 def test_a_controller_observes_after_a_resume_what_it_would_have_observed(
     check: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +297,7 @@ def test_a_step_without_finite_gradient_loses_nothing(
     monkeypatch.setitem(sys.modules, "broken", SimpleNamespace(Broken=Broken))
     changes = {"train": {"steps": 4, "checkpoint_every": 0}}
     recipe = make_recipe(objective=[{"name": "broken:Broken", "k": 8}], **changes)
-    with pytest.raises(NonFiniteError, match=r"not finite.* after 2 of 4 steps, saved in .*step-000002"):
+    with pytest.raises(NonFiniteError, match=r"not finite.* 2 of 4 steps.*step-000002"):
         train(recipe)
     resumed = train(make_recipe(**changes), resume=True)
     calm = train(make_recipe(run=str(recipe.run) + "2", **changes))
@@ -324,6 +326,7 @@ def test_a_resumed_run_says_that_its_teacher_has_other_weights(
     assert "when the run began" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_that_its_prompt_file_has_changed(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_resumed_lora_run_equals_an_uninterrupted_one_and_saves_adapters_alone
     assert lines[0]["loss/reference_kl"] == pytest.approx(0.0, abs=1e-6) and abs(lines[-1]["loss/reference_kl"]) > 1e-6
 
 
-@pytest.mark.parametrize("payload", ["topk", "hidden"])
+@pytest.mark.parametrize("payload", ["hidden", *slow("topk")])
 def test_every_payload_trains_adapters(make_recipe: Callable[..., Recipe], world: Path, payload: str) -> None:
     term = {"name": "opd", "payload": payload} | ({"k": 8} if payload == "topk" else {})
     summary = train(make_recipe(**changes(world), objective=[term], train={"steps": 2}))
@@ -118,12 +118,12 @@ def test_what_a_lora_run_cannot_be_resumed_with_is_told_by_name(
     ):
         with pytest.raises(CheckpointError, match=said):
             train(make_recipe(**{**changes(world, **lora), **quick, "train": {"steps": 2}}), resume=True)
-    with pytest.raises(CheckpointError, match=r"model\.lora was .* and is null now"):
+    with pytest.raises(CheckpointError, match=r"model\.lora .* null"):
         train(make_recipe(**quick), resume=True)
 
 
 def test_jumps_of_weights_are_refused_under_lora(make_recipe: Callable[..., Recipe], world: Path) -> None:
-    with pytest.raises(ConfigError, match="effopd extrapolates along the line"):
+    with pytest.raises(ConfigError, match="effopd extrapolates"):
         train(make_recipe(**changes(world), methods=[{"name": "effopd"}]))
 
 

@@ -164,8 +164,8 @@ def stop_in_thread(patch: pytest.MonkeyPatch, call: int) -> None:
     ("stop", "error", "call", "methods"),
     [
         (stop_by_signal, CancelledError, 4, []),
-        (stop_by_outage, OutageError, 3, [ADWIN, EFFOPD]),
         (stop_in_thread, DataError, 5, []),
+        *slow((stop_by_outage, OutageError, 3, [ADWIN, EFFOPD])),
     ],
 )
 def test_a_run_that_is_stopped_goes_on_to_the_weights_of_a_calm_one(
@@ -227,7 +227,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["gather", "episodes", *slow("adapters", "self-teacher-and-rewards", "further-rounds", "further-answers")]
+    "kind", ["episodes", *slow("gather", "adapters", "self-teacher-and-rewards", "further-rounds", "further-answers")]
 )
 def test_a_run_that_is_killed_goes_on_from_its_checkpoints_to_the_same_weights(
     overlapped: Callable[..., Recipe], hashes: Callable[[Path], dict[str, str]], kind: str
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_a_run_that_was_to_have_another_lag_is_refused(overlappe
     from opd.errors import CheckpointError
 
     train(overlapped(1, train={"steps": 1}))
-    with pytest.raises(CheckpointError, match=r"train.max_staleness was 1 in this run and is 2 now"):
+    with pytest.raises(CheckpointError, match=r"train.max_staleness was 1 .* 2"):
         train(overlapped(2), resume=True)
 
 

@@ -81,7 +81,7 @@ def test_a_resumed_run_in_few_bits_equals_an_uninterrupted_one(
             assert torch.equal(found, mine.lm.eval()(ids).logits)
     other = "adamw" if "optimizer" in settings else "adamw_8bit"
     swapped = cut.model_copy(update={"train": cut.train.model_copy(update={"optimizer": other, "steps": 5})})
-    with pytest.raises(CheckpointError, match=f"moments of another optimizer than train.optimizer {other}"):
+    with pytest.raises(CheckpointError, match=f"moments .* train.optimizer {other}"):
         train(swapped, resume=True)
 
 
@@ -116,5 +116,5 @@ def test_two_ranks_resume_a_sharded_student_with_moments_in_eight_bits_and_one_g
         assert all((s["moment1"].dtype == torch.uint8) == (s["moment1"].numel() >= 4096) for s in moments)
         assert any(s["moment1"].dtype == torch.uint8 for s in moments)
     swapped = alone.model_copy(update={"train": alone.train.model_copy(update={"optimizer": "adamw", "steps": 5})})
-    with pytest.raises(CheckpointError, match=r"moments of another optimizer than train.optimizer adamw"):
+    with pytest.raises(CheckpointError, match=r"moments .* train.optimizer adamw"):
         train(swapped, resume=True)

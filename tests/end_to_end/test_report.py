@@ -15,7 +15,7 @@ from student.settings.recipe import Recipe
 
 
 def test_a_run_leaves_its_report_with_exact_divergences_of_tokens(make_recipe: Callable[..., Recipe]) -> None:
-    recipe = make_recipe(train={"steps": 2}, samples={"every": 1, "count": 2})
+    recipe = make_recipe(train={"steps": 2}, samples={"every": 1, "count": 2}, eval={"prompts": 2})
     train(recipe)
     twin = json.loads((recipe.run / "report.json").read_text())
     assert twin["status"] == {"how": "finished", "error": "", "planned": 2} and twin["problems"] == []

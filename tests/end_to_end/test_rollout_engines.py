@@ -51,5 +51,5 @@ def test_an_engine_with_weights_of_its_own_trains_like_the_model_itself(
 
 def test_an_unknown_engine_is_refused_before_anything_is_loaded(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe(rollout={"engine": {"name": "transformer"}}, model={"path": "/nowhere"})
-    with pytest.raises(ConfigError, match="there is no rollout_engine 'transformer'; did you mean 'transformers'"):
+    with pytest.raises(ConfigError, match=r"rollout_engine 'transformer'.* 'transformers'"):
         train(recipe)

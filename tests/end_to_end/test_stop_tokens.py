@@ -65,7 +65,7 @@ def run(
     return make
 
 
-@pytest.mark.parametrize("payload", ["sampled", "hidden", *slow("gather", "topk")])
+@pytest.mark.parametrize("payload", ["hidden", *slow("sampled", "gather", "topk")])
 def test_the_log_ratio_at_stop_positions_is_measured_and_explained(
     run: Callable[..., tuple[dict[str, float], str]], teacher: Any, renamed: Any, payload: str
 ) -> None:
@@ -95,7 +95,7 @@ def test_hidden_states_are_refused_with_a_map(make_recipe: Callable[..., Recipe]
         teachers={"endpoints": [renamed.address], "map_stops": True}, objective=[{"name": "opd", "payload": "hidden"}]
     )
     for start in (lambda: check(recipe, offline=False), lambda: train(recipe)):
-        with pytest.raises(ConfigError, match=r"map_stops cannot change payload hidden; use sampled, gather or topk"):
+        with pytest.raises(ConfigError, match="map_stops cannot change payload hidden"):
             start()
 
 
@@ -104,7 +104,7 @@ def test_too_few_candidates_are_refused_with_a_map(make_recipe: Callable[..., Re
         teachers={"endpoints": [renamed.address], "map_stops": True},
         objective=[{"name": "opd", "payload": "gather", "k": 2}],
     )
-    with pytest.raises(ConfigError, match="keeps 2 stop tokens among the candidates, but k is 2"):
+    with pytest.raises(ConfigError, match=r"2 stop tokens .* k is 2"):
         check(recipe, offline=False)
 
 

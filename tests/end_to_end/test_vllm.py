@@ -19,16 +19,16 @@ pytestmark = [
 
 VLLM = {"engine": {"name": "vllm"}}
 GATE = {"kind": "reverse_kl", "prompts": 8, "gain": 0.0, "length_tolerance": 9, "truncation_tolerance": 1}
-EFFOPD = [{"name": "effopd", "tries": 3, "gate": GATE}]
+EFFOPD: dict[str, Any] = {"methods": [{"name": "effopd", "tries": 3, "gate": GATE}], "eval": {"prompts": 8}}
 
 
 def test_a_resumed_run_with_vllm_and_jumps_ends_at_the_weights_of_one_without_vllm(
     make_recipe: Callable[..., Recipe], tmp_path: Path, hashes: Callable[[Path], dict[str, str]]
 ) -> None:
-    plain = train(make_recipe(run=str(tmp_path / "plain"), methods=EFFOPD))
+    plain = train(make_recipe(run=str(tmp_path / "plain"), **EFFOPD))
     run = tmp_path / "vllm"
-    train(make_recipe(run=str(run), methods=EFFOPD, rollout=VLLM, train={"steps": 2}))
-    resumed = train(make_recipe(run=str(run), methods=EFFOPD, rollout=VLLM), resume=True)
+    train(make_recipe(run=str(run), **EFFOPD, rollout=VLLM, train={"steps": 2}))
+    resumed = train(make_recipe(run=str(run), **EFFOPD, rollout=VLLM), resume=True)
     assert hashes(Path(resumed["checkpoint"])) == hashes(Path(plain["checkpoint"]))
     assert resumed["after"] == plain["after"]
     for step in metrics_of(run):

@@ -88,6 +88,7 @@ def test_the_french_verifier_takes_french_for_french_alone() -> None:
         assert (judge.verify(Prompt.make("q"), text).status == "correct") is right, text
 
 
+@pytest.mark.slow
 def test_a_chat_is_rendered_and_ended_as_the_model_was_trained(cut: Path) -> None:
     tokenizer = read_tokenizer(cut)
     ids = encode_prompt(Prompt.make([{"role": "user", "content": "Hi 123"}]), tokenizer)
@@ -98,6 +99,7 @@ def test_a_chat_is_rendered_and_ended_as_the_model_was_trained(cut: Path) -> Non
     assert [tokenizer.decode([i]) for i in tokenizer("123")["input_ids"]] == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real_student", [True, False])
 def test_the_real_tokenizer_is_aligned_with_another_byte_for_byte(cut: Path, real_student: bool) -> None:
     real, other = read_tokenizer(cut), byte_fallback()
@@ -118,6 +120,7 @@ def test_the_real_tokenizer_is_aligned_with_another_byte_for_byte(cut: Path, rea
     assert b"".join(token_bytes(teacher)[i] for i in answer[:-1]).decode().lstrip(" ") == text
 
 
+@pytest.mark.slow
 def test_every_text_survives_the_real_tokenizer_byte_for_byte(cut: Path) -> None:
     tokenizer = read_tokenizer(cut)
     pieces = token_bytes(tokenizer)
@@ -132,6 +135,7 @@ def test_every_text_survives_the_real_tokenizer_byte_for_byte(cut: Path) -> None
     survives()
 
 
+@pytest.mark.slow
 def test_a_teacher_of_it_scores_as_plain_transformers_does(cut: Path) -> None:
     ids = torch.tensor(read_tokenizer(cut)("The capital of Norway is Oslo.")["input_ids"])
     item = ScoreItem(ids.numpy().astype(np.uint32), 3)
@@ -143,6 +147,7 @@ def test_a_teacher_of_it_scores_as_plain_transformers_does(cut: Path) -> None:
     assert torch.allclose(torch.from_numpy(scores.sampled.copy()), wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_recipe_that_ships_trains_it(cut: Path, tmp_path: Path) -> None:
     from real_prompts import write
 

@@ -91,7 +91,7 @@ TIED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_is_tied_to_something_else_is_refused_by_both_names(adapted: Adapted, case: str) -> None:
     family, settings = TIED[case]
     _, adapter = adapted(base(family, tie_word_embeddings=True), **settings)
-    with pytest.raises(ConfigError, match=r"one weight for \S*embed\S* and lm_head"):
+    with pytest.raises(ConfigError, match=r"one weight for \S*embed\S* .*lm_head"):
         fold_adapter(base(family, tie_word_embeddings=True), adapter)
 
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_merged_is_refused_from_its_settings(adapted: Adapted, ca
 def test_what_peft_itself_cannot_merge_is_refused(adapted: Adapted, monkeypatch: pytest.MonkeyPatch) -> None:
     _, adapter = adapted(base(), alora_invocation_tokens=[3, 4])
     monkeypatch.setattr("opd.adapters._NOT_ADDED", ())
-    with pytest.raises(ConfigError, match="cannot be merged into its base model: aLoRA"):
+    with pytest.raises(ConfigError, match=r"cannot be merged .*aLoRA"):
         fold_adapter(base(), adapter)
 
 
@@ -143,7 +143,7 @@ def test_an_adapter_with_other_tensors_than_its_base_calls_for_is_refused(adapte
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"hidden_size": 64}])
 def test_an_adapter_of_a_larger_or_smaller_base_is_refused(adapted: Adapted, changes: dict[str, Any]) -> None:
     _, adapter = adapted(base())
-    with pytest.raises(ConfigError, match="does not fit its base model"):
+    with pytest.raises(ConfigError, match="not fit its base"):
         fold_adapter(base(**changes), adapter)
 
 
@@ -152,7 +152,7 @@ def test_quantized_weights_are_refused_with_what_to_name_instead(adapted: Adapte
     model = base()
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.data = layer.self_attn.q_proj.weight.data.to(torch.float8_e4m3fn)
-    with pytest.raises(ConfigError, match=r"are quantized .*name the model that they were made from"):
+    with pytest.raises(ConfigError, match=r"are quantized .*made from"):
         fold_adapter(model, adapter)
 
 

@@ -72,7 +72,7 @@ def test_what_is_broken_is_named(folder: Path, case: str) -> None:
 
 def test_weights_that_may_not_be_read_are_told_from_missing_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # root may read every file
-    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+    with pytest.raises(ConfigError, match="read: Permission denied"):
         check_files(folder)
 
 

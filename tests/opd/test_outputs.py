@@ -61,7 +61,7 @@ def test_a_file_on_the_way_to_the_folder_is_named(call: Callable[..., str], line
 
 def test_a_run_folder_that_is_a_file_is_not_offered_to_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(RunFolderError, match=r"^run folder \S+run is a file; choose another folder \(run=\.\.\.\)\.$"):
+    with pytest.raises(RunFolderError, match=r"^run folder \S+run is a file; .*\(run=\.\.\.\)\.$"):
         RunFolder.check_new(tmp_path / "run")
 
 
@@ -95,5 +95,5 @@ def test_devices_and_files_that_are_there_can_be_written(tmp_path: Path, monkeyp
     check_writable(tmp_path / "a" / "b" / "c", "folder c")
     assert not (tmp_path / "a").exists()
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write every file
-    with pytest.raises(OutputError, match=r"^--out \S+out\.json cannot be written: Permission denied; choose"):
+    with pytest.raises(OutputError, match=r"^--out \S+out\.json .*: Permission denied; "):
         check_out(file)

@@ -169,7 +169,7 @@ def named(world: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("text", ["{}", "{" * 100_000, "[" * 100_000, ""])
 def test_a_damaged_tokenizer_is_refused_in_a_sentence(named: Path, text: str) -> None:
     (named / "tokenizer.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"the tokenizer of model .* cannot be read"):
+    with pytest.raises(ConfigError, match="the tokenizer of model"):
         read_tokenizer(named)
 
 

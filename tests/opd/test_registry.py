@@ -32,9 +32,7 @@ def test_an_unknown_name_prints_near_matches() -> None:
 
 
 def test_a_class_of_ones_own_that_is_written_with_a_dot_is_put_right() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no number 'my\.package\.Tau'; a class of your own is written my\.package:Tau\.$"
-    ):
+    with pytest.raises(ConfigError, match=r"no number 'my\.package\.Tau'; .* my\.package:Tau\.$"):
         make().load("my.package.Tau")
 
 
@@ -45,7 +43,7 @@ def test_a_duplicate_name_is_an_error_that_names_both_places() -> None:
 
 
 def test_a_path_that_does_not_import_is_an_error_with_its_reason() -> None:
-    with pytest.raises(ConfigError, match=r"No module named 'no_such_module'; install its package, or .* PYTHONPATH"):
+    with pytest.raises(ConfigError, match=r"No module named 'no_such_module'; .* PYTHONPATH"):
         make().load("no_such_module:thing")
     with pytest.raises(ConfigError, match=r"has no attribute .thing.\.$"):
         make().load("math:thing")
@@ -65,14 +63,14 @@ def test_a_module_whose_own_code_fails_is_an_error_with_its_place(
 
 @pytest.mark.parametrize("name", [":e", ".math:e"])
 def test_a_path_without_a_module_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="must have the form package"):
+    with pytest.raises(ConfigError, match="have the form package"):
         make().load(name)
 
 
 def test_what_is_no_plugin_of_the_kind_is_refused() -> None:
     registry = Registry("number", "opd.test_numbers", member="is_integer")
     assert registry.load("math:pi") == pytest.approx(3.14159, abs=1e-5)
-    with pytest.raises(ConfigError, match="'math:sin' at math:sin is not of kind number: it has no 'is_integer'"):
+    with pytest.raises(ConfigError, match=r"'math:sin' .*kind number: .*'is_integer'"):
         registry.load("math:sin")
 
 

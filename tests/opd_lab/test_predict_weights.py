@@ -118,9 +118,7 @@ def test_what_follows_is_as_strong_as_the_interval() -> None:
 
 def test_a_single_judged_answer_is_refused_in_a_sentence(world: Path) -> None:
     recipe = Recipe.model_validate(_recipe(world / "student"))
-    with pytest.raises(
-        ConfigError, match=r"answers to 1 of 1 prompts were judged, and two are the least; give prompts"
-    ):
+    with pytest.raises(ConfigError, match="answers to 1 of 1 prompts"):
         measure_weights(recipe, str(world / "teacher"), rows=1)
 
 
@@ -152,7 +150,7 @@ def test_answers_are_drawn_as_a_run_of_the_recipe_draws_them(world: Path, monkey
 
 def test_contexts_are_refused_because_only_the_prompt_is_read(world: Path) -> None:
     recipe = Recipe.model_validate(_recipe(world / "student", contexts={"teacher": {"prompt": "{{ answer }}"}}))
-    with pytest.raises(ConfigError, match=r"without contexts and episodes; omit --teacher\.$"):
+    with pytest.raises(ConfigError, match=r"contexts and episodes; .*--teacher\.$"):
         measure_weights(recipe, str(world / "teacher"), rows=8)
 
 

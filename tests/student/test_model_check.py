@@ -37,18 +37,18 @@ def mixture(world: Path, tmp_path: Path) -> Path:
 
 
 def test_joined_experts_whose_first_weights_have_other_names_are_refused(mixture: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"update_sparsity finds no tensor '.*experts\.\w+' in the files"):
+    with pytest.raises(ConfigError, match=r"update_sparsity .*tensor '.*experts\.\w+'"):
         check(recipe(tmp_path, mixture, **SPARSITY), offline=False)
     assert "needs: " in check(recipe(tmp_path, mixture, **ROUTING), offline=False)
 
 
 def test_a_dense_student_has_its_first_weights_and_no_experts(world: Path, tmp_path: Path) -> None:
     assert "needs: " in check(recipe(tmp_path, world / "student", **SPARSITY), offline=False)
-    with pytest.raises(ConfigError, match="found no router of experts"):
+    with pytest.raises(ConfigError, match="no router of experts"):
         check(recipe(tmp_path, world / "student", **ROUTING), offline=False)
 
 
 def test_a_model_beside_its_adapter_has_its_first_weights_in_no_file(world: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(ConfigError, match="has an adapter beside them; merge it first"):
+    with pytest.raises(ConfigError, match="adapter beside them"):
         check(recipe(tmp_path, Path(f"{world / 'student'}+{tmp_path / 'adapter'}"), **SPARSITY), offline=True)

@@ -57,16 +57,14 @@ def loss_of(term: Term, made: Any) -> None:
 
 
 def test_a_loss_that_is_not_one_number_per_position_is_refused(toy: Any) -> None:
-    with pytest.raises(
-        PluginError, match=r"Wrong returned a loss of shape \[\] for \d+ positions; it must be a tensor with one number"
-    ):
+    with pytest.raises(PluginError, match=r"Wrong returned .* shape \[\] for \d+ positions"):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)).mean())), toy())
-    with pytest.raises(PluginError, match="Wrong returned a Tensor; token_losses must return a TermOutput"):
+    with pytest.raises(PluginError, match=r"Wrong returned a Tensor; token_losses .*TermOutput"):
         loss_of(Wrong(lambda batch: torch.zeros(len(batch.mask))), toy())
 
-    with pytest.raises(PluginError, match=r"Wrong returned a loss of shape .* it must be a tensor"):
+    with pytest.raises(PluginError, match=r"Wrong returned .* shape"):
         loss_of(Wrong(lambda batch: TermOutput(np.zeros(len(batch.mask)))), toy())  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"Wrong has metric 'share' as 0\.5, not as \(numerator, denominator\)"):
+    with pytest.raises(PluginError, match=r"Wrong .*'share' as 0\.5, .*\(numerator, denominator\)"):
         loss_of(Wrong(lambda batch: TermOutput(torch.zeros(len(batch.mask)), metrics={"share": 0.5})), toy())  # type: ignore[dict-item]
 
 
@@ -101,7 +99,7 @@ def test_a_surrogate_that_gives_a_bare_tensor_is_named(toy: Any) -> None:
             return advantage
 
     term = Bare(PolicyGradientSettings(name="bare", advantage={"name": "signed"}))
-    with pytest.raises(PluginError, match="Bare returned a Tensor; surrogate must return a TermOutput"):
+    with pytest.raises(PluginError, match=r"Bare returned a Tensor; surrogate .*TermOutput"):
         toy().gradient([term])
 
 
@@ -114,7 +112,7 @@ def test_an_advantage_that_is_short_of_its_group_is_named(toy: Any) -> None:
     for row in rows:
         row.reward = 1.0
     outcomes = [outcome_of(row) for row in rows]
-    with pytest.raises(PluginError, match=rf"Short returned 1 advantages for a group of {len(rows)} rewards"):
+    with pytest.raises(PluginError, match=f"Short returned 1 .* {len(rows)} rewards"):
         Short(AdvantageSettings(name="short", group=["step"])).estimate(outcomes, None)
 
 
@@ -145,7 +143,7 @@ def test_an_advantage_whose_shape_forgets_its_return_is_named() -> None:
 
     chain = AdvantageChain({"name": "group_mean"}, "term 'mine'")
     chain.parts.append(Forgetful(AdvantageSettings(name="forgetful")))
-    with pytest.raises(PluginError, match="advantage 'forgetful': shape returned None for 3 positions"):
+    with pytest.raises(PluginError, match=r"'forgetful': shape returned None .*3"):
         chain.shape(torch.ones(3), cast(TokenBatch, None))
 
 
@@ -158,7 +156,7 @@ class Traitless(GroupEstimator):
 def test_an_advantage_whose_traits_forget_their_return_is_named() -> None:
     term = {"name": "grpo", "advantage": {"name": f"{__name__}:Traitless"}}
     recipe = {"run": "unused", "model": {"path": "unused"}, "prompts": {"task": "addition"}, "objective": [term]}
-    with pytest.raises(PluginError, match=r"the traits of Traitless are None; .*Traits"):
+    with pytest.raises(PluginError, match="traits of Traitless are None"):
         build_plugins(parse_settings(Recipe, recipe))
 
 
@@ -167,13 +165,13 @@ def test_a_strategy_that_returns_rows_it_did_not_score_is_named() -> None:
         def run(self, plan: Any, sampling: Sampling) -> Any:
             return sampling.sample(plan.rows)
 
-    with pytest.raises(PluginError, match=r"Hasty\.run returned rows that it sampled but did not score"):
+    with pytest.raises(PluginError, match=r"Hasty\.run returned .*not score"):
         together(1, lambda: Hasty(StrategySettings(name="hasty")))
 
 
 @pytest.mark.parametrize("value", ["one", None])
 def test_a_metric_that_is_no_number_is_named_with_its_value(value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"metric 'mine/divisor' is {value!r}, but a metric must be a number"):
+    with pytest.raises(ConfigError, match=f"metric 'mine/divisor' is {value!r}"):
         Series(CollectorRegistry()).show({"mine/divisor": value})
 
 
@@ -240,8 +238,24 @@ def test_a_hook_that_is_missing_or_misspelt_is_named_before_anything_is_loaded(t
 
 
 def test_a_key_of_a_class_that_names_no_settings_is_refused_with_how_to_name_them() -> None:
-    with pytest.raises(ConfigError, match=r"tau.*declares no settings of its own.*class SoftLoss\(Term\["):
+    with pytest.raises(ConfigError, match=r"tau.*no settings .*class SoftLoss\(Term\["):
         OBJECTIVES.make({"name": f"{__name__}:SoftLoss", "tau": 1.0}, Term, "objective.0")
+
+
+@pytest.mark.parametrize(
+    ("base", "member", "instead"),
+    [
+        (Term, "shown", r"Traits\(shown=\.\.\.\)"),
+        (Term, "hooks", "around"),
+        (Strategy, "judges", "judges_first"),
+        (Controller, "learns_from_given_rows", r"Traits\(learns_from_given_rows"),
+        (RolloutEngine, "holds_weights", r"Traits\(holds_weights"),
+        (Advantage, "tags", r"Traits\(tags"),
+    ],
+)
+def test_a_member_that_nothing_reads_is_named_with_what_is_read_instead(base: type, member: str, instead: str) -> None:
+    with pytest.raises(PluginError, match=rf"Old\.{member} .*{instead}"):
+        type("Old", (base,), {member: True})
 
 
 @pytest.mark.parametrize(
@@ -257,7 +271,7 @@ def test_every_registered_plug_in_is_of_its_kind(registry: Registry, base: type)
 
 
 def test_needs_that_are_not_needs_are_named() -> None:
-    with pytest.raises(PluginError, match=r"Needy\.needs returned None; it must return a student"):
+    with pytest.raises(PluginError, match=r"Needy\.needs returned None; .*student"):
         needs_of(Needy(ControllerSettings(name="needy")))
 
 
@@ -322,7 +336,7 @@ def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
             sampling.score(sampling.sample(plan.rows))
             return given
 
-    with pytest.raises(PluginError, match=r"Forgetful\.run returned .*; it must return a list of rows"):
+    with pytest.raises(PluginError, match=r"Forgetful\.run returned .* list of rows"):
         together(1, lambda: Forgetful(StrategySettings(name="forgetful")))
 
 
@@ -337,7 +351,7 @@ def test_a_strategy_that_gives_no_rows_is_named(given: Any) -> None:
     ],
 )
 def test_a_state_that_no_checkpoint_holds_is_named_with_its_place(state: Any, words: str) -> None:
-    with pytest.raises(PluginError, match=rf"the state_dict of methods\.0 cannot be saved: {words}"):
+    with pytest.raises(PluginError, match=rf"state_dict of methods\.0 .*: {words}"):
         check_state("methods.0", state)
 
 

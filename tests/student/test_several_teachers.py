@@ -155,7 +155,7 @@ def test_what_knows_only_one_teacher_per_row_is_refused(part: dict[str, Any], na
         "teachers": {"endpoints": ["h:1"], "default": {"a": 1, "b": 1}, "combine": "divergence"},
         **part,
     }
-    with pytest.raises(ConfigError, match=rf"{name} cannot learn from several teachers .* probability"):
+    with pytest.raises(ConfigError, match=f"{name} .*several teachers .* probability"):
         build_plugins(Recipe.model_validate(data))
     data["teachers"] = {**data["teachers"], "default": "a"}
     build_plugins(Recipe.model_validate(data))

@@ -91,7 +91,7 @@ class Program:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """See `subprocess.Popen.poll`."""
+        """Exit code, or None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -112,7 +112,7 @@ class Program:
         return out, err
 
     def send_signal(self, number: int) -> None:
-        """See `subprocess.Popen.send_signal`."""
+        """Send a signal, unless it has ended."""
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 

@@ -1,4 +1,4 @@
-"""A real vLLM server on a CPU, as a rollout server is started."""
+"""A real vLLM server on a CPU, as a rollout server and a teacher's server are started."""
 
 import sys
 from pathlib import Path
@@ -14,9 +14,10 @@ class VllmServer(EngineProcess):
         port: to listen on.
         adapters: whether it takes adapters.
         transfer: whether it receives weights over gloo, as it would over NCCL on GPUs; see `gloo_transfer`.
+        more: further flags.
     """
 
-    def __init__(self, folder: Path, port: int, *, adapters: bool = True, transfer: bool = False) -> None:
+    def __init__(self, folder: Path, port: int, *more: str, adapters: bool = True, transfer: bool = False) -> None:
         flags = f"--model {folder} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --max-model-len 512"
         flags += " --distributed-executor-backend uni --enable-scale-out --logprobs-mode processed_logprobs"
         flags += " --enable-lora --max-lora-rank 8" if adapters else ""
@@ -32,5 +33,5 @@ class VllmServer(EngineProcess):
             "OMP_NUM_THREADS": "1",
         }
         # `vllm serve` asks for the version of a package that the CPU build names otherwise.
-        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags.split()]
+        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags.split(), *more]
         super().__init__("vLLM", port, words, own, Path(__file__).parent)

@@ -17,7 +17,7 @@ from opd.errors import (
     OpdError,
     UnavailableError,
 )
-from opd.fleet.membership.link import Description, ReplicaRequest
+from opd.fleet.membership.link import Description, ReplicaLink, ReplicaRequest
 from opd.fleet.settings import CallSettings
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel, proxy_for
@@ -39,7 +39,7 @@ _TLS_SIGNS = ("handshake", "ssl", "certificate", "tls", "hostname verification")
 _NOISE = re.compile(r"failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?|: OK$|SSL_ERROR_SSL: \S+ ")
 
 
-class GrpcLink:
+class GrpcLink(ReplicaLink):
     """A `ReplicaLink` over a gRPC channel with the options of `opd.wire.channel`.
 
     Args:
@@ -71,12 +71,10 @@ class GrpcLink:
         return self._methods[name]
 
     async def describe(self, timeout: float) -> Description:
-        """See `ReplicaLink.describe`."""
         answer = await self._unary(_TEACHER + "Describe", pb.DescribeRequest(), pb.DescribeResponse, timeout)
         return Description({info.name: info for info in answer.teachers}, answer.instance_id, answer.server_version)
 
     async def load(self, timeout: float) -> pb.GetLoadResponse:
-        """See `ReplicaLink.load`."""
         return await self._unary(_TEACHER + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, timeout)
 
     async def score(
@@ -116,7 +114,6 @@ class GrpcLink:
         yield last, scores if items is request.items else cut(scores, request.items[last])
 
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
-        """See `ReplicaLink.head`."""
         request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
         decoder = HeadStreamDecoder(expected_hash)
         stream = self._method(_TEACHER + "GetHead", stream=True)(
@@ -127,13 +124,11 @@ class GrpcLink:
         return decoder.finish()
 
     async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
-        """See `ReplicaLink.tokens`."""
         request = pb.DescribeRequest(teacher=teacher, tokens_from=start)
         answer = await self._unary(_TEACHER + "Describe", request, pb.DescribeResponse, timeout)
         return [token for info in answer.teachers if info.name == teacher for token in info.tokenizer.tokens]
 
     async def tokenizer(self, teacher: str, fingerprint: str, timeout: float) -> bytes:
-        """See `ReplicaLink.tokenizer`."""
         request = pb.GetTokenizerRequest(
             teacher=teacher, expected_fingerprint=fingerprint, chunk_bytes=self._calls.chunk_bytes
         )
@@ -152,14 +147,12 @@ class GrpcLink:
         return answer.weights_hash
 
     async def reconnect(self) -> None:
-        """See `ReplicaLink.reconnect`."""
         # Removed before it is closed, so that a call in between opens a new one.
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             await channel.close()
 
     async def close(self) -> None:
-        """See `ReplicaLink.close`."""
         await self.reconnect()
 
     async def _unary(self, method: str, request: Message, kind: type[M], timeout: float) -> M:

@@ -50,11 +50,9 @@ class RecordedFleet(ScoreSource):
         self._counters = FleetCounters()
 
     def teachers(self) -> dict[str, pb.TeacherInfo]:
-        """See `ScoreSource.teachers`."""
         return dict(self._infos)
 
     def describe(self, teacher: str) -> pb.TeacherInfo:
-        """See `ScoreSource.describe`."""
         if teacher not in self._infos:
             recorded = ", ".join(sorted(self._infos))
             raise TeacherNotFoundError(
@@ -110,7 +108,6 @@ class RecordedFleet(ScoreSource):
         return [future.result() for future in futures]
 
     def head(self, teacher: str) -> Head:
-        """See `ScoreSource.head`."""
         wanted = self.describe(teacher).head.hash
         found = self.store.head(wanted) if wanted else None
         if found is None:
@@ -127,7 +124,6 @@ class RecordedFleet(ScoreSource):
         return token_bytes(tokenizer_from(document, self.describe(teacher).tokenizer, teacher))[start:]
 
     def tokenizer(self, teacher: str) -> bytes:
-        """See `ScoreSource.tokenizer`."""
         return self.store.tokenizer(self.describe(teacher).tokenizer.fingerprint)
 
     def verify(self, teacher: str) -> AgreementReport:

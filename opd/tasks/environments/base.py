@@ -169,7 +169,7 @@ class EnvironmentTask:
         return Verdict.unknown("an episode is judged by its environment, not by its text")
 
     def labels(self) -> frozenset[tuple[str | None, str | None]]:
-        """See `opd.tasks.source.PromptSource.labels`."""
+        """All pairs (teacher, domain) of its prompts, as in `opd.tasks.source.PromptSource`."""
         return frozenset({(None, self.name)})
 
     def close(self) -> None:

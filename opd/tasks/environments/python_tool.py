@@ -71,7 +71,6 @@ class PythonTool(Factory):
         self._start(_Interpreter(options))
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        """See `Factory.reset`."""
         self._prompt = prompt
         return super().reset(prompt, seed)
 

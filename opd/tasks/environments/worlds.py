@@ -31,7 +31,7 @@ class Worlds(Protocol):
         """Release all resources."""
 
 
-class InProcess:
+class InProcess(Worlds):
     """`Worlds` in this process. As in a pool, an error or an invalid answer costs only its own episode.
 
     Time and memory are not bounded, and a crash of the interpreter is not survived; these need `EnvironmentPool`.
@@ -61,18 +61,15 @@ class InProcess:
             raise ConfigError(f"environment {spec.get('name')!r} cannot be made: {explain(error)}.") from error
 
     def reset(self, episodes: Mapping[int, tuple[Prompt, int]]) -> dict[int, Seen]:
-        """See `Worlds.reset`."""
         return {
             number: self._ask(number, partial(_reset, prompt=prompt, seed=seed))
             for number, (prompt, seed) in episodes.items()
         }
 
     def step(self, actions: Mapping[int, str]) -> dict[int, Seen]:
-        """See `Worlds.step`."""
         return {number: self._ask(number, partial(_step, action=action)) for number, action in actions.items()}
 
     def close(self) -> None:
-        """See `Worlds.close`."""
         left = [*self._worlds.values(), *([self._spare] if self._spare is not None else [])]
         self._worlds.clear()
         self._spare = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 
-class ModesMethodSettings(ControllerSettings):
+class ModesSettings(ControllerSettings):
     """Settings of the shares."""
 
     by: Literal["divergence", "accuracy"] = Field(
@@ -53,7 +53,7 @@ class ModesMethodSettings(ControllerSettings):
     )
 
 
-class Modes(Controller[ModesMethodSettings]):
+class Modes(Controller[ModesSettings]):
     """Gives more rows to the modes that lag behind their teachers (ORBIT).
 
     The smoothed value of each mode and its first one are its state.
@@ -61,7 +61,7 @@ class Modes(Controller[ModesMethodSettings]):
 
     traits = Traits(works_ahead=True)
 
-    def __init__(self, settings: ModesMethodSettings) -> None:
+    def __init__(self, settings: ModesSettings) -> None:
         super().__init__(settings)
         self._modes: dict[str, ModeSettings] = {}
         self._longest = 0

@@ -93,7 +93,6 @@ class Tcod(Controller[TcodSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         why = f"order {self.settings.order} replays actions, for which no summaries are made; use order f2b"
         return Traits(works_ahead=True, works_with_summaries=not self._replays, why={"works_with_summaries": why})
 

@@ -65,7 +65,7 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Metrics of a step's episodes, without given ones.
 
     Returns:
-        turns: mean number of turns of the student. episodes_ended_in_replay: share of such episodes. trajectory_kl:
+        turns: mean number of turns of the student. episodes_ended_in_replay: share of such episodes. episode_kl:
         mean KL summed over an episode, nats. summary_kl: the part of it in summaries, mean over episodes with
         summaries. kl_by_turn/N: mean of turn N, nats. kl_escalation: mean of the last third of the turns over that of
         the first third; above 1 if the student drifts away as episodes go on.
@@ -82,7 +82,7 @@ def turn_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     if by_turn:
         noted = [outcome.notes for outcome in played if turn_notes(outcome.notes)]
         sums = [sum(turn_notes(notes).values()) + notes.get(_SUMMARIES, 0.0) for notes in noted]
-        metrics["trajectory_kl"] = float(np.mean(sums))
+        metrics["episode_kl"] = float(np.mean(sums))
         summaries = [notes[_SUMMARIES] for notes in noted if _SUMMARIES in notes]
         if summaries:
             metrics["summary_kl"] = float(np.mean(summaries))

@@ -69,7 +69,6 @@ class BytePrefixMarginalisation(Term[BpmSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         name = self.settings.divergence
         shown = {name: "KL" if name == "reverse_kl" else name.replace("_kl", " KL"), "bpm_positions": "positions"}
         return Traits(shown=shown, sums_teachers=True, learns_from_given_rows=True, learns_from_stale_rows=True)

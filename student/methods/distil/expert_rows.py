@@ -78,7 +78,6 @@ class ExpertRows(Controller[ExpertRowsSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         paths = self.settings.source == "path"
         return Traits(
             works_ahead=True,

@@ -111,7 +111,6 @@ class GeneralisedOpd(Term[GeneralisedOpdSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         s = self.settings
         why = f"with payload {s.payload} it is estimated from the sampled token; set importance_cap (5)"
         return Traits(

@@ -55,14 +55,14 @@ class ReverseKl:
         }[payload]
 
     def needs(self) -> Needs:
-        """See `EvalMeasure.needs`."""
+        """What the measure needs from the models that score the answers."""
         return self._term.needs()
 
     @torch.no_grad()
     def measure(
         self, learner: Learner, rows: Sequence[Row], *, look: Callable[[TokenBatch], object] = lambda batch: None
     ) -> tuple[float, float]:
-        """See `EvalMeasure.measure`."""
+        """Sum of the divergence over the trained tokens of `rows` in nats, and the number of these tokens."""
         needs = self.needs()
         top = bottom = 0.0
         with evaluating(learner.student):

@@ -160,7 +160,6 @@ class OnPolicyDistillation(Term[OpdSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         s = self.settings
         # A sum over ids holds for any policy that sampled; an estimate from the sampled token needs a weight.
         why = (

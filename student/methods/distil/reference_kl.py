@@ -70,7 +70,6 @@ class ReferenceKl(Term[ReferenceKlSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         s = self.settings
         why = (
             f"with payload {s.payload} it is estimated from the sampled token; set importance_cap (2, for example), or "

@@ -82,7 +82,6 @@ class SpanDistillation(Term[SpanOpdSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         s = self.settings
         why = (
             "with discount it sums log-ratios over later spans, which no weight corrects; set discount: 0"

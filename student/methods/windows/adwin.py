@@ -135,7 +135,6 @@ class Adwin(WindowController[AdwinSettings]):
             self._saved = None
 
     def window(self, step: int, row: PlannedRow) -> int:
-        """See `WindowController.window`."""
         return self._windows.get(self._domain(row.prompt.domain), self._candidates[-1])
 
     @property

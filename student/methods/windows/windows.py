@@ -60,7 +60,6 @@ class FollowingController(WindowController[ControllerSettings_co]):
         self.limit = recipe.rollout.max_new_tokens
 
     def window(self, step: int, row: PlannedRow) -> int:
-        """See `WindowController.window`."""
         return self.current
 
     @property
@@ -93,7 +92,6 @@ class ScheduleController(WindowController[ControllerSettings_co]):
         raise TypeError(f"{type(self).__name__} does not implement length")
 
     def window(self, step: int, row: PlannedRow) -> int:
-        """See `WindowController.window`."""
         return max(1, min(self.limit, self.length(step)))
 
     def after_update(self, step: int, services: Services) -> dict[str, float]:
@@ -118,7 +116,6 @@ class FixedWindow(ScheduleController[FixedWindowSettings]):
     """Trains on a fixed prefix of each response (TOPD)."""
 
     def length(self, step: int) -> int:
-        """See `ScheduleController.length`."""
         tokens, fraction = self.settings.tokens, self.settings.fraction
         return tokens if tokens is not None else math.ceil((fraction or 1.0) * self.limit)
 
@@ -133,7 +130,6 @@ class FirstN(ScheduleController[FirstNSettings]):
     """Trains on the first N tokens of each response (ESR)."""
 
     def length(self, step: int) -> int:
-        """See `ScheduleController.length`."""
         return self.settings.tokens
 
 
@@ -149,7 +145,6 @@ class Staircase(ScheduleController[StaircaseSettings]):
     """A rollout window that grows stepwise (POPD)."""
 
     def length(self, step: int) -> int:
-        """See `ScheduleController.length`."""
         return self.settings.first + self.settings.rise * (step // self.settings.every)
 
 
@@ -166,6 +161,5 @@ class LinearWindow(ScheduleController[LinearWindowSettings]):
     """A rollout window that grows linearly."""
 
     def length(self, step: int) -> int:
-        """See `ScheduleController.length`."""
         share = min(1.0, step / max(1.0, self.settings.until * self.steps))
         return round(self.settings.first + share * (self.limit - self.settings.first))

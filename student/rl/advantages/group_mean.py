@@ -41,7 +41,6 @@ class GroupMean(GroupEstimator[GroupMeanSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(least_group=2, shift_free="group", scale_free="group" if self.settings.scale == "std" else "")
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:

@@ -50,7 +50,6 @@ class CreditTerm(Term[PolicyGradientSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         first = self.chain.first
         # Without uid in its key a group spans several prompts, so one answer to each prompt may be enough.
         least = first.traits.least_group if "uid" in first.settings.group else 1

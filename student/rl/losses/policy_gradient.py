@@ -66,7 +66,6 @@ class PolicyGradient(CreditTerm[PolicyGradientSettings_co]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         s, why = self.settings, ""
         if s.ratio == "none":
             why = "with ratio none it has no importance weight; set ratio: token"

@@ -43,7 +43,6 @@ class Overlong(Reward[OverlongSettings]):
 
     @property
     def traits(self) -> Traits:
-        """See `Traits`."""
         return Traits(rewards_cut="penalises cut answers most" if self.limit >= self._longest else "")
 
     def __init__(self, settings: OverlongSettings) -> None:

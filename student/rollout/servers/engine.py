@@ -63,7 +63,6 @@ class ServersEngine(RolloutEngine[ServersSettings]):
         self._label = ""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """See `RolloutEngine.check`."""
         for admin in (False, True):
             self.settings.api_key(admin=admin)
         lora = recipe.model.lora

@@ -45,9 +45,9 @@ class Packed:
     likely: LikelyIds | None = None
 
     def load(self) -> None:
-        """See `PackedWeights.load`."""
+        """Make the engine sample from these weights from now on."""
         self.engine.load(self)
 
     def drop(self) -> None:
-        """See `PackedWeights.drop`."""
+        """Release the weights, which will not be loaded again."""
         self.engine.drop(self)

@@ -53,7 +53,7 @@ class Server:
         return Connection(self.url, self._settings.api_key(admin=admin), seconds or self._settings.row_seconds)
 
     def facts(self) -> Facts:
-        """See `Dialect.facts`."""
+        """What the server reports of itself."""
         with self.connect(min(_ANSWER_SECONDS, self._settings.row_seconds)) as connection:
             return self._dialect.facts(connection, adapters=self._adapters, nccl=self._settings.transfer == "nccl")
 
@@ -90,7 +90,6 @@ class Server:
         return new
 
     def _held(self) -> frozenset[str]:
-        """See `Dialect.holds`."""
         # With a short timeout: a server that accepts connections but hangs would otherwise delay each sync.
         with self._bad_answers_are_lost(), self.connect(min(_ANSWER_SECONDS, self._settings.sync_seconds)) as short:
             return self._dialect.holds(short, adapters=self._adapters)

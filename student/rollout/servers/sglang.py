@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError, one_line
-from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred, most_bytes
+from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Dialect, Facts, barred, most_bytes
 from student.rollout.servers.http import Connection, LostError, RefusedError
 
 if TYPE_CHECKING:
@@ -21,13 +21,12 @@ _LABEL_SECONDS = 60.0  # timeout for a call that a server answers without comput
 _FLUSH_SECONDS = 60.0
 
 
-class SglangDialect:
+class SglangDialect(Dialect):
     """See `student.rollout.servers.dialect.Dialect`."""
 
     receives: ClassVar[bool] = False
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
-        """See `Dialect.facts`."""
         server = connection.call("/server_info")
         wrong = ""
         if adapters and not server.get("enable_lora"):
@@ -39,7 +38,6 @@ class SglangDialect:
         return Facts(int(server["max_req_input_len"]), 2**31, wrong)
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
-        """See `Dialect.holds`."""
         if not adapters:
             return frozenset({str(connection.call("/model_info")["weight_version"])})
         return frozenset(str(model["id"]) for model in connection.call("/v1/models")["data"] if model.get("parent"))
@@ -59,7 +57,6 @@ class SglangDialect:
         raise RolloutEngineError(f"{connection.url} can take weights only from a folder.")
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
-        """See `Dialect.load_adapter`."""
         connection.call("/load_lora_adapter", {"lora_name": label, "lora_path": str(folder)})
         for name in sorted(old - {label}):
             connection.call("/unload_lora_adapter", {"lora_name": name})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from opd.errors import RolloutEngineError
-from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Facts, barred, most_bytes
+from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Dialect, Facts, barred, most_bytes
 from student.rollout.servers.http import Connection, RefusedError
 from student.rollout.servers.transfer import reset, send
 
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 60.0  # timeout for calls that a server answers without computing
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """See `student.rollout.servers.dialect.Dialect`."""
 
     receives: ClassVar[bool] = True
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
-        """See `Dialect.facts`."""
         try:
             found = connection.call("/server_info?config_format=json")["vllm_config"]
         except RefusedError as error:
@@ -71,7 +70,6 @@ class VllmDialect:
         return True
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
-        """See `Dialect.holds`."""
         if not adapters:
             # A rank that is alive would hold the lock, so a paused server was left by a rank that was killed while
             # loading, whatever its label says. Loading again resumes it.
@@ -81,13 +79,11 @@ class VllmDialect:
         return frozenset(str(model["id"]) for model in connection.call("/v1/models")["data"] if model.get("parent"))
 
     def load(self, connection: Connection, folder: Path, label: str) -> None:
-        """See `Dialect.load`."""
         with _replaced(connection, label):
             change = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             connection.call("/collective_rpc", change)
 
     def receive(self, connection: Connection, weights: "HeldWeights", label: str) -> None:
-        """See `Dialect.receive`."""
         broke_off = connection.call("/weight_info")["weight_version"] == PARTIAL
         with _replaced(connection, label):
             if broke_off:
@@ -100,13 +96,11 @@ class VllmDialect:
                 raise
 
     def load_adapter(self, connection: Connection, folder: Path, label: str, old: frozenset[str]) -> None:
-        """See `Dialect.load_adapter`."""
         connection.call("/v1/load_lora_adapter", {"lora_name": label, "lora_path": str(folder)})
         for name in sorted(old - {label}):
             connection.call("/v1/unload_lora_adapter", {"lora_name": name})
 
     def generate(self, connection: Connection, ask: Ask, *, adapters: bool) -> Answer:
-        """See `Dialect.generate`."""
         sampling = {
             "temperature": ask.temperature,
             "max_tokens": ask.limit,

@@ -55,7 +55,6 @@ class DynamicSampling(Strategy[DynamicSamplingSettings]):
         return Needs(reward="any")
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
-        """See `Strategy.run`."""
         want = sum(sampling.gather(len({row.key.group for row in plan.rows})))
         pool: list[Row] = []
         kept: dict[str, None] = {}

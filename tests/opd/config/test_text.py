@@ -65,10 +65,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_small_text_that_stands_for_much_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(yaml.YAMLError, match=r"nested|stands? for|within its own anchor"):
+    with pytest.raises(yaml.YAMLError, match=r"nested|stands? for|own anchor"):
         read_yaml(text)
     (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"recipe\.yaml is not valid YAML"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml .*valid YAML"):
         read_mapping(tmp_path / "recipe.yaml")
 
 

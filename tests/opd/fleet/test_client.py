@@ -121,7 +121,7 @@ def test_describe_and_teachers_list_what_is_served(tiny: SimpleNamespace) -> Non
     with TeacherFleet.connect(server.address, settings=tiny.settings) as fleet:
         assert sorted(fleet.teachers()) == ["code", "math"]
         assert fleet.describe("code").vocab_size == 64
-        with pytest.raises(TeacherNotFoundError, match=r"teacher 'poetry' is not served .*code, math"):
+        with pytest.raises(TeacherNotFoundError, match=r"'poetry' is not served .*code, math"):
             fleet.describe("poetry")
 
 
@@ -189,7 +189,7 @@ def test_rows_that_can_never_be_scored_are_refused_before_they_are_sent(tiny: Si
 def test_a_list_that_allows_none_of_the_teachers_there_says_so(tiny: SimpleNamespace, tmp_path: Path) -> None:
     server = tiny.serve()
     (tmp_path / "list").write_text(f"{server.address} poetry\n")
-    with pytest.raises(TeacherNotFoundError, match=r"still loading, or check the teacher names"):
+    with pytest.raises(TeacherNotFoundError, match="still loading"):
         settings = tiny.settings.model_copy(update={"connect_seconds": 0.1})
         TeacherFleet.connect(f"file:{tmp_path / 'list'}", settings=settings)
 
@@ -312,7 +312,7 @@ def test_lists_and_numbers_of_numpy_ask_for_the_same_scores(tiny: SimpleNamespac
 def test_what_is_no_whole_number_is_refused_where_it_is_written_and_not_blamed_on_a_server() -> None:
     ids = np.zeros(4, np.uint32)
     for make in (lambda: ScoreItem(ids, 2.0), lambda: ScoreItem(ids, "2"), lambda: PayloadSpec.topk(4.0)):  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        with pytest.raises(TypeError, match="interpreted as an integer"):
             make()
 
 

@@ -71,9 +71,7 @@ def test_a_model_that_takes_longer_than_connecting_may_is_named(tiny: SimpleName
     one = tiny.serve()
     one.models, one.loading = {}, ["math"]
     settings = tiny.settings.model_copy(update={"connect_seconds": 0.1})
-    with pytest.raises(
-        UnavailableError, match=rf"{one.address} is still loading teacher 'math' after 0\.1 s; raise connect_seconds"
-    ):
+    with pytest.raises(UnavailableError, match=rf"{one.address} .*'math' after 0\.1 s; .*connect_seconds"):
         TeacherFleet.connect({"math": [one.address]} if named else one.address, settings=settings)
     # One that is not being loaded there is missing as before.
     with pytest.raises(TeacherNotFoundError, match="'poetry' is not served"):

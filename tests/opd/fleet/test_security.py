@@ -53,7 +53,7 @@ def test_tls_works_and_every_mismatch_is_one_sentence_with_the_replica(tiny: Sim
 def test_the_port_of_the_metrics_is_told_from_a_server_that_is_down(tiny: SimpleNamespace) -> None:
     page, thread = serve_metrics(CollectorRegistry(), 0)
     try:
-        with pytest.raises(UnavailableError, match="does not speak gRPC; check the port"):
+        with pytest.raises(UnavailableError, match="not speak gRPC"):
             connect(tiny, f"127.0.0.1:{page.server_port}", 0.1)
     finally:
         page.shutdown()
@@ -75,7 +75,7 @@ def test_a_server_that_closes_without_a_word_may_miss_what_the_client_does_not_g
     link = GrpcLink("h:1", ClientSecurity.model_validate(security), CallSettings(), "test")
     nothing = grpc.aio.Metadata()
     closed = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "Socket closed")
-    with pytest.raises(UnavailableError, match=f"Socket closed, perhaps because the server {words}"):
+    with pytest.raises(UnavailableError, match=f"Socket closed, .*{words}"):
         raise link._named(closed)
 
 
@@ -87,9 +87,9 @@ def test_a_key_of_another_certificate_and_authorities_that_are_none_are_named_be
     page = tmp_path / "page.html"
     page.write_text("<html>not found</html>")
     address = tiny.serve().address
-    with pytest.raises(AuthError, match=r"mine.*others.*cannot be used together.*MISMATCH"):
+    with pytest.raises(AuthError, match=r"mine.*others.*MISMATCH"):
         connect(tiny, address, 0.1, ca_file=mine, cert_file=mine, key_file=others)
-    with pytest.raises(AuthError, match=r"page\.html with the authorities of server certificates holds no PEM"):
+    with pytest.raises(AuthError, match=r"page\.html .*no PEM"):
         connect(tiny, address, 0.1, ca_file=page)
 
 

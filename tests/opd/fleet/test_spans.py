@@ -92,6 +92,6 @@ def test_a_record_of_parts_answers_for_these_parts_alone(
         assert raw(fleet.score("math", items, spec)) == raw(live)
     with TeacherFleet.connect(f"store:{tmp_path}") as fleet:
         assert raw(fleet.score("math", items, spec)) == raw(live)
-        with pytest.raises(DataError, match=r"at \d+ of \d+ response tokens of the row"):
+        with pytest.raises(DataError, match=r"at \d+ of \d+ response tokens"):
             fleet.score("math", [replace(items[0], spans=((0, items[0].scored_length),))], spec)
     assert server.scored_rows() == sent

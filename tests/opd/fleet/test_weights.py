@@ -86,7 +86,7 @@ def test_a_replica_that_refuses_is_named_and_stays_out() -> None:
 
 def test_when_no_replica_takes_them_the_old_weights_go_on_serving() -> None:
     async def act(core: FleetCore) -> None:
-        with pytest.raises(ScopeError, match=r"no replica.*took the weights in new; s0:1: no; s1:1: no"):
+        with pytest.raises(ScopeError, match=r"no replica.* in new; s0:1: no; s1:1: no"):
             await core.update_weights("t", "new", 10.0)
         assert await weights_of(core) == {"old"}
 

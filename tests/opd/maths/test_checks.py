@@ -220,5 +220,5 @@ def test_the_row_that_is_named_is_the_callers_row_also_behind_a_mask():
 
 def test_profiles_of_different_edges_are_not_added():
     one, other = (maths.position_profile(torch.ones(1), torch.zeros(1).long(), edges=e) for e in ((0,), (0, 4)))
-    with pytest.raises(ValueError, match=r"edges of profiles must agree .* \(0,\) and \(0, 4\)"):
+    with pytest.raises(ValueError, match=r"edges .* \(0,\) and \(0, 4\)"):
         one + other

@@ -32,7 +32,7 @@ def test_a_sum_over_a_sequence_may_be_divided_by_a_length_that_all_share():
     plain = term([1, 3, 6], "sequence_sum")
     weights = token_weights({"sum": plain, "constant": replace(plain, length=8)})
     assert_close(weights["constant"], weights["sum"] / 8)
-    with pytest.raises(ValueError, match="length of term 'x' must be"):
+    with pytest.raises(ValueError, match="length of term 'x'"):
         token_weights({"x": replace(plain, length=0)})
 
 
@@ -120,5 +120,5 @@ def test_terms_that_cannot_work_are_refused(arguments, words):
 
 
 def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ValueError, match="gradient_reduction must be mean or sum, but is 'max'"):
+    with pytest.raises(ValueError, match=r"gradient_reduction .*'max'"):
         token_weights({}, gradient_reduction="max")

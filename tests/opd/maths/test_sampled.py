@@ -105,7 +105,7 @@ def test_biased_forms_must_be_acknowledged(form, student):
 
 def test_an_unknown_form_and_a_misplaced_control_variate_are_refused(student):
     y, teacher_y = torch.zeros(N, dtype=torch.int64), torch.zeros(N)
-    with pytest.raises(ValueError, match=r"form must be one of .* 'k4'"):
+    with pytest.raises(ValueError, match=r"form must .* 'k4'"):
         sampled_reverse_kl(student, y, teacher_y, form="k4")
     with pytest.raises(ValueError, match="control_variate applies to form 'policy_gradient'"):
         sampled_reverse_kl(student, y, teacher_y, form="k2", control_variate=torch.zeros(N))

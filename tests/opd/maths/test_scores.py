@@ -73,6 +73,6 @@ def test_bfloat16_logits_are_scored_in_float32(make_logits):
 def test_a_nan_row_is_refused_unless_masked():
     logits = torch.zeros(2, 3)
     logits[1, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"logits \(float32 \[2, 3\]\) holds NaN in row 1"):
+    with pytest.raises(ValueError, match=r"logits \(float32 \[2, 3\]\) .*NaN in row 1"):
         score_tokens(logits)
     assert score_tokens(logits, mask=torch.tensor([True, False])).log_z.isfinite().all()

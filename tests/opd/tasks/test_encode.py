@@ -39,7 +39,7 @@ def test_messages_that_a_template_refuses_are_named(template):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     prompt = Prompt.make([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-    with pytest.raises(DataError, match=f"refuses prompt {prompt.uid}, whose roles are system, user: "):
+    with pytest.raises(DataError, match=f"{prompt.uid}, .* system, user: "):
         encode_prompt(prompt, tokenizer)
 
 

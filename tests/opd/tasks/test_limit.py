@@ -43,7 +43,7 @@ def _heldout(source, count):
 
 
 def test_a_file_of_long_rows_alone_says_how_short_the_shortest_is(table):
-    with pytest.raises(DataError, match="all 16 training prompts are longer than 0 tokens, the shortest has"):
+    with pytest.raises(DataError, match=r"all 16 training prompts .*longer than 0"):
         build_prompts(table, seed=0).limit(lengths, 0, drop=True)
 
 
@@ -56,7 +56,7 @@ def test_generated_prompts_are_drawn_anew_or_refused(table):
         assert max(len(prompt.text) for prompt in source.prompts(split, 50)) == 5
     strict = build_prompts(settings, seed=0)
     strict.limit(lengths, 5, drop=False)
-    with pytest.raises(DataError, match="has 6 tokens, over the limit of 5"):
+    with pytest.raises(DataError, match=r"6 tokens, .*limit of 5"):
         strict.prompts("train", 50)
 
 

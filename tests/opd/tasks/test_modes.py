@@ -79,13 +79,13 @@ def test_marks_that_look_alike_are_refused_by_name() -> None:
     tokenizer = make_tokenizer()
     check_marks(MODES, prompt, tokenizer)
     same = modes(a={"budget": 4, "prefix": "L"}, b={"budget": 8, "prefix": "L"})
-    with pytest.raises(ConfigError, match="mode 'a' has the same ids in mode 'b'"):
+    with pytest.raises(ConfigError, match=r"mode 'a' .*same ids .*'b'"):
         check_marks(same, prompt, tokenizer)
     begins = modes(a={"budget": 4, "suffix": "1"}, b={"budget": 8, "suffix": "12"})
-    with pytest.raises(ConfigError, match="mode 'a' is the beginning of what it is in mode 'b'"):
+    with pytest.raises(ConfigError, match=r"mode 'a' is the beginning .*mode 'b'"):
         check_marks(begins, prompt, tokenizer)
     begun = modes(a={"budget": 4, "prefix": "L"}, b={"budget": 8, "prefix": "Long:"})
-    with pytest.raises(ConfigError, match="mark of mode 'a' is the beginning of that of mode 'b'"):
+    with pytest.raises(ConfigError, match=r"mark of mode 'a' .*beginning .*'b'"):
         check_marks(begun, prompt, tokenizer)
     # What is never trained may be asked by two marks at once.
     check_marks(modes(a={"budget": 4, "prefix": "L"}, b={"budget": 8, "prefix": "LM", "weight": 0}), prompt, tokenizer)
@@ -100,5 +100,5 @@ def test_a_mode_without_a_mark_and_a_system_text_for_plain_text_are_refused() ->
     with pytest.raises(ConfigError, match="needs a mark"):
         modes(a={"budget": 4})
     (prompt,) = build_prompts(TASK, seed=0).prompts("train", 1)
-    with pytest.raises(ConfigError, match="is plain text; set chat: true"):
+    with pytest.raises(ConfigError, match=r"plain text; .*chat: true"):
         modes(a={"budget": 4, "system": "Be brief."})["a"].mark(prompt, "a")

@@ -32,7 +32,7 @@ def test_the_stream_is_indexable_and_the_same_in_every_source():
 
 
 def test_a_task_that_is_too_small_says_how_many_heldout_prompts_there_are():
-    with pytest.raises(DataError, match=r"about \d+ distinct held-out prompts.*500 are wanted"):
+    with pytest.raises(DataError, match=r"about \d+ distinct .*500"):
         source_of(digits=1).prompts("heldout", 500)
 
 
@@ -57,7 +57,7 @@ def test_a_verifier_that_crashes_is_unknown_and_not_wrong(monkeypatch):
 
 def test_sources_satisfy_the_protocol_and_unknown_tasks_are_named():
     assert isinstance(source_of(), PromptSource)
-    with pytest.raises(ConfigError, match=r"no task 'additon'; did you mean 'addition'"):
+    with pytest.raises(ConfigError, match=r"no task 'additon'.* 'addition'"):
         build_prompts(TaskSettings(task="additon"), seed=0)
 
 
@@ -129,7 +129,7 @@ def test_a_task_of_another_shape_is_named():
 
 
 def test_a_verifier_of_another_shape_is_named():
-    with pytest.raises(ConfigError, match="Untimed' cannot be created with timeout"):
+    with pytest.raises(ConfigError, match=r"Untimed' .*timeout"):
         load_verifier(f"{__name__}:Untimed", 1.0)
     with pytest.raises(ConfigError, match="Unclosed' has no method close"):
         load_verifier(f"{__name__}:Unclosed", 1.0)

@@ -91,13 +91,13 @@ def test_columns_that_json_has_not_are_kept_as_text_that_checkpoints_and_environ
 @pytest.mark.parametrize("environment", ["lock", {}, {"name": None}, ["lock"], {"name": "lock", "options": "deep"}])
 def test_an_environment_that_is_not_named_is_refused_with_its_line(tmp_path, environment):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "b", "environment": environment}))
-    with pytest.raises(DataError, match=r"p\.jsonl line 2 has the environment .*; give \{\"name\""):
+    with pytest.raises(DataError, match=r"p\.jsonl line 2 .*environment .*\{\"name\""):
         build_prompts(FileSettings(file=tmp_path / "p.jsonl"), seed=0)
 
 
 def test_a_path_that_is_text_is_refused_because_its_letters_would_be_played(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "environment": {"name": "lock"}, "path": "open"}))
-    with pytest.raises(DataError, match=r"p\.jsonl line 1 has the path 'open'; give a list of actions"):
+    with pytest.raises(DataError, match=r"p\.jsonl line 1 .*path 'open'"):
         build_prompts(FileSettings(file=tmp_path / "p.jsonl"), seed=0)
 
 
@@ -183,7 +183,7 @@ class Untimed:
 def test_a_verifier_that_cannot_be_made_is_refused(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match=r"test_table:Untimed' cannot be created with timeout: .* __init__"):
+    with pytest.raises(ConfigError, match=r"test_table:Untimed' .*timeout: .* __init__"):
         build_prompts(FileSettings(file=path, verifier=f"{__name__}:Untimed"), seed=0)
 
 
@@ -200,13 +200,13 @@ def test_missing_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"neither \.jsonl nor \.parquet"):
         build_prompts(FileSettings(file=tmp_path / "p.csv"), seed=0)
     (tmp_path / "p.parquet").write_bytes(b"not parquet")
-    with pytest.raises(DataError, match="cannot be read as parquet"):
+    with pytest.raises(DataError, match="read as parquet"):
         build_prompts(FileSettings(file=tmp_path / "p.parquet"), seed=0)
 
 
 def test_wanting_more_heldout_prompts_than_there_are_says_so(tmp_path, rows):
     source = build_prompts(FileSettings(file=write_jsonl(tmp_path / "p.jsonl", rows)), seed=0)
-    with pytest.raises(DataError, match=r"has 3 held-out prompts, but 10 are wanted"):
+    with pytest.raises(DataError, match="3 held-out prompts, but 10"):
         source.prompts("heldout", 10)
 
 
@@ -226,9 +226,9 @@ def test_one_key_tells_the_kind_of_source(prompts, kind):
 
 
 def test_bad_prompt_settings_are_one_sentence():
-    with pytest.raises(ConfigError, match="exactly one of the keys dataset, file, task or mix"):
+    with pytest.raises(ConfigError, match=r"exactly one .*dataset, .*mix"):
         parse_settings(Recipe, {"prompts": {"tusk": "addition"}})
-    with pytest.raises(ConfigError, match="exactly one of the keys dataset, file, task or mix"):
+    with pytest.raises(ConfigError, match=r"exactly one .*dataset, .*mix"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "task": "addition"}})
     with pytest.raises(ConfigError, match=r"'prompts\.verifer'.*did you mean 'verifier'"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "verifer": "math"}})
@@ -259,19 +259,19 @@ def test_questions_become_chats_with_system_message_and_template_options(tmp_pat
 
 def test_a_system_message_before_plain_text_is_refused_with_its_line(tmp_path):
     path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "q"}] * 2)
-    with pytest.raises(DataError, match=r"p\.jsonl line 1: a system message .* chat: true"):
+    with pytest.raises(DataError, match=r"p\.jsonl line 1: .*system message .* chat: true"):
         build_prompts(FileSettings(file=path, system="be brief"), seed=0)
 
 
 def test_a_chat_that_ends_with_the_assistant_is_refused_with_its_line(tmp_path):
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     path = write_jsonl(tmp_path / "p.jsonl", [{"prompt": chat[:1]}, {"prompt": chat}])
-    with pytest.raises(DataError, match=r"p\.jsonl line 2: the last message is from the assistant"):
+    with pytest.raises(DataError, match=r"p\.jsonl line 2: .*from the assistant"):
         build_prompts(FileSettings(file=path), seed=0)
 
 
 def test_arguments_of_the_rendering_are_no_template_options():
-    with pytest.raises(ConfigError, match="tokenize cannot be set in template_options"):
+    with pytest.raises(ConfigError, match=r"tokenize .*template_options"):
         parse_settings(Recipe, {"prompts": {"file": "p.jsonl", "template_options": {"tokenize": False}}})
 
 
@@ -298,7 +298,7 @@ def test_a_file_put_in_the_place_of_another_changes_nothing_and_one_that_changes
     assert source.prompts("train", 41) == before
     source = build_prompts(FileSettings(file=path, heldout=0), seed=0)
     path.write_text(path.read_text().replace("question", "quotient"))
-    with pytest.raises(DataError, match="has changed since the run began"):
+    with pytest.raises(DataError, match="has changed since"):
         source.prompts("train", 1)
 
 
@@ -318,7 +318,7 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path, split, several):
 
 def test_an_answer_in_a_list_is_named_by_its_place(tmp_path):
     file = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "a", "answer": ["4", "5"]}])
-    with pytest.raises(DataError, match=r"line 1 has the answer .*answer\.0"):
+    with pytest.raises(DataError, match=r"line 1 .*answer .*answer\.0"):
         build_prompts(FileSettings(file=file, heldout=0), seed=0)
     source = build_prompts(FileSettings(file=file, heldout=0, answer_column="answer.0"), seed=0)
     assert source.prompts("train", 1)[0].answer == "4"

@@ -114,7 +114,7 @@ def test_a_finished_world_that_another_version_built_is_refused(small, plan, tmp
     shutil.copytree(small.folder, tmp_path / "other")
     path = tmp_path / "other" / "world.json"
     path.write_text(path.read_text().replace(small.key, "0123456789abcdef"))
-    with pytest.raises(DataError, match="with seed 5, built by another version; choose another folder or remove"):
+    with pytest.raises(DataError, match="seed 5, built by another version"):
         build_world(tmp_path / "other", plan, seed=5)
 
 
@@ -145,7 +145,7 @@ def test_folders_with_other_things_are_left_alone(world, tmp_path):
         build_world(tmp_path, "test")
     with pytest.raises(DataError, match="is a file"):
         build_world(tmp_path / "precious.txt", "test")
-    with pytest.raises(DataError, match="holds the world 'test' with seed 0, not 'test' with seed 6"):
+    with pytest.raises(DataError, match=r"'test' with seed 0, not .*seed 6"):
         build_world(world, "test", seed=6)
     with pytest.raises(ConfigError, match="no preset 'tset'"):
         build_world(tmp_path / "new", "tset")
@@ -166,7 +166,7 @@ def test_a_build_killed_before_its_first_model_goes_on(plan, tmp_path):
 
 def test_a_model_that_cannot_be_written_is_named(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda self, folder: Path("/dev/full").write_text("x"))
-    with pytest.raises(OutputError, match=r"'student' in .* cannot be written: .*No space left"):
+    with pytest.raises(OutputError, match=r"'student' in .*No space left"):
         build_world(tmp_path, plan)
 
 

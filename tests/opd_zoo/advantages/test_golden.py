@@ -122,7 +122,7 @@ def test_the_beta_of_a_batch() -> None:
 
 
 def test_rewards_outside_of_the_density_are_mapped_or_refused() -> None:
-    with pytest.raises(DataError, match=r"sample 0 of prompt p0 has -1; set lowest"):
+    with pytest.raises(DataError, match=r"sample 0 of prompt p0 .*-1; .*lowest"):
         credit([-1.0, 1.0], name="bnpo")
     groups = [0.0, 0, 0, 1], [0.0, 1, 1, 1], [0.0, 0, 1, 1]
     plain = credit(*groups, name="bnpo")

@@ -169,7 +169,7 @@ def test_the_command_writes_a_table_that_a_recipe_reads(tmp_path: Path) -> None:
 def test_the_command_says_in_a_sentence_what_it_cannot_use(tmp_path: Path) -> None:
     table = tmp_path / "p.jsonl"
     table.write_text('{"prompt": "1+1", "answer": "2", "pass_rate": null}\n{"prompt": "2", "answer": "2"}')
-    with pytest.raises(ConfigError, match="'localhost:8000' does not start with http"):
+    with pytest.raises(ConfigError, match=r"'localhost:8000' .* http"):
         compose_command(table, endpoint="localhost:8000")
     table.write_text('{"prompt": "1+1", "answer": "2", "pass_rate": "often"}')
     with pytest.raises(DataError, match=r"p\.jsonl line 1 has pass_rate 'often'"):

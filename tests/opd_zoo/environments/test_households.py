@@ -178,7 +178,7 @@ def test_without_its_packages_the_environment_says_what_to_install(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ConfigError, match=r"needs alfworld, TextWorld and fast_downward_textworld .*make envs"):
+    with pytest.raises(ConfigError, match=r"alfworld, .*fast_downward_textworld .*make envs"):
         ALFWorld(parse_settings(ALFWorldOptions, {}))
 
 

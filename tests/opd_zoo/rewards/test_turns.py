@@ -60,7 +60,7 @@ def test_rewards_by_turn_that_no_advantage_reads_are_refused() -> None:
         build_plugins(parse_settings(Recipe, data))
 
     build("trloo")
-    with pytest.raises(ConfigError, match="use advantage trloo or mapo"):
+    with pytest.raises(ConfigError, match="trloo or mapo"):
         build("group_mean")
 
 

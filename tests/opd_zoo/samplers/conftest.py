@@ -11,7 +11,7 @@ from opd.config import parse_settings
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
 from opd.wire.types import PayloadKind, Scores
-from opd_zoo.samplers.base import SignalMethod
+from opd_zoo.samplers.base import SignalController
 from student.data.needs import TEACHER
 from student.data.outcome import Outcome, outcome_of
 from student.data.plan import PlannedRow, StepPlan, plan_step
@@ -52,7 +52,7 @@ class Run:
                 "rollout": {"prompts_per_step": PER_STEP, "samples_per_prompt": SAMPLES, "max_new_tokens": 8},
             },
         )
-        learns = {"signal": signal} if issubclass(cls, SignalMethod) else {}
+        learns = {"signal": signal} if issubclass(cls, SignalController) else {}
         self.method: Controller = cls(parse_settings(cls.settings_type, {"name": name, **learns, **settings}))
         self.method.check(self.recipe, [])
         self.position = self.taken = self.step = 0

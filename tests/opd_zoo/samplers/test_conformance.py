@@ -10,7 +10,7 @@ import pytest
 from saved_state import save_state
 
 from opd.config import parse_settings
-from opd_zoo.samplers.base import SignalMethod
+from opd_zoo.samplers.base import SignalController
 from student.data.plan import StepPlan
 from student.data.row import Row
 from student.plugin.controllers import CONTROLLERS
@@ -19,7 +19,7 @@ from student.state.state_io import load_state
 NAMES = [
     entry.name
     for entry in CONTROLLERS
-    if entry.path.startswith("opd_zoo.samplers.") or issubclass(CONTROLLERS.load(entry.name), SignalMethod)
+    if entry.path.startswith("opd_zoo.samplers.") or issubclass(CONTROLLERS.load(entry.name), SignalController)
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
     "drive": {"phases": [{"step": 3, "keep": 0.4, "samples": 6}, {"step": 6, "keep": 0.5}]},
@@ -90,7 +90,7 @@ def test_it_shows_that_it_acted(make: Callable[..., Any]) -> None:
 
 
 def test_it_learns_from_a_divergence_as_from_rewards(make: Callable[..., Any]) -> None:
-    if not isinstance(make().method, SignalMethod):
+    if not isinstance(make().method, SignalController):
         pytest.skip("it learns from nothing")
     rewarded, distilled = make(), make(signal="divergence", scale=0.2)
     assert distilled.method.needs().teacher and not rewarded.method.needs().teacher

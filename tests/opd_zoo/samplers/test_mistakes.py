@@ -20,7 +20,7 @@ def test_a_sampler_that_gives_no_scores_is_named(given: Any) -> None:
             return given
 
     pool = [Prompt.make(f"{number}+1=") for number in range(4)]
-    with pytest.raises(PluginError, match=r"Odd(\.scores)? returned .*; it must (return a list of|be a) number"):
+    with pytest.raises(PluginError, match=r"Odd(\.scores)? returned .* (a list of|a) number"):
         Odd(SamplerSettings(name="odd")).choose(pool, 2, np.random.default_rng(0), StepPlan(0, ()))
 
 
@@ -31,7 +31,7 @@ def test_a_sampler_that_scores_another_number_of_prompts_is_named() -> None:
 
     pool = [Prompt.make(f"{number}+1=") for number in range(4)]
     sampler: Controller = Few(SamplerSettings(name="few"))
-    with pytest.raises(PluginError, match="Few returned 3 scores for a pool of 4 prompts"):
+    with pytest.raises(PluginError, match=r"Few returned 3 scores .*4 prompts"):
         sampler.choose(  # type: ignore[attr-defined]
             pool, 2, np.random.default_rng(0), plan_step(0, pool, samples=1, max_new_tokens=4, temperature=1.0)
         )

@@ -123,7 +123,7 @@ def test_no_verified_answer_at_all_leaves_no_file(
     world: Path, recipe: Recipe, source: PromptSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "verify", lambda prompt, text: Verdict.of(False))
-    with pytest.raises(DataError, match="raise the number of draws"):
+    with pytest.raises(DataError, match="number of draws"):
         write_answers(
             recipe, source, source.prompts("train", 2), str(world / "teacher"), tmp_path / "a.jsonl", how="verified"
         )
@@ -152,12 +152,12 @@ def test_the_verb_answers_the_prompts_that_a_run_without_the_long_ones_takes(
     assert CliRunner().invoke(verb, words, catch_exceptions=False).exit_code == 0
     asked = [line["prompt"] for line in lines(out)]
     assert asked == [prompt.text for prompt in taken.prompts("train", 8)] and max(map(len, asked)) <= 16
-    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be overwritten"):
+    with pytest.raises(ConfigError, match=r"recipe's prompts.* overwritten"):
         CliRunner().invoke(verb, [*words[:-1], str(table)], catch_exceptions=False)
     folder = tmp_path / "dataset"
     folder.mkdir()
     path.write_text(json.dumps(data | {"prompts": {"dataset": str(folder)}}))
-    with pytest.raises(ConfigError, match="a file of the recipe's prompts, which would be overwritten"):
+    with pytest.raises(ConfigError, match=r"recipe's prompts.* overwritten"):
         CliRunner().invoke(verb, [*words[:-1], str(folder / "train.jsonl")], catch_exceptions=False)
 
 
@@ -173,7 +173,7 @@ def test_the_verb_writes_a_file_and_says_what_it_cost(world: Path, recipe: Recip
     assert result.exit_code == 0 and "drawn" in result.output and out.is_file()
     with pytest.raises(ConfigError, match="greedy, sampled, verified, best"):
         CliRunner().invoke(verb, [*options, "--how", "worst"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+    with pytest.raises(ConfigError, match="is a folder"):
         CliRunner().invoke(verb, [*options, "--out", str(tmp_path)], catch_exceptions=False)
 
 

@@ -49,7 +49,7 @@ def test_named_parts_count_in_the_last_turn_where_rewards_are_by_turn(toy: Any) 
 def test_a_reward_that_is_not_finite_is_refused_with_the_name_of_its_row(toy: Any) -> None:
     row = toy().rows[0]
     row.reward = float("nan")
-    with pytest.raises(DataError, match=rf"sample 0 of prompt {row.key.uid} is nan"):
+    with pytest.raises(DataError, match=f"sample 0 .*{row.key.uid} is nan"):
         outcome_of(row)
 
 

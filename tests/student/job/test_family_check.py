@@ -61,9 +61,7 @@ def test_a_family_that_is_trained_is_not_refused(tmp_path: Path, family: str) ->
 def test_rows_beyond_the_positions_of_a_table_are_refused(tmp_path: Path, family: str, key: str) -> None:
     tiny(family, **{key: 32}).config.save_pretrained(tmp_path / "model")
     assert checked(recipe(tmp_path)) == []
-    with pytest.raises(
-        ConfigError, match=r"have 33 tokens \(rollout.max_prompt_tokens .* takes at most 32; lower them"
-    ):
+    with pytest.raises(ConfigError, match=r"33 tokens \(rollout.max_prompt_tokens .* at most 32;"):
         checked(recipe(tmp_path, answer=13))
 
 
@@ -77,7 +75,7 @@ def test_rows_whose_positions_would_depend_on_their_own_length_are_refused(tmp_p
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     tiny("llama", max_position_embeddings=32, rope_parameters=rope).config.save_pretrained(tmp_path / "model")
     assert checked(recipe(tmp_path)) == []
-    with pytest.raises(ConfigError, match=r"have 40 tokens .* takes at most 32; lower them, because the positions"):
+    with pytest.raises(ConfigError, match=r"40 tokens .* at most 32; .*positions"):
         checked(recipe(tmp_path, answer=20))
 
 
@@ -92,5 +90,5 @@ def test_the_context_of_the_student_as_its_own_teacher_counts(tmp_path: Path) ->
 
 def test_a_model_that_only_answers_is_refused_beyond_its_positions_too(tmp_path: Path) -> None:
     tiny("gpt2", max_position_embeddings=32).config.save_pretrained(tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"have 33 tokens .* takes at most 32; lower them"):
+    with pytest.raises(ConfigError, match=r"33 tokens .* at most 32;"):
         AnsweringModel.load(recipe(tmp_path, answer=13), str(tmp_path / "model"), tokenizer=object())

@@ -157,7 +157,7 @@ GROUPS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", GROUPS)
 def test_a_group_by_a_tag_that_rows_lack_is_refused_in_the_dry_run(world: Path, tmp_path: Path, case: str) -> None:
     changes, said = GROUPS[case]
-    with pytest.raises(ConfigError, match=f"advantage 'reinforce' groups by tag {said}"):
+    with pytest.raises(ConfigError, match=f"'reinforce' groups by tag {said}"):
         check(grouped("role", world, tmp_path, **changes), offline=False)
 
 

@@ -225,7 +225,7 @@ def test_neither_an_infinite_loss_nor_an_infinite_gradient_changes_a_weight(
 
     monkeypatch.setattr(type(made.objective.terms[0]), "token_losses", spoiled)
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
-    with pytest.raises(NonFiniteError, match="of step 0 is not finite"):
+    with pytest.raises(NonFiniteError, match="step 0 is not finite"):
         made.step(made.rows(), 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
 
@@ -245,7 +245,7 @@ def test_a_micro_batch_without_room_on_the_device_changes_nothing_and_names_its_
     original = made.learner._pass
     monkeypatch.setattr(made.learner, "_pass", full)
     before = {name: p.clone() for name, p in made.learner.named_parameters()}
-    with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); lower train.micro_batch_tokens, now 1\."):
+    with pytest.raises(DeviceMemoryError, match=r"\(CUDA out .* 2.00 GiB\); .*train.micro_batch_tokens.* 1\."):
         made.step(rows, 0)
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in made.learner.named_parameters())
 

@@ -71,7 +71,7 @@ def test_a_ratio_to_the_policy_that_sampled_gives_an_event_the_gradient_that_it_
 )
 def test_a_term_that_would_be_biased_is_refused_with_the_reason(toy: Any, entry: dict[str, Any], said: str) -> None:
     assert (expected(toy, entry, 0.5) - expected(toy, entry, 0.0)).abs().max() > 1e-3
-    with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} does not work with it: .*{said}"):
+    with pytest.raises(ConfigError, match=f"max_staleness is 1, but {entry['name']} .*{said}"):
         build_plugins(recipe(objective=[entry]))
 
 
@@ -170,7 +170,7 @@ def test_given_answers_are_refused_beside_learning_where_the_student_itself_woul
         "methods": [{"name": "expert_rows", "share": 0.5}],
         "rollout": {"samples_per_prompt": 2, "engine": {"name": f"{__name__}:Held"}},
     }
-    with pytest.raises(ConfigError, match=f"rollout.engine {__name__}:Held has weights of its own .* of expert_rows"):
+    with pytest.raises(ConfigError, match=f"rollout.engine {__name__}:Held .* expert_rows"):
         build_plugins(recipe(**parts))
     build_plugins(recipe(**parts, train={"max_staleness": 0}))
     build_plugins(recipe(**{**parts, "methods": []}))

@@ -168,7 +168,7 @@ def test_windows_refuse_terms_that_look_ahead(make: Make) -> None:
 @pytest.mark.parametrize("name", ["tip", "reopold"])
 def test_windows_refuse_terms_that_rank_the_tokens_of_a_response(make: Make, name: str) -> None:
     recipe = make("refused", ADWIN, objective=[{"name": name, "aggregation": "constant"}])
-    with pytest.raises(ConfigError, match="ranks the tokens of the whole response"):
+    with pytest.raises(ConfigError, match=r"ranks .* whole response"):
         build_plugins(recipe)
 
 

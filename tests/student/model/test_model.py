@@ -85,7 +85,7 @@ def test_families_whose_head_is_known_are_loaded(
 
 def test_a_model_with_a_layer_between_its_states_and_its_head_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, "modernbert-decoder")
-    with pytest.raises(ConfigError, match=r"ModernBertDecoderForCausalLM.* would learn from other logits"):
+    with pytest.raises(ConfigError, match=r"ModernBertDecoderForCausalLM.* other logits"):
         model.load_student(path, dtype="float32", attention=None, gradient_checkpointing=False)
 
 
@@ -95,7 +95,7 @@ def test_a_model_whose_soft_cap_or_scale_is_not_known_is_refused(
 ) -> None:
     """Logits of a random model are small: at those that it really gives the cap does not show."""
     monkeypatch.setattr(model, "scale_and_cap", lambda config: unknown)
-    with pytest.raises(ConfigError, match="its logits differ from head times hidden states by"):
+    with pytest.raises(ConfigError, match="logits differ from head"):
         model.load_student(saved(tmp_path, "gemma2"), dtype="float32", attention=None, gradient_checkpointing=False)
 
 

@@ -205,10 +205,10 @@ def test_a_command_that_is_killed_takes_its_stage_and_its_server_with_it(data: D
 
 def test_a_stage_that_fails_is_named_and_what_is_done_is_kept(make: Callable[..., OrbitRecipe], data: Data) -> None:
     broken = make(launch=[sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(RunFolderError, match="is there a run to resume"):
+    with pytest.raises(RunFolderError, match="a run to resume"):
         run_orbit(broken, resume=True, log=lambda text: None)
     begun(broken, {"long": data["model"]["path"]})
-    with pytest.raises(StageError, match="stage short failed with exit code 3"):
+    with pytest.raises(StageError, match=r"stage short .*exit code 3"):
         run_orbit(broken, resume=True, log=lambda text: None)
     state = json.loads((broken.run / "state.json").read_text())
     assert list(state["checkpoints"]) == ["long"] and state["running"] == "short"
@@ -236,7 +236,7 @@ def test_a_run_goes_on_with_what_is_left_changed_and_its_keys_in_another_order(
     for recipe in (same, smaller):
         assert list(State.open(orbit.run, stage_hashes(recipe), resume=True).checkpoints) == ["long"]
     other = make(stages={"long": {"train": {"steps": 9}}})
-    with pytest.raises(RunFolderError, match=r"stage long .* is done and had other settings"):
+    with pytest.raises(RunFolderError, match=r"stage long .*other settings"):
         State.open(orbit.run, stage_hashes(other), resume=True)
     (orbit.run / "state.json").write_text('{"recipe": "0123"}')
     with pytest.raises(RunFolderError, match="another version"):
@@ -319,12 +319,12 @@ def test_rollouts_longer_than_the_teachers_take_are_refused_before_the_first_sta
 
 def test_a_folder_of_something_else_is_neither_begun_in_nor_resumed(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(RunFolderError, match="is not empty and holds no ORBIT run; choose another one"):
+    with pytest.raises(RunFolderError, match=r"not empty .*no ORBIT run"):
         State.open(tmp_path, {}, resume=False)
-    with pytest.raises(RunFolderError, match="is there a run to resume"):
+    with pytest.raises(RunFolderError, match="a run to resume"):
         State.open(tmp_path, {}, resume=True)
     State(tmp_path / "state.json").save()
-    with pytest.raises(RunFolderError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(RunFolderError, match=r"holds a run already.* --resume"):
         State.open(tmp_path, {}, resume=False)
 
 

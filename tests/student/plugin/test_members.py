@@ -7,6 +7,7 @@ from student.plugin.controllers import Controller
 from student.plugin.strategy import Strategy
 from student.plugin.terms import Term
 from student.rl.advantages.base import Advantage
+from student.rl.losses.policy_gradient import PolicyGradient
 from student.rollout.engine import RolloutEngine
 from student.scoring.rewards.base import Reward
 
@@ -23,6 +24,11 @@ OWN: dict[type[Plugin], str] = {
     RolloutEngine: "open sync pack sample rest take close",
 }
 
+FURTHER: dict[type[Plugin], str] = {
+    PolicyGradient: "surrogate compared denominator credit lacks bounds of_ratio unread"
+}
+"""What a base class within a kind adds to that kind's members."""
+
 
 def members(kind: type[Plugin]) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")} - FACTS
@@ -36,3 +42,10 @@ def test_all_kinds_share_the_members_of_their_base() -> None:
 def test_an_author_has_at_most_fifteen_members_of_a_kind_to_know(kind: type[Plugin]) -> None:
     assert members(kind) == {*OF_ALL.split(), *OWN[kind].split()}
     assert len(members(kind)) <= MOST
+
+
+@pytest.mark.parametrize("base", FURTHER, ids=lambda base: base.__name__)
+def test_a_base_within_a_kind_adds_few_members_to_it(base: type[Plugin]) -> None:
+    (kind,) = (kind for kind in OWN if issubclass(base, kind))
+    assert members(base) - members(kind) == set(FURTHER[base].split())
+    assert len(FURTHER[base].split()) <= MOST

@@ -131,5 +131,5 @@ def test_only_the_rank_that_opens_the_metrics_port_asks_whether_it_is_free(monke
         monkeypatch.setenv("RANK", "1")
         check_port(port)
         monkeypatch.setenv("RANK", "0")
-        with pytest.raises(PortInUseError, match=f"metrics port {port} cannot be opened"):
+        with pytest.raises(PortInUseError, match=f"metrics port {port}"):
             check_port(port)

@@ -222,10 +222,10 @@ def test_an_engine_with_weights_of_its_own_serves_both_threads_each_by_its_weigh
 def test_rows_of_another_plan_and_weights_of_another_student_are_refused() -> None:
     ahead, _, _ = make(1)
     ahead.launch(plan(0), version=0)
-    with pytest.raises(RuntimeError, match="not the rows that the step asks for"):
+    with pytest.raises(RuntimeError, match="not the rows"):
         ahead.take(0, plan(0, "2+2=").rows, lambda: None)
     state = {"under_way": [{"version": 0, "plan": plan_to_state(plan(1))}], "weights": {"0": {"other": torch.ones(1)}}}
-    with pytest.raises(CheckpointError, match="names of this student's trained tensors"):
+    with pytest.raises(CheckpointError, match="this student's trained tensors"):
         ahead.load_state_dict(state, 1)
     ahead.close()
 

@@ -190,7 +190,7 @@ def test_divergences_by_turn_leave_summaries_out_and_the_sum_does_not(tokenizer:
     note_turns(row)
     found = turn_metrics([outcome_of(row)])
     assert [found[f"kl_by_turn/{n}"] for n in (1, 2, 3, 4)] == [1.0] * 4 and "kl_by_turn/5" not in found
-    assert (found["summary_kl"], found["trajectory_kl"], found["turns"]) == (2.0, 6.0, 4.0)
+    assert (found["summary_kl"], found["episode_kl"], found["turns"]) == (2.0, 6.0, 4.0)
 
 
 BRIDGE = {"name": "future_bridge", "teacher": {"endpoint": "http://h:1/v1", "model": "m"}}

@@ -76,9 +76,9 @@ def test_show_prints_the_turns_and_chooses_by_their_end(run: Path) -> None:
     marked = [json.dumps(json.loads(line) | {"answer": "a\u2028b"}, ensure_ascii=False) for line in lines]
     (run / "samples.jsonl").write_text("\n".join(marked) + "\n", encoding="utf-8")
     assert CliRunner().invoke(app, ["show", str(run)], catch_exceptions=False).output == shown
-    with pytest.raises(DataError, match="has no episode that matches"):
+    with pytest.raises(DataError, match="no episode that matches"):
         CliRunner().invoke(app, ["show", str(run), "--ended", "broken"], catch_exceptions=False)
-    with pytest.raises(DataError, match=r"samples\.jsonl of .* cannot be read"):
+    with pytest.raises(DataError, match=r"samples\.jsonl of .* read"):
         CliRunner().invoke(app, ["show", str(run / "absent")], catch_exceptions=False)
 
 
@@ -112,5 +112,5 @@ def test_the_successes_of_a_run_are_paths_too(run: Path, tmp_path: Path) -> None
 
 
 def test_a_task_without_paths_is_refused() -> None:
-    with pytest.raises(ConfigError, match="do not come with a solution path"):
+    with pytest.raises(ConfigError, match="solution path"):
         list(gold("addition", [], 1, 0))

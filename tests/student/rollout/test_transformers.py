@@ -127,9 +127,7 @@ def test_logits_without_a_distribution_are_an_error_that_names_the_prompt(
     model = copy.deepcopy(student[0])
     with torch.no_grad():
         model.get_output_embeddings().weight[7] = value
-    with pytest.raises(
-        NonFiniteError, match=r"log-probs were not finite while it answered .*lower train\.learning_rate"
-    ):
+    with pytest.raises(NonFiniteError, match=r"not finite .*train\.learning_rate"):
         sample((model, student[1]), PROMPTS, temperature=temperature)
 
 
@@ -144,7 +142,7 @@ def test_a_row_that_may_reach_other_positions_than_it_began_with_is_refused(stud
     )  # fmt: skip
     model = Phi3ForCausalLM(config).eval()
     assert len(sample((model, student[1]), ["12+34="])) == 3  # 6 tokens and 12
-    with pytest.raises(DataError, match=r"19 tokens long, over 18, .*in one way.*rollout\.max_new_tokens"):
+    with pytest.raises(DataError, match=r"19 tokens .*18, .*rollout\.max_new_tokens"):
         sample((model, student[1]), ["1+1=", "123+34="])
 
 

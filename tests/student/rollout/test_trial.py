@@ -45,5 +45,5 @@ def test_positions_that_do_not_change_with_the_length_are_decoded_beyond_it(kind
 def test_positions_that_change_with_the_length_are_refused_beyond_it(family: str, changes: dict[str, Any]) -> None:
     lm = tiny(family, max_position_embeddings=16 if family == "llama" else 64, **changes)
     assert takes_slots(lm, 16) and not takes_slots(lm, 17)
-    with pytest.raises(ConfigError, match=r"in rows of more than 16 tokens: .*rollout\.max_new_tokens"):
+    with pytest.raises(ConfigError, match=r"more than 16 tokens: .*rollout\.max_new_tokens"):
         check_batches(lm, 17)

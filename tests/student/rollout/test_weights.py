@@ -22,10 +22,10 @@ def test_adapters_on_a_mixtures_experts_are_refused_before_there_are_weights(tmp
     def check(**model: object) -> None:
         check_merges(parse_settings(ModelSettings, {"path": str(tmp_path), **model}), "vllm")
 
-    with pytest.raises(ConfigError, match=r"rollout.engine vllm .* of model.layers.0.mlp.experts .* cannot be merged"):
+    with pytest.raises(ConfigError, match=r"rollout.engine vllm .*model.layers.0.mlp.experts .*merged"):
         check(lora={"rank": 2, "targets": "all-linear"})
     model = parse_settings(ModelSettings, {"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}})
-    with pytest.raises(ConfigError, match=r"vllm_server receives the adapters, but those of .* cannot be sent"):
+    with pytest.raises(ConfigError, match=r"vllm_server .*adapters, .* cannot be sent"):
         check_merges(model, "vllm_server", merged=False)
     check(lora={"rank": 2, "targets": ATTENTION})
     check()

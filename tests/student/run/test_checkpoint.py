@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_passed_over(tmp_path:
         save_checkpoint(tmp_path, step, FILES, keep=5)
     manifest = tmp_path / "step-000002" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": number}))
-    with pytest.raises(CheckpointError, match=rf"step-000002 has format {number}, but .* reads format 3; resume with"):
+    with pytest.raises(CheckpointError, match=f"step-000002 has format {number}, .* format 3;"):
         latest_checkpoint(tmp_path)
 
 

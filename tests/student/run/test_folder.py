@@ -58,7 +58,7 @@ def test_a_resumed_run_compares_recipes_only_once_it_holds_the_folder(tmp_path: 
     other = RunFolder.create(recipe(tmp_path / "run", seed=0))
     (other.checkpoints / "step-000001").mkdir(parents=True)
     resumed = recipe(tmp_path / "run", seed=1)  # of another seed, which does not fit those checkpoints
-    with other.alone(), pytest.raises(RunFolderError, match="another process writes the run"):
+    with other.alone(), pytest.raises(RunFolderError, match="another process writes"):
         train(resumed, resume=True)
     with pytest.raises(CheckpointError, match="seed"):
         train(resumed, resume=True)

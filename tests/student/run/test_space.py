@@ -46,7 +46,7 @@ def test_work_is_done_again_until_there_is_space() -> None:
 def test_nothing_is_waited_for_without_patience_or_when_the_run_is_to_stop() -> None:
     for space in (Space(), Space(60.0, stopping=lambda: True)):
         disk = Disk(9)
-        with pytest.raises(DiskFullError, match="free some and continue with --resume"):
+        with pytest.raises(DiskFullError, match=r"free some .* --resume"):
             space.until_written(disk.write)
         assert disk.tried == 1
 
@@ -111,7 +111,7 @@ def test_a_line_that_a_full_disk_cut_does_not_stay(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", filling)
-        with pytest.raises(DiskFullError, match=r"metrics\.jsonl cannot be written: No space left"):
+        with pytest.raises(DiskFullError, match=r"metrics\.jsonl .*: No space left"):
             folder.append_metrics({"step": 2})
     folder.append_metrics({"step": 2})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n' and folder.last_step() == 2
@@ -130,7 +130,7 @@ def test_a_draft_has_one_writer_and_a_taken_name_is_said(tmp_path: Path) -> None
     with drafted(draft, "model x"):
         assert not list(draft.iterdir())
         (draft / "weights").write_text("1")
-        with pytest.raises(OutputError, match="another process is writing model x"), drafted(draft, "model x"):
+        with pytest.raises(OutputError, match=r"another process .*model x"), drafted(draft, "model x"):
             pass
         draft.rename(done)
     with pytest.raises(OutputError, match="written by another process"), drafted(draft, "model x"):

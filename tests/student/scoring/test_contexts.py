@@ -133,7 +133,7 @@ def test_example_turns_stand_between_the_system_message_and_the_chat() -> None:
         assert messages == [("system", first), *said]
     bare = context.render(Prompt.make(chat[1:], domain="maths")).messages or ()
     assert [message["content"] for message in bare][1:] == [content for _, content in said]
-    with pytest.raises(DataError, match=r"contexts\.teacher\.turns is for chats, .* set prompts\.chat"):
+    with pytest.raises(DataError, match=r"contexts\.teacher\.turns .* prompts\.chat"):
         Context("teacher", parse_settings(ContextSettings, {"turns": turns})).render(Prompt.make("q?", domain="m"))
     with pytest.raises(ConfigError, match=r"contexts\.teacher\.turns\.0\.content"):
         Context("teacher", parse_settings(ContextSettings, {"turns": [{"role": "user", "content": "{{ x"}]}))

@@ -107,7 +107,7 @@ def test_payload_full_and_a_model_that_was_not_made_ready_are_refused(make: Make
     local.kept.start(["student"])
     with pytest.raises(ConfigError, match="'ema' was not prepared"):
         local.score("ema", rows)
-    with pytest.raises(ConfigError, match="'teacher' is not one of those computed in process"):
+    with pytest.raises(ConfigError, match=r"'teacher' .*computed in process"):
         local.kept.start(["teacher"])
     assert local.score("student", []) == []
 
@@ -217,9 +217,7 @@ def test_kept_weights_survive_a_checkpoint_and_others_are_refused(make: Make, tm
 
 
 def test_a_role_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="role 'techer', which does not exist; the roles are teacher, reference, student"
-    ):
+    with pytest.raises(ConfigError, match=r"role 'techer'.* teacher, reference, student"):
         merge([Needs(signals=(SignalNeed("techer", PayloadSpec.sampled()),))])
 
 

@@ -21,9 +21,9 @@ def test_the_column_goes_before_rules_and_rules_before_the_default() -> None:
 
 
 def test_an_unmapped_prompt_is_an_error_that_names_it() -> None:
-    with pytest.raises(ConfigError, match=r"no teacher is mapped for a prompt with domain 'poetry'; set teachers\."):
+    with pytest.raises(ConfigError, match=r"domain 'poetry'; set teachers\."):
         router().route({"domain": "poetry", "prompt": "long text"})
-    with pytest.raises(ConfigError, match=r"a prompt that names neither teacher nor domain; set teachers\.default to"):
+    with pytest.raises(ConfigError, match=r"neither teacher nor domain; .*teachers\.default"):
         router().route({"teacher": None, "domain": None})
 
 
@@ -86,7 +86,7 @@ def test_a_column_that_holds_something_else_than_teachers_is_refused(named: obje
 
 
 def test_a_column_that_names_nobody_is_refused() -> None:
-    with pytest.raises(ConfigError, match="column 'teacher' of a prompt names teacher 'maht'"):
+    with pytest.raises(ConfigError, match=r"column 'teacher' .*'maht'"):
         router().route({"teacher": "maht"})
     assert RouteRule(when={"a": "b"}, teacher="math").teacher == "math"
 

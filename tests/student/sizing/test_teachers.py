@@ -185,7 +185,7 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
         fleet.check_fits(asks)
     enough = int(re.findall(r"gpus (\d+)", str(refused.value))[0])
     replace(fleet, devices=enough).check_fits(asks)
-    with pytest.raises(ConfigError, match=r"'lagre', which the recipe does not use; it uses 'large', 'small'"):
+    with pytest.raises(ConfigError, match=r"'lagre'.* 'large', 'small'"):
         # Before the first line of a plan.
         next(describe(job, TABLE["h100"], fleet=fleet_of([f"lagre={model}", f"small={model}"], TABLE["h100"], 1)))
     with pytest.raises(ConfigError):
@@ -194,5 +194,5 @@ def test_teachers_that_no_device_holds_are_refused_with_as_many_as_do(
     odd = tmp_path / "rate=1e-4"
     odd.symlink_to(model)
     assert fleet_of([str(odd)], tight, 1).models.keys() == {""}, "a path with = in it is no name"
-    with pytest.raises(ConfigError, match="two models are given without a name"):
+    with pytest.raises(ConfigError, match=r"two models .*without a name"):
         fleet_of([str(model), str(model)], tight, 1)

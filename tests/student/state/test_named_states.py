@@ -50,9 +50,7 @@ def test_what_keeps_no_state_may_come_and_go_in_silence(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(("before", "now"), [("aa", "a"), ("a", "aa"), ("aab", "aaab")])
 def test_a_name_listed_more_or_less_often_is_refused(before: str, now: str) -> None:
     saved = states_of([Part(name, 1) for name in before])
-    with pytest.raises(
-        CheckpointError, match=r"methods lists a (once|\d times), but the checkpoint has the states of \d;"
-    ):
+    with pytest.raises(CheckpointError, match=r"methods lists a (once|\d times), .* \d;"):
         load_states([Part(name) for name in now], saved, "methods")
 
 
@@ -64,7 +62,7 @@ def test_a_name_listed_twice_may_be_left_out_or_come_whole(caplog: pytest.LogCap
 
 
 def test_a_plug_in_that_cannot_load_its_state_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"methods\.a could not load its state .*KeyError\('number'\)"):
+    with pytest.raises(CheckpointError, match=r"methods\.a .*KeyError\('number'\)"):
         load_states([Part("a")], {"a": {"another": 1}}, "methods")
 
 

@@ -1,26 +1,19 @@
-"""Tiny models of several families with a tokenizer beside them, a plain reference, the engines, a fake SGLang."""
+"""Tiny models of several families with a tokenizer, a plain reference, the engines, fakes of SGLang and vLLM."""
 
-import base64
 import importlib.util
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fake_engine_servers import ROWS, VOCABULARY, FakeServer, FakeSglang, FakeVllm
 from ports import held_port
 from sglang_server import SglangServer
 
 from opd.wire.types import PayloadSpec, ScoreItem
 from teacher_server.engines.base import Engine, EngineItem
 
-VOCABULARY = 260
-LIMIT = 500  # of the fake SGLang, whose inputs must be shorter
-ROWS = 320  # of the head: ids from 260 on belong to no token, and their rows are as large as the others
 _COMMON = {
     "vocab_size": ROWS,
     "hidden_size": 64,
@@ -188,14 +181,20 @@ _ENGINES = [
     pytest.param("transformers", id="transformers"),
     pytest.param("transformers-deterministic", id="transformers-deterministic"),
     pytest.param("sglang-protocol", id="sglang-protocol"),
+    pytest.param("vllm-server-protocol", id="vllm-server-protocol"),
     pytest.param("sglang", id="sglang", marks=pytest.mark.engine),
     pytest.param("vllm-pooling", id="vllm-pooling", marks=pytest.mark.engine),
     pytest.param("vllm-generate", id="vllm-generate", marks=pytest.mark.engine),
 ]
 
 
-def _open(name: str, folder: Path, server: "FakeSglang | SglangServer | None") -> Engine:
+def _open(name: str, folder: Path, server: "FakeServer | SglangServer | None") -> Engine:
     from teacher_server.engines import ENGINES
+
+    if server is not None:
+        if name.startswith("vllm"):
+            return ENGINES.load("vllm_server")(str(folder), url=server.url, max_k=VOCABULARY, dtype="float32")
+        return ENGINES.load("sglang")(str(folder), url=server.url, max_k=VOCABULARY)
 
     if name.startswith("transformers"):
         cls = ENGINES.load("transformers")
@@ -205,14 +204,13 @@ def _open(name: str, folder: Path, server: "FakeSglang | SglangServer | None") -
             pytest.skip("vLLM is not installed here; `make engines` runs this in an environment of its own")
         cls = ENGINES.load("vllm")
         return cls(str(folder), runner=name.partition("-")[2], max_batch_tokens=64, max_num_seqs=16, max_k=VOCABULARY)
-    assert server is not None
-    return ENGINES.load("sglang")(str(folder), url=server.url, max_k=VOCABULARY)
+    raise AssertionError(name)
 
 
 @pytest.fixture(scope="session", params=_ENGINES)
 def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engine]:
     """Each engine in turn, on `model_folder`."""
-    server = _sglang(request.param, model_folder) if request.param.startswith("sglang") else None
+    server = _server(request.param, model_folder)
     try:
         opened = _open(request.param, model_folder, server)
         yield opened
@@ -222,9 +220,11 @@ def engine(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Engin
             server.close()
 
 
-def _sglang(name: str, folder: Path) -> "FakeSglang | SglangServer":
-    if name == "sglang-protocol":
-        return FakeSglang(folder)
+def _server(name: str, folder: Path) -> "FakeServer | SglangServer | None":
+    if name.endswith("-protocol"):
+        return FakeSglang(folder) if name.startswith("sglang") else FakeVllm(folder)
+    if name != "sglang":
+        return None
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("SGLang is not installed here; `make sglang` runs this in an environment of its own")
     server = SglangServer(folder, held_port())
@@ -234,136 +234,6 @@ def _sglang(name: str, folder: Path) -> "FakeSglang | SglangServer":
         server.close()
         raise
     return server
-
-
-class FakeSglang:
-    """A /generate server with the fields of SGLang 0.5.23, answering with a real model's numbers.
-
-    Attributes:
-        dead: an id that is out of range reached it: the real server would have ended.
-        requests: bodies of /generate in order of arrival.
-        spoil: changes `meta_info` before it is sent.
-        status: (path, code) answers that path with an HTTP error.
-        fails: the next loads that say that they failed, with the new weights in under the version before.
-        unflushed: whether loads fail like this because rows of a client that hung up are still running.
-        saves_memory: whether it was started with --enable-memory-saver.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.dead = False
-        self.requests: list[dict[str, Any]] = []
-        self.calls: list[str] = []
-        self.spoil: Callable[[dict[str, Any]], None] = lambda meta: None
-        self.status: tuple[str, int] | None = None
-        self.key: str | None = None
-        self.fails, self.unflushed, self.saves_memory = 0, False, True
-        self.weight_version = "default"
-        self.load(folder)
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(None)
-
-            def do_POST(self) -> None:
-                self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def _answer(self, body: dict[str, Any] | None) -> None:
-                fake.calls.append(self.path)
-                code, found = 200, {}
-                if fake.key is not None and self.headers["Authorization"] != f"Bearer {fake.key}":
-                    code, found = 401, {"error": "Unauthorized"}
-                elif fake.status is not None and fake.status[0] == self.path:
-                    code, found = fake.status[1], {"error": {"message": "told to fail"}}
-                else:
-                    code, found = fake.answer(self.path, body)
-                # It writes NaN and infinity as null.
-                raw = json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None)).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def load(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
-        if path == "/model_info":
-            return 200, {"model_type": "qwen3", "is_generation": True, "weight_version": self.weight_version}
-        if path == "/server_info":
-            info = {"version": "0.5.23", "dtype": "float32", "max_req_input_len": LIMIT, "context_length": None}
-            return 200, info | {"enable_memory_saver": self.saves_memory}
-        assert body is not None
-        if path == "/update_weights_from_disk":
-            self.load(Path(body["model_path"]))
-            if self.fails:
-                self.fails -= 1
-                return 400, {"success": False, "message": "Failed to update weights: no space."}
-            if self.unflushed:
-                return 400, {"success": False, "message": "Weights were updated, but the cache was not flushed."}
-            self.weight_version = body["weight_version"]
-            return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-        if path.startswith("/flush_cache"):
-            self.unflushed = False
-            return 200, "Cache flushed."
-        return self._generate(body) if path == "/generate" else (200, {})
-
-    def _generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.requests.append(body)
-        ids, start = body["input_ids"], body["logprob_start_len"]
-        if len(ids) >= LIMIT:
-            return 400, {"error": {"message": f"Input length ({len(ids)} tokens) exceeds the maximum allowed length"}}
-        assert body["return_logprob"] and body["sampling_params"]["max_new_tokens"] == 0 and start >= 0
-        self.dead |= not all(0 <= token < ROWS for token in ids)
-        with torch.no_grad():  # the sampling temperature does not reach input log-probs
-            logp = self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        # The first entry is null; entry i belongs to input position start + i. The last id of the head is told as 0.
-        rows = logp[start:-1]
-        told = [token if token < logp.shape[-1] - 1 else 0 for token in ids]
-        own: list[Any] = [[None, told[start], None]]
-        own += [
-            [float(row[token]), name, None]
-            for row, token, name in zip(rows, ids[start + 1 :], told[start + 1 :], strict=True)
-        ]
-        meta: dict[str, Any] = {
-            "id": body["rid"],
-            "finish_reason": {"type": "length", "length": 0},
-            "prompt_tokens": len(ids),
-            "weight_version": self.weight_version,
-            "input_token_logprobs": own,
-            "output_token_logprobs": [],
-            "output_token_logprobs_length": 0,
-        }
-        if k := body.get("top_logprobs_num", 0):
-            assert body["return_flat_raw_top_logprobs"] and body["return_flat_raw_top_logprobs_b64"]
-            values, listed = rows.topk(k, -1)
-            prefix = "input_top_logprobs_"
-            meta[prefix + "val_flat_b64"] = base64.b64encode(values.numpy().astype("<f4").tobytes()).decode()
-            meta[prefix + "idx_flat_b64"] = base64.b64encode(listed.numpy().astype("<i4").tobytes()).decode()
-            meta[prefix + "val_flat_b64_dtype"], meta[prefix + "idx_flat_b64_dtype"] = "float32", "int32"
-            meta[prefix + "shape"], meta[prefix + "null_prefix"] = [len(rows), k], 1
-            meta["output_top_logprobs"] = []
-        if wanted := body.get("token_ids_logprob"):
-            self.dead |= not all(0 <= token < ROWS for token in wanted)
-            meta["input_token_ids_logprobs"] = [None]
-            meta["input_token_ids_logprobs"] += [[[float(row[i]), i, None] for i in wanted] for row in rows]
-        self.spoil(meta)
-        return 200, {"text": "", "output_ids": [], "meta_info": meta}
 
 
 @pytest.fixture

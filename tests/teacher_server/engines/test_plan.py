@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from teacher_server.engines.plan import Pass, plan_independent, plan_passes, settled_width
@@ -20,14 +20,12 @@ def _plan(rows: list[tuple[int, int, int]], max_tokens: int, share: bool = True,
 _rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 400)), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
 @given(_rows, st.integers(1, 3000), st.booleans(), st.booleans())
 def test_every_row_is_in_exactly_one_pass(rows, max_tokens: int, share: bool, packed: bool) -> None:
     plan = _plan(rows, max_tokens, share, packed)
     assert sorted(row for one in plan for row in one.rows) == list(range(len(rows)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(_rows, st.integers(1, 3000), st.booleans(), st.booleans())
 def test_a_pass_of_several_rows_stays_within_the_token_budget(rows, max_tokens: int, share: bool, packed: bool) -> None:
     for one in _plan(rows, max_tokens, share, packed):
@@ -36,7 +34,6 @@ def test_a_pass_of_several_rows_stays_within_the_token_budget(rows, max_tokens: 
             assert (sum(widths) if packed and not one.shared else len(widths) * max(widths)) <= max_tokens
 
 
-@settings(max_examples=200, deadline=None)
 @given(_rows, st.integers(1, 3000))
 def test_prompts_of_a_shared_pass_have_one_length(rows, max_tokens: int) -> None:
     for one in _plan(rows, max_tokens):

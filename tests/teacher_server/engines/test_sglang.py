@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engine_servers import VOCABULARY, FakeSglang
 from hostile import WIRES, Wire, lying
 
 from opd.errors import (
@@ -26,7 +27,6 @@ from opd.wire.fingerprint import weights_hash
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
 from teacher_server.engines.sglang import SglangEngine
 from teacher_server.engines.sglang_http import SglangClient, token_log_probs
-from tests.teacher_server.engines.conftest import VOCABULARY, FakeSglang
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_bad_options_are_named(options: dict[str, object], message: str, make_mo
 
 
 def test_a_wrong_device_is_named_before_the_model_is_read() -> None:
-    with pytest.raises(ConfigError, match="device 'gpu' is not known to torch"):
+    with pytest.raises(ConfigError, match=r"device 'gpu' .*torch"):
         TransformersEngine("a/model/that/is/not/there", device="gpu")
 
 
@@ -304,7 +304,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None
     with pytest.raises(ConfigError, match=r"config\.json"):
         TransformersEngine(str(tmp_path))
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(ConfigError, match="is a file; give the folder"):
+    with pytest.raises(ConfigError, match="is a file"):
         TransformersEngine(str(tmp_path / "file"))
 
 

@@ -111,13 +111,13 @@ async def test_a_teacher_that_cannot_be_woken_says_why_and_gives_its_room_back(s
     await client.server.shared.teachers.sleep("t")
     engine = client.engines["numpy"]
     engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("CUDA out of memory"))
-    with pytest.raises(grpc.RpcError, match="cannot be woken: RuntimeError: CUDA out of memory"):
+    with pytest.raises(grpc.RpcError, match="woken: RuntimeError: CUDA out of"):
         await client.score(items(1), SAMPLED)
     assert client.server.shared.teachers.get("t").held_bytes == 0
     del engine.wake
     await client.score(items(1), SAMPLED)
     engine.sleep = engine.wake = lambda: (_ for _ in ()).throw(RuntimeError("no host memory"))
-    with pytest.raises(UnavailableError, match="cannot be put to sleep: RuntimeError: no host memory"):
+    with pytest.raises(UnavailableError, match="sleep: RuntimeError: no host memory"):
         await client.server.shared.teachers.sleep("t")
     assert client.server.shared.teachers.get("t").state == pb.TEACHER_STATE_READY
     await client.score(items(1), SAMPLED)
@@ -171,7 +171,7 @@ async def test_a_teacher_that_goes_while_it_is_put_to_sleep_for_another_is_not_c
     unloading = asyncio.create_task(teachers.unload("b", 0.0) if end == "unload" else asyncio.sleep(0))
     await until(lambda: end == "death" or worker._closing)  # a thread closes it: no earlier is its task refused
     gate.open()
-    with pytest.raises(UnavailableError, match="'b' cannot be put to sleep: teacher 'b' is not running"):
+    with pytest.raises(UnavailableError, match=r"'b' .*sleep: teacher 'b' .*not running"):
         await waking
     await unloading
     await until(lambda: goes.state == (pb.TEACHER_STATE_UNSPECIFIED if end == "unload" else pb.TEACHER_STATE_FAILED))
@@ -189,6 +189,6 @@ async def test_a_teacher_that_is_being_freed_while_it_falls_asleep_is_never_call
         states.append(state)
 
     teacher = Teacher("t", "numpy", LimitSettings(), state=pb.TEACHER_STATE_READY, held_bytes=100)
-    with pytest.raises(UnavailableError, match="'t' cannot be put to sleep"):
+    with pytest.raises(UnavailableError, match=r"'t' .*put to sleep"):
         await MemoryBudget(150, lambda: [teacher], set_state).put_to_sleep(teacher)
     assert states == [pb.TEACHER_STATE_ASLEEP] and teacher.held_bytes == 100

@@ -42,7 +42,7 @@ def test_scores_that_differ_when_repeated_fail_the_self_test_of_a_deterministic_
         self_test(engine, "t")
         assert engine.asked == 2
     else:
-        with pytest.raises(UnavailableError, match=rf"teacher 't' failed .* payload {kind}: .* differed"):
+        with pytest.raises(UnavailableError, match=f"'t' failed .* payload {kind}: .* differed"):
             self_test(engine, "t")
 
 

@@ -90,7 +90,7 @@ def test_a_record_replaces_the_teacher(tiny: SimpleNamespace, tmp_path: Path) ->
         assert np.array_equal(fleet.head("math").weight, head.weight)
         assert fleet.describe("math").vocab_size == 64 and fleet.outages() == []
         assert fleet.status().teachers[0].teacher == "math"
-        with pytest.raises(DataError, match="has no hidden scores of teacher 'math'"):
+        with pytest.raises(DataError, match=r"no hidden scores .*'math'"):
             fleet.score("math", tiny.items(1, seed=9), spec)
         with pytest.raises(DataError, match="has no sampled scores"):
             fleet.score("math", items, PayloadSpec.sampled())
@@ -343,11 +343,11 @@ def test_a_store_that_is_cut_off_or_of_another_format_is_refused_with_a_sentence
     with pytest.raises(DataError, match=r"torn.* is damaged"):
         ScoreStore(torn.parent)
     torn.write_bytes(b"no store " * 1000)
-    with pytest.raises(DataError, match=r"torn.* is damaged: file is not a database; remove it"):
+    with pytest.raises(DataError, match=r"torn.* is damaged: .*not a database"):
         ScoreStore(torn.parent)
     with contextlib.closing(sqlite3.connect(tmp_path / "newer" / "scores.sqlite")) as database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(DataError, match=r"newer.* has format 9, but .* reads format 2; score into a new folder"):
+    with pytest.raises(DataError, match=r"newer.* format 9.* format 2"):
         ScoreStore(tmp_path / "newer")
 
 
@@ -371,5 +371,5 @@ def test_a_cache_on_a_full_or_missing_disk_does_not_stop_the_run(tiny: SimpleNam
 
 def test_a_store_whose_disk_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"file/store cannot be created: Not a directory; choose another"):
+    with pytest.raises(RunFolderError, match="file/store cannot be created: Not a directory"):
         ScoreStore(tmp_path / "file" / "store")

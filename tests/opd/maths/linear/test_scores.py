@@ -100,5 +100,5 @@ def test_bad_input_is_refused_with_name_shape_and_value(changes, words):
 
 
 def test_k_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"k must be an integer in \[1, 5\].* 6"):
+    with pytest.raises(ValueError, match=r"k must .*\[1, 5\].* 6"):
         linear_topk(torch.zeros(2, 3), torch.zeros(5, 3), 6)

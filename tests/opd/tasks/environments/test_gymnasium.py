@@ -102,7 +102,7 @@ def test_a_discrete_action_is_the_last_number_and_none_is_answered() -> None:
 def test_what_is_not_in_text_is_refused_or_breaks_its_own_episode() -> None:
     with pytest.raises(ConfigError, match="not text; wrap it"):
         made("Pixels")
-    with pytest.raises(ConfigError, match="must be text or whole numbers"):
+    with pytest.raises(ConfigError, match="text or whole numbers"):
         made("Continuous")
     worlds = InProcess({"name": "gymnasium", "options": {"env": f"{HERE}:Vector"}})
     seen = worlds.reset({0: (PROMPT, 0)})[0]
@@ -128,7 +128,7 @@ def test_registered_ids_are_made_by_gymnasium() -> None:
         env.close()
         with pytest.raises(ConfigError, match="observes Discrete"):
             made("FrozenLake-v1")
-        with pytest.raises(ConfigError, match="cannot be made by gymnasium"):
+        with pytest.raises(ConfigError, match="made by gymnasium"):
             made("NoSuchThing-v0")
     finally:
         del gymnasium.registry["OpdGuess-v0"]

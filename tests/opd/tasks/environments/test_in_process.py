@@ -81,5 +81,5 @@ def test_a_signal_that_comes_while_an_environment_runs_is_not_its_fault(monkeypa
 
 
 def test_an_environment_that_cannot_be_made_is_refused_with_its_own_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be made: RuntimeError: no licence.*\.$"):
+    with pytest.raises(ConfigError, match=r"cannot be made: RuntimeError: .*\.$"):
         InProcess({"name": "tests.support.environments:Stillborn"})

@@ -138,7 +138,7 @@ def test_summaries_are_summed_apart_and_are_no_turns() -> None:
     assert row.notes == {"turn_kl/0": 4.0, "turn_kl/1": 1.0, "summary_kl": 5.0}
     plain = outcomes(2.0, 2.0)
     metrics = turn_metrics([Outcome(0, "a", 0, tags={"ended": "success"}, notes=row.notes), *plain])
-    assert metrics["trajectory_kl"] == (10.0 + 4.0) / 2 and metrics["summary_kl"] == 5.0
+    assert metrics["episode_kl"] == (10.0 + 4.0) / 2 and metrics["summary_kl"] == 5.0
 
 
 def test_given_episodes_say_nothing_of_the_student() -> None:
@@ -161,7 +161,7 @@ def test_metrics_tell_escalation_and_broken_episodes() -> None:
     found = outcomes(1.0, 2.0, 3.0) + outcomes(3.0, 2.0, ended="broken: hung")
     assert turn_divergences(found) == {0: 2.0, 1: 2.0, 2: 3.0}
     metrics = turn_metrics(found)
-    assert metrics["kl_escalation"] == pytest.approx(1.5) and metrics["trajectory_kl"] == pytest.approx(5.5)
+    assert metrics["kl_escalation"] == pytest.approx(1.5) and metrics["episode_kl"] == pytest.approx(5.5)
     assert metrics["kl_by_turn/3"] == 3.0 and metrics["turns"] == 2.5
     assert turn_metrics([]) == {}
     assert "summary_kl" not in metrics and metrics["episodes_ended_in_replay"] == 0.0
@@ -170,7 +170,7 @@ def test_metrics_tell_escalation_and_broken_episodes() -> None:
     assert "kl_escalation" not in turn_metrics(outcomes(-1.0, 1.0, 2.0))
     unscored = Outcome(0, "a", 0, tags={"ended": "replay"})
     mixed = turn_metrics([*outcomes(1.0, 2.0), unscored])
-    assert mixed["episodes_ended_in_replay"] == 0.5 and mixed["turns"] == 1.0 and mixed["trajectory_kl"] == 3.0
+    assert mixed["episodes_ended_in_replay"] == 0.5 and mixed["turns"] == 1.0 and mixed["episode_kl"] == 3.0
     assert turn_metrics([unscored]) == {"turns": 0.0, "episodes_ended_in_replay": 1.0}
     services: Any = SimpleNamespace(outcomes=found)
     assert make().after_update(4, services)["turn_depth"] == 0.0  # whole episodes

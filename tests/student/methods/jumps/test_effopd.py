@@ -151,12 +151,12 @@ def test_a_jump_of_bfloat16_weights_is_rounded_once() -> None:
 
 def test_a_gate_that_cannot_be_measured_and_a_student_of_other_names_are_refused() -> None:
     student = Scripted(0.0, [float("nan")])
-    with pytest.raises(ConfigError, match="gate accuracy cannot be measured"):
+    with pytest.raises(ConfigError, match="gate accuracy"):
         search(started(student), student, 0)
     student = Scripted(0.0, [0.5])
     with pytest.raises(ConfigError, match="gate reverse_kl cannot be measured"):
         search(started(student, gate={"kind": "reverse_kl"}), student, 0)
     student.weights = {HELD: torch.zeros(1)}
-    with pytest.raises(ConfigError, match="no attention or MLP tensors"):
+    with pytest.raises(ConfigError, match="attention or MLP tensors"):
         started(student)
     assert started(student, tensors="all").state_dict()["anchor"].keys() == {HELD}

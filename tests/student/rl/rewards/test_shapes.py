@@ -58,7 +58,7 @@ def test_rewards_that_are_none_are_refused_and_their_plug_in_named(case: str, ma
 def test_a_reward_that_is_not_a_number_is_refused(make_row: Any) -> None:
     row = make_row("a", 1.0)
     row.reward = float("nan")
-    with pytest.raises(DataError, match="is nan; a reward must be finite"):
+    with pytest.raises(DataError, match=r"is nan; .*finite"):
         reward_of(row)
 
 
@@ -67,9 +67,7 @@ def test_a_reward_that_returns_what_it_should_set_is_refused(make_row: Any, serv
         def reward(self, rows: Sequence[Row], services: RewardServices) -> Any:
             return [1.0 for _ in rows]
 
-    with pytest.raises(
-        PluginError, match=r"reward 'mine' returned \[1\.0\]; it must return nothing, and set row\.reward"
-    ):
+    with pytest.raises(PluginError, match=r"reward 'mine' returned \[1\.0\]; .*row\.reward"):
         RewardChain([Returning({})]).apply([make_row("a", 1.0)], services)
 
 
@@ -77,7 +75,7 @@ def test_a_reward_of_a_kind_that_there_is_not_is_refused() -> None:
     class Total(Given):
         kind = "total"  # type: ignore[assignment]
 
-    with pytest.raises(ConfigError, match="reward mine is of kind 'total'; its kind must be 'whole' or 'part'"):
+    with pytest.raises(ConfigError, match=r"reward mine .*kind 'total'; .*'whole' or 'part'"):
         RewardChain([Total({})])
 
 

@@ -145,7 +145,7 @@ def test_a_liar_is_left_for_the_others_until_the_next_sync(
 def test_a_liar_alone_ends_the_run_with_its_reason(alone: ServersEngine, liar: SglangRollouts, lie: str) -> None:
     sync(alone)
     liar.lie = LIES[lie]
-    with pytest.raises(RolloutEngineError, match=r"all rollout servers were lost .* (http://127|it sampled with)"):
+    with pytest.raises(RolloutEngineError, match=r"all rollout servers .* (http://127|it sampled with)"):
         alone.sample(plan())
 
 

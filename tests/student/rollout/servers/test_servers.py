@@ -140,7 +140,7 @@ def test_rows_that_no_server_survives_end_the_run(start: Any, open_engine: Any) 
         return (0, None) if row else answer(path, body)
 
     server.answer = dies
-    with pytest.raises(RolloutEngineError, match=r"lost 5 times in a row before one of 8 rows was finished"):
+    with pytest.raises(RolloutEngineError, match=r"lost 5 times .*8 rows"):
         engine.sample(plan())
 
 
@@ -164,9 +164,7 @@ def test_a_sync_that_fails_half_way_leaves_the_old_weights_and_says_so(start: An
     old, wanted = engine._label, ids(engine.sample(plan()))
     move(engine.setup.model)
     server.fails = 1
-    with pytest.raises(
-        RolloutEngineError, match=f"did not take weights .* no space.*it holds the earlier weights {old} again"
-    ):
+    with pytest.raises(RolloutEngineError, match=f"not take weights .* no space.*{old} again"):
         sync(engine, 2)
     assert server.version == old
     with pytest.raises(RolloutEngineError, match="sync before sampling"):
@@ -179,7 +177,7 @@ def test_a_sync_that_fails_half_way_leaves_the_old_weights_and_says_so(start: An
     assert engine._label == old and ids(engine.sample(plan())) == wanted
     move(engine.setup.model)
     server.fails = 2
-    with pytest.raises(RolloutEngineError, match="it now holds an incomplete set of weights"):
+    with pytest.raises(RolloutEngineError, match="incomplete set of weights"):
         sync(engine, 2)
     assert server.version == "partial"
 
@@ -202,7 +200,7 @@ def test_weights_that_did_not_arrive_are_found_out_by_the_known_row(start: Any, 
     server = start()
     engine = open_engine(server)
     server.stale = True
-    with pytest.raises(RolloutEngineError, match=r"known row differ from the student's by .* nats"):
+    with pytest.raises(RolloutEngineError, match=r"known row differ .* nats"):
         sync(engine)
 
 
@@ -320,7 +318,7 @@ def test_a_server_that_is_not_there_is_said_at_once(open_engine: Any) -> None:
     class Nobody:
         url = f"http://127.0.0.1:{held_port()}"
 
-    with pytest.raises(RolloutEngineError, match="start it first, or remove it"):
+    with pytest.raises(RolloutEngineError, match="start it first"):
         open_engine(Nobody())
 
 
@@ -332,7 +330,7 @@ def test_an_address_of_something_else_is_refused_in_a_sentence(
     cls: type[ServersEngine] = ROLLOUT_ENGINES.load(name)
     settings = ServersSettings(name=name, endpoints=["http://127.0.0.1:1"])
     unused: Any = None
-    with pytest.raises(ConfigError, match=f"server http://127.0.0.1:1 does not .* servers of engine {name} do"):
+    with pytest.raises(ConfigError, match=f"server http://127.0.0.1:1 .* engine {name}"):
         Pool(settings, cls.dialect, unused, adapters=False, lock=unused, ask=unused, count=unused)
 
 
@@ -386,5 +384,5 @@ def test_settings_that_cannot_work_are_refused() -> None:
         with pytest.raises(ConfigError, match=said):
             parse_settings(cls, {"name": "vllm_server", "endpoints": endpoints})
     settings = parse_settings(cls, {"name": "x", "endpoints": ["http://a"], "api_key_env": "NOT_SET_ANYWHERE"})
-    with pytest.raises(ConfigError, match="variable NOT_SET_ANYWHERE, which is not set"):
+    with pytest.raises(ConfigError, match=r"NOT_SET_ANYWHERE, .*not set"):
         settings.api_key()

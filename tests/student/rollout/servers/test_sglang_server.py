@@ -156,7 +156,7 @@ def test_a_load_that_failed_leaves_no_label_that_a_run_could_take_for_weights(
     engine._pool.servers[0]._good = None  # nothing to go back to
     move(engine.setup.model)
     server.fails = 1
-    with pytest.raises(RolloutEngineError, match="an incomplete set of weights"):
+    with pytest.raises(RolloutEngineError, match="incomplete set of weights"):
         sync(engine, 2)
     with torch.no_grad():
         for name, parameter in engine.setup.model.named_parameters():

@@ -135,9 +135,7 @@ def test_a_transfer_that_breaks_off_in_the_middle_ends_with_an_error_and_the_nex
         if killed:
             patch.setattr(Connection, "call", without_resume)
             patch.setattr(dialect, "reset", lambda connection: None)
-        with pytest.raises(
-            RolloutEngineError, match=r"no rollout server holds .* the link is down.*an incomplete set of weights"
-        ):
+        with pytest.raises(RolloutEngineError, match=r"no rollout server .* link is down.*incomplete"):
             sync(engine, 2)
     with pytest.raises(RolloutEngineError, match="sync before sampling"):
         engine.sample(plan())
@@ -199,7 +197,7 @@ def test_a_group_that_comes_after_the_transfer_was_given_up_is_ended(monkeypatch
     server = SilentServer(refuses=False)
     try:
         connection = Connection(server.url, None, 0.1)
-        with pytest.raises(LostError, match="did not take the weights within"):
+        with pytest.raises(LostError, match="not take the weights"):
             transfer.send(SimpleNamespace(device=torch.device("cpu")), connection)  # type: ignore[arg-type]
         connection.close()
         given_up.set()
@@ -232,7 +230,7 @@ def test_held_weights_have_the_label_that_a_folder_gives_them_and_are_read_anew(
 
 
 def test_a_student_on_a_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"from GPU to GPU, but the student is on cpu; set \S+transfer: folder"):
+    with pytest.raises(ConfigError, match=r"GPU to GPU, .* cpu; set \S+transfer: folder"):
         transfer.check_sender(torch.device("cpu"))
 
 

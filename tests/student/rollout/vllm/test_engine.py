@@ -107,9 +107,9 @@ def test_a_prefix_cache_that_outlives_a_sync_is_found_out(make_engine: Make, mon
     engine = make_engine("vllm")
     moved(engine)
     monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
-    with pytest.raises(RolloutEngineError, match=r"known row differ from the student's by .* nats"):
+    with pytest.raises(RolloutEngineError, match=r"known row differ .* nats"):
         engine.sync(engine.setup.model.named_parameters(), 4)
-    with pytest.raises(RolloutEngineError, match="sync it before it samples"):
+    with pytest.raises(RolloutEngineError, match="sync it before"):
         engine.sample(plan(1))
     monkeypatch.undo()
     engine.sync(engine.setup.model.named_parameters(), 4)
@@ -147,9 +147,9 @@ def test_a_sync_that_fails_half_way_is_made_again_or_leaves_nothing_to_sample_fr
 
     monkeypatch.setattr(weights, "checkpoint_tensors", half)
     if failures == 2:
-        with pytest.raises(RolloutEngineError, match="did not take the student's weights: out of memory"):
+        with pytest.raises(RolloutEngineError, match="weights: out of memory"):
             engine.sync(engine.setup.model.named_parameters(), 4)
-        with pytest.raises(RolloutEngineError, match="sync it before it samples"):
+        with pytest.raises(RolloutEngineError, match="sync it before"):
             engine.sample(plan(1))
     engine.sync(engine.setup.model.named_parameters(), 5)
     rows = engine.sample(plan(1))
@@ -181,10 +181,10 @@ def test_a_model_that_gives_no_number_is_an_error_and_no_dead_engine(make_engine
     engine = make_engine("vllm")
     with torch.no_grad():
         engine.setup.model.model.norm.weight.fill_(torch.nan)
-    with pytest.raises(RolloutEngineError, match="known row differ from the student's by inf nats"):
+    with pytest.raises(RolloutEngineError, match=r"known row differ .* inf nats"):
         engine.sync(engine.setup.model.named_parameters(), 4)
     engine._whole = True
-    with pytest.raises(NonFiniteError, match="log-probs were not finite while it answered"):
+    with pytest.raises(NonFiniteError, match="log-probs were not finite"):
         engine.sample(plan(1))
 
 
@@ -267,7 +267,7 @@ def test_a_family_that_vllm_lacks_or_borrows_is_refused_before_anything_is_loade
 def test_an_option_that_is_the_engine_s_own_is_refused(world: Path) -> None:
     from student.job.plugins import build_plugins
 
-    with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.seed is set by the engine itself"):
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.options\.seed"):
         build_plugins(recipe(world / "student", options={"seed": 3}))
 
 

@@ -129,7 +129,7 @@ def test_an_engine_that_does_not_wake_is_started_again(sleeper: Any) -> None:
 def test_its_errors_are_ours_with_what_to_change(sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, sampler, _ = sleeper
     engine._llm.fails = "sleep"
-    with pytest.raises(EngineLostError, match=r"did not free its GPU memory; remove rollout.engine.sleep \("):
+    with pytest.raises(EngineLostError, match=r"not free .*memory; .*rollout.engine.sleep \("):
         sampler.sample(ROWS)
     assert engine.asked[-1] == "close"
     engine.open(engine.setup)
@@ -137,5 +137,5 @@ def test_its_errors_are_ours_with_what_to_change(sleeper: Any, monkeypatch: pyte
     sampler.sample(ROWS)
     engine._llm.fails = "wake_up"
     monkeypatch.setattr("student.rollout.vllm.launch.alone", lambda: False)  # several ranks: no engine starts anew
-    with pytest.raises(EngineLostError, match=r"did not wake up; lower .* \(RuntimeError: CUDA error: out of memory\)"):
+    with pytest.raises(EngineLostError, match=r"not wake up; .* \(RuntimeError: CUDA error: .*\)"):
         sampler.sample(ROWS)
