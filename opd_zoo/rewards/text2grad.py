@@ -56,7 +56,7 @@ class Text2Grad(Asked[Text2GradSettings]):
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add to the rewards by token; metrics unknown (rows) and unmatched (spans)."""
-        for row, spans in zip(rows, self.told(rows, self.spans), strict=True):
+        for row, spans in zip(rows, self.told(rows, lambda row: self.spans(row.prompt, row.text)), strict=True):
             self.fire("unknown", float(spans is None))
             if not self.settings.adds:
                 row.reward = None if spans is None else 0.0

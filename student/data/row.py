@@ -30,7 +30,7 @@ class RowKey:
         uid: the prompt's uid; rows of one prompt and step form a group.
         sample: index within the group.
         turn, agent: position in a multi-turn or multi-agent episode; 0 and "" for single turns.
-        parent: sample index of the row that this one branched from, or -1.
+        parent: sample index of the row that this one branched from, its own if a guide began it, or -1.
     """
 
     step: int
@@ -99,7 +99,7 @@ class Row:
         policy_version: [T] int32, number of steps that the sampling weights had been trained for.
         loss_mask: [T] bool, True where the token is trained on.
         truncated: True when the length limit, not the end-of-sequence id, ended the response.
-        text: what the student sampled, decoded without special tokens and without a given prefix.
+        text: what the student sampled, with what a branch took over, decoded without special tokens and given prefix.
         candidates: [T, K] uint32, the student's K most likely ids in descending order; None unless needed.
         origin: who wrote the response.
         behaviour_prompt_ids: [P'] uint32, the prompt it was sampled under if that is another (a hint), else None.

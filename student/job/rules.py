@@ -252,7 +252,7 @@ def _unread(p: Parts) -> Iterator[str]:
 
 
 def _columns(p: Parts) -> Iterator[str]:
-    for part in p.all:
+    for part in (*p.all, *p.advantages):
         for column in part.traits.columns:
             if not keeps(p.recipe, column):
                 yield (

@@ -255,7 +255,7 @@ class EpisodePlayer:
         longest = self._settings.turn_tokens if episode.waiting is None else self._settings.summary.tokens
         return replace(
             episode.planned,
-            key=replace(episode.planned.key, turn=len(episode.turns)),
+            key=replace(episode.planned.key, turn=len(episode.turns), parent=-1),
             prompt=episode.prompt,
             max_new_tokens=min(longest, left),
             prefix_ids=tuple(episode.ids[episode.seen_from :]),

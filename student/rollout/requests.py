@@ -165,8 +165,9 @@ class Request:
         return any(text in tail for text in self._stop_texts)
 
     def _text(self) -> str:
-        """The response as text, up to a stop text."""
-        text = str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
+        """The response as text, up to a stop text; what a branch took over from another row belongs to it."""
+        ids = [*self.planned.prefix_ids, *self.ids] if self.planned.key.parent >= 0 else self.ids
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
         return text[: min((at for stop in self._stop_texts if (at := text.find(stop)) >= 0), default=len(text))]
 
     def row(self, version: int) -> Row:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 _MOST_REASONS = 3
 _log = logging.getLogger(__name__)
@@ -80,20 +81,20 @@ class Asked(Reward[AskedSettings_co]):
 
     def asked(self, rows: Sequence[Row]) -> list[float | None]:
         """The value of each answer; None where it cannot be determined."""
-        return self.told(rows, self.value)
+        return self.told(rows, lambda row: self.value(row.prompt, row.text))
 
-    def told(self, rows: Sequence[Row], ask: Callable[[Prompt, str], T | None]) -> list[T | None]:
-        """What `ask` returns for each answer, `workers` at a time; None where asking failed. Warns of new reasons."""
+    def told(self, items: Sequence[S], ask: Callable[[S], T | None]) -> list[T | None]:
+        """What `ask` returns for each item, `workers` at a time; None where asking failed. Warns of new reasons."""
 
-        def safely(row: Row) -> tuple[T | None, str]:
+        def safely(item: S) -> tuple[T | None, str]:
             try:
-                return ask(row.prompt, row.text), ""
+                return ask(item), ""
             except (ChatFailed, ChildFailed) as error:
                 return None, str(error)
 
         # Threads suffice to wait for a service; code that may hang runs in its own processes (reward function).
         with ThreadPoolExecutor(self.settings.workers) as threads:
-            found = list(threads.map(safely, rows))
+            found = list(threads.map(safely, items))
         for reason in dict.fromkeys(reason for _, reason in found if reason):
             if reason not in self._told and len(self._told) < _MOST_REASONS:
                 self._told.add(reason)
