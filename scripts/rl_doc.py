@@ -63,6 +63,10 @@ EXAMPLES: dict[str, str] = {
     "checklist": '{name: checklist, endpoint: "http://host:8000/v1", model: judge}',
     "appeals": '{name: appeals, endpoint: "http://host:8000/v1", model: judge}',
     "text2grad": '{name: text2grad, endpoint: "http://host:8000/v1", model: judge}',
+    "rubric": '{name: rubric, endpoint: "http://host:8000/v1", model: judge}',
+    "spo": '{name: spo, endpoint: "http://host:8000/v1", model: judge}',
+    "consistency": '{name: consistency, endpoint: "http://host:8000/v1", model: judge}',
+    "turn_judge": '{name: turn_judge, endpoint: "http://host:8000/v1", model: judge}',
     "stages": "{name: stages, stages: [{step: 0, domains: [math]}, {step: 300, domains: [code]}]}",
     "prompt_augmentation": '{name: prompt_augmentation, templates: [{text: "{prompt}"}, {text: "Q: {prompt}"}]}',
     "safe": "{name: safe, advantage: {name: gae}}",
@@ -90,6 +94,11 @@ PAPERS: dict[str, str] = {
     "stable_reinforce": "2505.02835",
     "trloo": "2602.05885",
     "weighted_grpo": "2602.03452",
+    "sample_balance": "2508.18462",
+    "puzzlecraft": "2512.14944",
+    "grpo_s": "2503.18991",
+    "precision": "2512.22955",
+    "rmt": "2509.24375",
 }
 """Papers of plug-ins that share a module with those of others."""
 
@@ -170,6 +179,36 @@ MatchTIR | reward and advantage `matchtir`
 SeeUPO | method `seeupo`, objective `gspo` with `ratio_to: old`, advantage `lite_ppo`
 ArCHer | advantage `archer`, method `archer_critic`, `policy_gradient` with `ratio: none`; heads without a backbone
 HiPER | advantage `hiper`, method `hiper_critic`, `reference_kl`: `examples/recipes/qwen2.5-1.5b-hiper-alfworld.yaml`
+ATLAS (its lineage) | `data trace`, `data decontaminate` of the command line: [prompts.md](prompts.md)
+DeepMath-103K (its decontamination) | `data decontaminate`
+KnowRL | `data hints` writes the column of strategy `guide`
+InT | `data intervene`, method `expert_rows` with objective `sft`
+SPO | reward `spo`, any policy gradient
+VERIRL | modifier `sample_balance`, reward `http_judge` for its reward model
+CURE | strategy `cure`, objective `dapo`; then plain `dapo` from its checkpoint
+SEELE | strategy `seele`
+RGR-GRPO | reward `rubric`, strategy `rubric_guide`, objective `mixed_context`
+InfoPO | reward and advantage `infopo`
+SPAE | reward and advantage `spae`
+MAPO | reward `turn_judge`, advantage `mapo`
+R1-Reward: its reward | reward `consistency`
+PuzzleCraft (its weight) | modifier `puzzlecraft`, reward `answer_classes`
+DR-IRL: GRPO-S | modifier `grpo_s`, rewards `judge` or `http_judge` for reward models by category
+SwS | method `weak_prompts`; new prompts are rows of the same table
+SvS | strategy `svs`
+RLGF: PPO++ | method `roll_in`, objective `ppo`, method `critic`
+ExIt | method `exit`
+ScaleRL | method `retire`, objective `cispo` with `cap: 5` and `aggregation: prompt_mean`, advantage `lite_ppo`
+SimpleTIR | method `episode_filter` with `void: true`
+EPO's phases | objective `epo` with `phases: true`
+RMT | objective `rmt` beside a policy loss, method `stages` for a budget that falls
+Diversity or Precision | objective `precision`, method `expert_rows`
+RLPT | task `segments`
+G1 | task `graphs`
+NP-Engine | task `optimisation`, method `sec` with `by: level`
+EVOLvE | environment and task `bandit`; `expert_rows` with `source: path` for UCB's pulls
+Router-R1 | environment `router`
+BR-RM | environment `preference`
 Turn-PPO | objective `ppo` with `ratio: turn`, method `critic`
 TT-OPD | objective `tt_opd` with a context, reward `cosine_length`: [curricula.md](curricula.md)
 RLSD | objective `rlsd` with a context: `examples/recipes/qwen3-8b-rlsd.yaml`
@@ -181,6 +220,8 @@ NOT_BUILT = """
 SG-OPD (2606.09304) | factors 1.8 and 1.0 are known, not of what (log-ratio, or that beyond a reference); see `r2_opd`
 R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found; `r2_opd` is another one
 S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`
+RLGF: AggreVaTeD (2306.11816) | the guide would continue answers of the student; no second model is sampled
+G2RL (2512.15687) | its features need the output head, which rewards do not get
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 """
 

@@ -36,7 +36,7 @@ class A2tgpo(Advantage[TurnSettings]):
 
     def estimate(self, outcomes: Sequence[Outcome], credit: Sequence[Credit] | None) -> list[Credit]:
         """Credit per token of each episode, by the module's formula."""
-        gains = self.gains(outcomes)
+        gains = gains_of(outcomes, self.groups(outcomes))
         found = [accumulated(each, self.settings.discount) for each in gains]
         for places in self.groups(outcomes):
             for place, value in zip(places, normalised([known(outcomes[p]) for p in places], scale=True), strict=True):
@@ -44,16 +44,17 @@ class A2tgpo(Advantage[TurnSettings]):
         self.fired = {"gain_turns": (sum(int(np.count_nonzero(each)) for each in gains), sum(map(len, gains)))}
         return [spread(outcome, value) for outcome, value in zip(outcomes, found, strict=True)]
 
-    def gains(self, outcomes: Sequence[Outcome]) -> list[NDArray[np.float64]]:
-        """z_k for each episode [turns]; 0 for the last turn and for turns without peers."""
-        found = [np.zeros(max(1, len(outcome.turns.spans))) for outcome in outcomes]
-        for places in self.groups(outcomes):
-            for turn in range(max(len(found[place]) for place in places) - 1):
-                peers = [p for p in places if turn < len(outcomes[p].turns.rewards) - 1]
-                scores = normalised([outcomes[place].turns.rewards[turn] for place in peers], scale=True)
-                for place, value in zip(peers, scores, strict=True):
-                    found[place][turn] = value
-        return found
+
+def gains_of(outcomes: Sequence[Outcome], groups: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+    """z_k for each episode [turns]; 0 for the last turn and for turns without peers in their group."""
+    found = [np.zeros(max(1, len(outcome.turns.spans))) for outcome in outcomes]
+    for places in groups:
+        for turn in range(max(len(found[place]) for place in places) - 1):
+            peers = [p for p in places if turn < len(outcomes[p].turns.rewards) - 1]
+            scores = normalised([outcomes[place].turns.rewards[turn] for place in peers], scale=True)
+            for place, value in zip(peers, scores, strict=True):
+                found[place][turn] = value
+    return found
 
 
 def accumulated(gains: NDArray[np.float64], discount: float) -> NDArray[np.float64]:

@@ -22,13 +22,12 @@ from pydantic import Field
 from opd.errors import ConfigError
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.wire.types import PayloadKind
+from opd_zoo.turns import with_answer
 from student.data.needs import TEACHER
 from student.plugin.controllers import Controller, ControllerSettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from student.data.row import Row
     from student.plugin.controllers import Services
 
@@ -95,19 +94,6 @@ class Sage(Controller[SageSettings]):
         told = [outcome.notes for outcome in services.outcomes if "turns_judged" in outcome.notes]
         turns = sum(sum(name.startswith(NOTE) for name in notes) for notes in told)
         return {name: sum(notes[name] for notes in told) / max(1, turns) for name in ("turns_skipped", "turns_judged")}
-
-
-def with_answer(row: Row, turn: int) -> NDArray[np.uint32]:
-    """The ids that the student read before a turn, the turn, and the environment's answer.
-
-    If a summary was written in between, the answer follows the summary.
-    """
-    turns = row.turns or ((0, row.length),)
-    start, end = turns[turn]
-    last = turn + 1 if turn + 1 in row.summaries else turn
-    after = turns[last + 1][0] if last + 1 < len(turns) else row.length
-    answer = row.response_ids[turns[last][1] : after]
-    return np.concatenate([row.read_before(start), row.response_ids[start:end], answer])
 
 
 def confidence(row: Row, start: int, end: int) -> float:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from opd.errors import ConfigError
-from opd_zoo.advantages.a2tgpo import A2tgpo
-from opd_zoo.advantages.turns import TurnSettings, spread
+from opd_zoo.advantages.a2tgpo import gains_of
+from opd_zoo.advantages.turns import spread
 from student.data.token_batch import TokenBatch
 from student.plugin.terms import TermOutput
 from student.rl.losses.credit import ByRow
@@ -52,12 +52,12 @@ class A2tgpoLoss(PolicyGradient[A2tgpoSettings]):
         if settings.clip_low is None or settings.clip_high is None or settings.dual_clip is not None:
             raise ConfigError("objective a2tgpo needs clip_low and clip_high, and does not support dual_clip.")
         self._gains: ByRow[Credit] = ByRow()
-        self._known = A2tgpo(TurnSettings(name="a2tgpo", group=self.chain.first.settings.group))
 
     def _estimate(self, rows: Sequence[Row], outcomes: Sequence[Outcome], places: Sequence[int]) -> None:
         super()._estimate(rows, outcomes, places)
         able = [outcome for outcome in outcomes if self._counts(outcome)]
-        gains = {id(one): spread(one, z) for one, z in zip(able, self._known.gains(able), strict=True)}
+        found = zip(able, gains_of(able, self.chain.first.groups(able)), strict=True)
+        gains = {id(one): spread(one, z) for one, z in found}
         self._gains = ByRow({id(r): (r, gains.get(id(outcomes[p]), 0.0)) for r, p in zip(rows, places, strict=True)})
 
     def surrogate(self, log_ratio: Tensor, advantage: Tensor, live: Tensor, batch: TokenBatch) -> TermOutput:

@@ -1,6 +1,8 @@
 """EPO: an entropy bonus that also holds each token's entropy in a band around the mean of earlier steps.
 
-    loss_t = -H_t + penalty max(0, low h - H_t, H_t - high h),   h the mean entropy of the turn in earlier steps
+    loss_t = v (-H_t + penalty max(0, low h - H_t, H_t - high h)),   h the mean entropy of the turn in earlier steps
+    v      1, with `phases` 1 - 0.2 (1 - exp(-2 p)) in the first half of the run and 0.8 exp(-3 p) in the second,
+           p from 0 to 1 within each half
 
 The coefficient is `weight`, 0.001 in the authors' scripts. Outside the band their penalty is the constant 0.1, which
 has no gradient, so that only the bonus acts; here the penalty grows with the distance from the band. For what their
@@ -23,7 +25,10 @@ from student.plugin.traits import Traits
 from student.rl.losses.ratios import turn_in_row
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from student.data.report import StepReport
+    from student.settings.recipe import Recipe
 
 _BY_TURN = "entropy_by_turn/"
 
@@ -42,6 +47,9 @@ class EpoSettings(TermSettings):
         0.5, gt=0, lt=1, description="Slope of the penalty outside the band, relative to that of the bonus."
     )
     memory: float = Field(0.9, ge=0, lt=1, description="Share of a turn's mean entropy that each step keeps.")
+    phases: bool = Field(
+        False, description="Let the term fade out over the run, slowly in its first half (EPO's phases)."
+    )
 
 
 class Epo(Term[EpoSettings]):
@@ -56,6 +64,19 @@ class Epo(Term[EpoSettings]):
     def __init__(self, settings: EpoSettings) -> None:
         super().__init__(settings)
         self.means: dict[int, float] = {}
+        self._steps = 0
+
+    def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
+        """Keep the length of the run, of which the phases are halves."""
+        super().check(recipe, terms)
+        self._steps = recipe.train.steps
+
+    def phase(self, step: int) -> float:
+        """V of the module's formula in a step."""
+        if not self.settings.phases:
+            return 1.0
+        half, p = divmod(2.0 * step / max(1, self._steps), 1.0)
+        return 0.8 * math.exp(-3.0 * p) if half else 1.0 - 0.2 * (1.0 - math.exp(-2.0 * p))
 
     def needs(self) -> Needs:
         """The student's entropies, hidden states and head."""
@@ -64,7 +85,7 @@ class Epo(Term[EpoSettings]):
     def token_losses(self, batch: TokenBatch) -> TermOutput:
         """Loss as a weighted total, nats.
 
-        Metrics student_entropy (nats per token), outside_share (tokens outside the band) and entropy_by_turn/N.
+        Metrics student_entropy (nats per token), outside_share (tokens outside the band), phase and entropy_by_turn/N.
         """
         import torch
 
@@ -79,17 +100,20 @@ class Epo(Term[EpoSettings]):
                 below |= mine & (entropy < self.settings.low * mean)
                 above |= mine & (entropy > self.settings.high * mean)
         slope = 1.0 + self.settings.penalty * (below.to(entropy.dtype) - above.to(entropy.dtype))
-        result = from_uniform(batch, batch.weights * slope.to(batch.weights.dtype))
+        phase = batch.of_rows([self.phase(row.key.step) for row in batch.rows])
+        weights = batch.weights * (slope * phase).to(batch.weights.dtype)
+        result = from_uniform(batch, weights)
         zero, count = torch.zeros_like(entropy), batch.mask.sum()
         metrics: dict[str, Any] = {
             "student_entropy": (torch.where(batch.mask, entropy, zero).sum(), count),
             "outside_share": ((below | above).sum(), count),
+            "phase": (torch.where(batch.mask, phase, zero).sum(), count),
         }
         for number in known:
             mine = batch.mask & (turn == number)
             metrics[f"{_BY_TURN}{number}"] = (torch.where(mine, entropy, zero).sum(), mine.sum())
         # KL to the uniform distribution is log V minus the entropy.
-        level = math.log(batch.valid_vocab) * (batch.weights * slope.to(batch.weights.dtype)).sum()
+        level = math.log(batch.valid_vocab) * weights.sum()
         return TermOutput(total=result.total - level, metrics=metrics)
 
     def observe(self, report: StepReport) -> None:

@@ -10,7 +10,6 @@ Source: ACE-RL, arXiv 2509.04903 (inferred from its abstract: the levels and the
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -18,6 +17,7 @@ from pydantic import Field
 from opd.errors import DataError
 from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asking import word_of
 from student.plugin.traits import Traits
 from student.rl.rewards.asked import Asked, AskedSettings
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from opd.tasks.prompt import Prompt
 
 _LEVELS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
-_WORD = re.compile(r"\b(yes|partly|no)\b", re.IGNORECASE)
 
 
 class ChecklistSettings(AskedSettings, ChatSettings):
@@ -87,5 +86,5 @@ class Checklist(Asked[ChecklistSettings]):
     def _level(self, prompt: Prompt, answer: str, constraint: str) -> float | None:
         """How far a constraint is satisfied, 0 to 1; None if the judge gives no clear word."""
         text = filled(self.settings.question, prompt, answer, constraint=constraint)
-        words = _WORD.findall(self.client.ask([{"role": "user", "content": text}]))
-        return _LEVELS[words[-1].lower()] if words else None
+        word = word_of(self.client, text, _LEVELS)
+        return None if word is None else _LEVELS[word]

@@ -7,17 +7,20 @@
 
     rollout_gdro   answers to a prompt in proportion to sqrt(v) of its class,   v the EMA of its variance of success
                    whole numbers between `least` and `most` times rollout.samples_per_prompt, in all exactly as planned
+                   with `rule: price` sqrt(v / mu), rounded, and after each step log mu <- log mu + rate (spent - 1),
+                   spent the answers of the step over those planned: the budget holds in the mean over steps
 
 The released code weighs by the policy loss of the rows, whose mean is near 0 on policy; here it is the failure rate. It
-also finds the numbers of answers by a bandit over counts; here they are those that its theory derives as optimal.
-Prompts without a rate are a class of their own. Source: arXiv 2601.19280 and the released code, kishanpb/verl-gdro.
+also finds the numbers of answers by a bandit over counts whose costs have a shadow price; here they are those that its
+theory derives as optimal, exactly or at such a price. Prompts without a rate are a class of their own. Source: arXiv
+2601.19280 and the released code, kishanpb/verl-gdro.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 from typing_extensions import TypeVar
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from student.settings.recipe import Recipe
 
 NEW = "new"
-_LARGEST = 15.0
+_LARGEST, _SPENT = 15.0, "rollout_gdro/spent"
 
 
 class GdroSettings(SignalSettings):
@@ -66,7 +69,7 @@ GdroSettings_co = TypeVar("GdroSettings_co", bound=GdroSettings, covariant=True,
 class Gdro(SignalController[GdroSettings_co]):
     """Base: classes of prompts and an average for each; subclasses say what is averaged."""
 
-    evidence = "text and code"
+    evidence = "text"
 
     def __init__(self, settings: GdroSettings_co) -> None:
         super().__init__(settings)
@@ -191,10 +194,19 @@ class RolloutGdroSettings(GdroSettings):
     most: float = Field(
         3.0, ge=1, description="Maximum number of answers to a prompt, in multiples of rollout.samples_per_prompt."
     )
+    rule: Literal["theory", "price"] = Field(
+        "theory", description="theory: each step has as many answers as planned; price: so many in the mean over steps."
+    )
+    rate: float = Field(0.05, gt=0, le=1, description="With rule price: how fast the price follows what was spent.")
 
 
 class RolloutGdro(Gdro[RolloutGdroSettings]):
     """Sets the number of answers to a prompt by the variance of its class (Rollout-GDRO)."""
+
+    def __init__(self, settings: RolloutGdroSettings) -> None:
+        super().__init__(settings)
+        self.price = 0.0
+        """Log of mu over that at which prompts of the variance 1/4 have as many answers as planned."""
 
     def check(self, recipe: Recipe, terms: Sequence[Term]) -> None:
         """Refuse bounds that leave every prompt the same number of answers.
@@ -226,16 +238,34 @@ class RolloutGdro(Gdro[RolloutGdroSettings]):
             return plan
         planned = len(plan.rows) // len(prompts)
         names = [self.class_of(prompt) for prompt in prompts]
-        counts = allocate(
-            [self.average.get(name, 0.25) for name in names],
-            len(plan.rows),
-            least=min(self.settings.least, planned),
-            most=max(planned, int(self.settings.most * planned)),
-        )
+        variances = [self.average.get(name, 0.25) for name in names]
+        least, most = min(self.settings.least, planned), max(planned, int(self.settings.most * planned))
+        if self.settings.rule == "price":
+            wanted = [planned * math.sqrt(4.0 * max(v, 0.0) * math.exp(-self.price)) for v in variances]
+            counts = [min(max(round(count), least), most) for count in wanted]
+        else:
+            counts = allocate(variances, len(plan.rows), least=least, most=most)
         for prompt, name, count in zip(prompts, names, counts, strict=True):
             self.note(plan, prompt, moved=abs(count - planned), known=float(name != NEW))
+            self._notes[prompt.uid][_SPENT] = count / planned
         rows = (self.rows_of(plan, p, n) for p, n in zip(prompts, counts, strict=True))
         return replace(plan, rows=tuple(row for mine in rows for row in mine))
+
+    def observe(self, report: StepReport) -> None:
+        """Update the averages, and the price by what was spent on each prompt."""
+        super().observe(report)
+        spent = {outcome.uid: outcome.notes[_SPENT] for outcome in report.outcomes if _SPENT in outcome.notes}
+        if spent and self.settings.rule == "price":
+            self.price += self.settings.rate * (math.fsum(spent.values()) / len(spent) - 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rates, classes, averages and the price."""
+        return {**super().state_dict(), "price": self.price}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.price = float(state["price"])
 
 
 def class_weights(scores: Mapping[str, float], eta: float, gamma: float) -> dict[str, float]:

@@ -6,8 +6,9 @@
     reinforce_ada           further answers until a prompt has right and wrong ones
     self_interference       only prompts that greedy decoding does not solve
     lte, guide, icpo        a second pass, or an answer, under a hint that is not trained on
-    critique                one answer of each group is refined from another one and its critique
-    arpo                    episodes that branch where the student became uncertain
+    critique, rubric_guide  one answer of each group is refined from another one and its critique
+    arpo, cure              episodes or answers that branch where the student became uncertain
+    seele, svs              as much of the solution as helps; problems that the student writes
     future_bridge           a turn of the teacher in an episode, where the student goes on better after it
     replay, rorecomp        groups of earlier steps along with the new ones
 

@@ -61,6 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "episode_filter": {"ended": ["tokens"]},
     "sopd": {"teacher": {"model": "m", "max_tokens": 4}},
     "sage": {"judge": {"model": "m"}},
+    "roll_in": {"teacher": {"model": "m", "max_tokens": 4}, "share": 0.9},
     "rltf": {"floor": -50.0},
 }
 """Settings with which a method acts within three steps on hardly trained models."""

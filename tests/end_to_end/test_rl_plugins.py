@@ -15,7 +15,7 @@ from run_records import metrics_of
 from opd.config import parse_settings
 from student.job.session import train
 from student.settings.recipe import Recipe
-from tests.support.every_advantage import every_advantage
+from tests.support.every_advantage import READ, every_advantage
 
 pytestmark = pytest.mark.zoo
 
@@ -97,7 +97,7 @@ def test_every_advantage_learns_in_a_run(steps_of: Steps, server: Server, teache
         "advantages",
         teachers={"endpoints": [teacher.address], "default": "teacher", "reference": "student"},
         objective=[{"name": "policy_gradient", "advantage": chain} for chain in chains],
-        rewards=[{"name": "hapo"}, {"name": "appeals", "endpoint": server.url, "model": "judge"}],
+        rewards=[{"name": "hapo"}, {"name": "appeals", "endpoint": server.url, "model": "judge"}, *READ],
         methods=[{"name": "critic"}, {"name": "archer_critic"}, {"name": "hiper_critic"}],
     )
     assert len(steps) == 2 and all(step["grad_norm"] > 0 for step in steps)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from student.job.session import train
 from student.settings.recipe import Recipe
-from tests.support.every_advantage import every_advantage
+from tests.support.every_advantage import READ, every_advantage
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,11 @@ def test_every_advantage_gives_the_same_credit_on_two_ranks_and_when_a_step_is_t
             "rollout": {"prompts_per_step": 3, "samples_per_prompt": 4},
             "teachers": {"reference": "student"},
             "objective": [{"name": "policy_gradient", "advantage": chain} for chain in chains],
-            "rewards": [{"name": "hapo"}, {"name": "appeals", "endpoint": judge.url, "model": "judge", "share": 0.5}],
+            "rewards": [
+                {"name": "hapo"},
+                {"name": "appeals", "endpoint": judge.url, "model": "judge", "share": 0.5},
+                *READ,
+            ],
             "methods": [{"name": "critic"}, {"name": "archer_critic"}, {"name": "hiper_critic"}],
             "train": {"steps": 2, "minibatches": 2, "micro_batch_tokens": 128},
             "eval": {"prompts": 0},

@@ -36,6 +36,7 @@ ANSWERING = "http://answering"
 """Stands for the address of a judge and chat model."""
 CHAT = {"endpoint": ANSWERING, "model": "m", "max_tokens": 4}
 COLUMNS = {"depth": 1, "hint": "2", "constraints": ["short"], "solution": "3", "calls": [], "schema": {}}
+COLUMNS |= {"rubric": ["short", "right"]}
 UNSERVED = ("grpc_judge",)
 UNDRAWN = {"name", "key_variable", "cache", "run", "file", "question", "timeout", "attempts", "security", "within"}
 UNDRAWN |= {"json_schema", "schema_column", "column", "critic", "answer_start", "answer_end", "start", "quantize"}
@@ -105,6 +106,7 @@ WANTS: list[tuple[str, str]] = [
 ]
 """Methods that parts of an objective need."""
 OF_EPISODES = {"tcod", "turnopd", "prefix_replay", "episode_filter", "sopd", "rltf", "sage", "seeupo", "trustee", "prs"}
+OF_EPISODES |= {"infopo", "turn_judge"}
 OF_EPISODES |= {"archer_critic", "hiper_critic", "profiling", "igpo", "matchtir", "arpo", "future_bridge"}
 PLAYED: list[Drawn] = [
     {"task": "lock", "options": {"digits": 3, "turns": 5}},

@@ -12,10 +12,14 @@ _NEEDY: dict[str, dict[str, Any]] = {
 }
 
 
+READ = [{"name": "infopo"}, {"name": "spae"}, {"name": "answer_classes"}]
+"""Rewards that give what some advantages read."""
+
+
 def every_advantage() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """All estimators, then all modifiers, with the settings that they cannot do without.
 
-    They need reward `appeals`, and methods `critic`, `archer_critic` and `hiper_critic`.
+    They need rewards `appeals` and `READ`, and methods `critic`, `archer_critic` and `hiper_critic`.
     """
     loaded = {entry.name: ADVANTAGES.load(entry.name) for entry in ADVANTAGES}
     modifiers = [name for name, cls in loaded.items() if issubclass(cls, Modifier)]

@@ -9,7 +9,7 @@ import rows
 
 from opd.tasks.prompt import Prompt
 from opd.tasks.verdict import Verdict
-from opd.wire.types import Scores
+from opd.wire.types import PayloadKind, Scores
 from student.data.row import Row
 
 Make = Callable[..., Row]
@@ -49,7 +49,7 @@ class Bytes:
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
         return bytes(ids).decode()
 
 
@@ -67,14 +67,15 @@ class Services:
 
     def read(self, items: Sequence[Any], spec: Any = None, **options: Any) -> list[Scores]:
         self.read_items += items
-        return [
-            Scores(
-                sampled=np.array(
-                    self.log_probs(i.token_ids[: i.prompt_length].tolist(), i.response_ids.tolist()), np.float32
-                )
-            )
+        found = [
+            np.array(self.log_probs(i.token_ids[: i.prompt_length].tolist(), i.response_ids.tolist()), np.float32)
             for i in items
         ]
+        if spec is None or spec.kind is not PayloadKind.TOPK:
+            return [Scores(sampled=values) for values in found]
+        # The response token is the only likely one: the rest is the tail.
+        tails = [np.log1p(-np.minimum(np.exp(values), 1 - 1e-7)) for values in found]
+        return [Scores(sampled=v, values=v[:, None], log_tail=t) for v, t in zip(found, tails, strict=True)]
 
     def extract(self, rows: Sequence[Row]) -> list[str | None]:
         return [row.text or None for row in rows]

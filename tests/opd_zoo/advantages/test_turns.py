@@ -133,6 +133,20 @@ def test_a2tgpo_takes_the_outcome_of_a_shorter_episode_for_no_gain() -> None:
     ]
 
 
+def test_infopo_counts_gains_the_more_the_less_the_outcomes_differ() -> None:
+    apart = [episode(i, (gain, reward), reward=reward) for i, (gain, reward) in enumerate([(0.3, 1.0), (0.1, 0.0)])]
+    alike = [episode(i, (gain, 1.0), uid="q", reward=1.0) for i, gain in enumerate((0.2, 0.6))]
+    half = math.sqrt(0.5)  # of two values, one over the deviation
+    rewards = np.array([1.0, 0.0, 1.0, 1.0])
+    gate = rewards.std() / (rewards.std() + 0.5)
+    assert by_turn([*apart, *alike], name="infopo") == [
+        pytest.approx([half + gate * half, half], abs=1e-4),
+        pytest.approx([-half - gate * half, -half], abs=1e-4),
+        pytest.approx([-half, 0.0], abs=1e-4),
+        pytest.approx([half, 0.0], abs=1e-4),
+    ]
+
+
 def test_matchtir_halves_the_credit_of_the_episode_and_of_the_turn() -> None:
     rows = [episode(0, (1.0, 1.0)), episode(1, (0.0, 1.0)), episode(2, (0.5,))]
     sums, first, second = np.array([2.0, 1.0, 0.5]), np.array([1.9, 0.9, 0.5]), [0.0, 0.0]

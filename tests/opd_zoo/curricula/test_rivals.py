@@ -137,6 +137,27 @@ def test_episodes_are_left_out_of_the_loss_and_stay_in_the_statistics(
     assert [row.notes["filtered"] for row in found] == [float(not one) for one in trained]
 
 
+def test_an_episode_with_a_turn_of_neither_a_call_nor_code_nor_an_answer_is_void() -> None:
+    turns = {
+        "calls": ['<tool_call>{"name": "f", "arguments": {}}</tool_call>', "A: 7"],
+        "code": ["```python\nprint(7)\n```", "A: 7"],
+        "open": ["```python\nprint(7)", "A: 7"],
+        "late": ["A: 7", "Let me think about it."],
+    }
+    rows = []
+    for texts in turns.values():
+        ids = [list(text.encode()) for text in texts]
+        row = make_row([*ids[0], *ids[1]], prompt=PROMPT, tags={"ended": "success"})
+        row.turns = ((0, len(ids[0])), (len(ids[0]), row.length))
+        rows.append(row)
+    method = EpisodeFilter(parse_settings(EpisodeFilterSettings, {"name": "episode_filter", "void": True}))
+    method.services = SimpleNamespace(  # type: ignore[assignment]
+        tokenizer=SimpleNamespace(decode=lambda ids: bytes(ids).decode()),
+        extract=lambda found: [row.text.partition("A: ")[2] or None for row in found],
+    )
+    assert [row.trained for row in method.compose(rows)] == [True, True, False, False]
+
+
 def test_a_filter_that_leaves_nothing_out_is_refused() -> None:
     with pytest.raises(ConfigError, match="left out"):
         parse_settings(EpisodeFilterSettings, {"name": "episode_filter"})

@@ -14,9 +14,10 @@ from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd.wire.types import PayloadKind, Scores
 from opd_lab.tiny.tokenizer import make_tokenizer
-from opd_zoo.curricula.sage import Sage, SageSettings, with_answer
+from opd_zoo.curricula.sage import Sage, SageSettings
 from opd_zoo.curricula.sopd import Sopd, SopdSettings
 from opd_zoo.distil.sage_opd import token_weights
+from opd_zoo.turns import with_answer
 from student.data.needs import TEACHER
 from student.data.outcome import outcome_of
 from student.data.row import EpisodeTrace, Row, RowKey

@@ -8,8 +8,8 @@ from rows import make_row
 from summarised import PATH, played
 
 from opd_lab.tiny.tokenizer import make_tokenizer
-from opd_zoo.curricula.sage import with_answer
 from opd_zoo.rewards.profiling import Profiling, ProfilingSettings
+from opd_zoo.turns import with_answer
 
 
 @pytest.fixture(scope="module")

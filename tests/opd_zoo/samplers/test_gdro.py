@@ -9,7 +9,7 @@ from opd.config import parse_settings
 from opd.errors import ConfigError
 from opd.tasks.prompt import Prompt
 from opd_zoo.samplers.gdro import NEW, Gdro, PromptGdro, PromptGdroSettings, RolloutGdro, RolloutGdroSettings
-from student.data.outcome import Outcome
+from student.data.outcome import Outcome, outcome_of
 from student.data.plan import StepPlan, plan_step
 from student.data.report import StepReport
 
@@ -112,3 +112,22 @@ def test_steps_and_bounds_that_leave_nothing_to_weigh_are_refused(run: Any) -> N
     prompt_gdro().check(two, [])
     with pytest.raises(ConfigError, match=r"raise rollout\.prompts_per_step"):
         prompt_gdro().check(one, [])
+
+
+def test_a_price_gives_answers_by_variance_and_rises_where_too_many_are_spent(run: Any) -> None:
+    made = run("rollout_gdro", rule="price", least=1, most=4.0, rate=0.5)
+    method = made.method
+    plan, prompts = planned(made, 6)
+    assert len(method.plan(plan).rows) == 12  # classes without a variance have as many answers as planned
+    method.classes = {prompts[0].uid: 0, prompts[1].uid: 1}
+    method.average = {"0": 0.25, "1": 0.0625, NEW: 0.25}
+    method.price = -2.0 * math.log(2.0)  # half the price per standard deviation: twice as many
+    counts = [sum(row.key.uid == prompt.uid for row in method.plan(plan).rows) for prompt in prompts]
+    assert counts == [4, 2, 4, 4, 4, 4]
+    rows = method.compose(made.rows(method.plan(plan)))
+    before = method.state_dict()["price"]
+    method.observe(StepReport(0, {}, [outcome_of(row) for row in rows]))
+    assert method.price == pytest.approx(before + 0.5 * (22 / 12 - 1))
+    long = run("rollout_gdro", rule="price", least=1, rate=0.2)
+    spent = [found["rollout_gdro/spent"] for found in long.go(60)]
+    assert sum(spent[20:]) / 40 == pytest.approx(1.0, abs=0.1)

@@ -235,6 +235,43 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "by token",
     ),
     "IGPO: turns that no advantage reads": (of(PLAIN, **reward("igpo")), "reads rewards by turn"),
+    "InfoPO, MAPO: turns that no advantage reads": (of(PLAIN, **reward("turn_judge", **CHAT)), "use advantage mapo"),
+    "InfoPO: gains that nothing measures": (of(credit("infopo")), "add reward infopo or igpo"),
+    "SPAE: potentials that no advantage reads": (of(PLAIN, **reward("spae")), "use advantage spae"),
+    "SPAE: potentials that nothing measures": (of(credit("spae")), "add reward spae"),
+    "PuzzleCraft: answers that nothing compares": (
+        of(credit("group_mean", "puzzlecraft")),
+        "add reward answer_classes",
+    ),
+    "PuzzleCraft: classes that no advantage reads": (of(PLAIN, **reward("answer_classes")), "use modifier puzzlecraft"),
+    "GRPO-S: one prompt in a step": (
+        of(credit("group_mean", "grpo_s"), rollout={"prompts_per_step": 1}),
+        "there is only one",
+    ),
+    "GRPO-S: a hardness that is not kept": (
+        of(credit("group_mean", {"name": "grpo_s", "column": "hardness"}), prompts=TABLE),
+        "'hardness', which is not kept",
+    ),
+    "SPO: groups of one": (
+        of(credit("reinforce"), **reward("spo", **CHAT), rollout={"samples_per_prompt": 1}),
+        "compares the answers of a group",
+    ),
+    "RGR-GRPO: criteria that are not kept": (
+        of(PLAIN, **reward("rubric", **CHAT), prompts=TABLE),
+        "'rubric', which is not kept",
+    ),
+    "RGR-GRPO: failed criteria that nothing notes": (of(MIXED, **strategy("rubric_guide")), "add reward rubric"),
+    "CURE: groups of one": (
+        of(credit("reinforce"), rollout={"samples_per_prompt": 1, "strategy": {"name": "cure"}}),
+        "continues answers of a group",
+    ),
+    "SEELE: more rounds than answers": (of(PLAIN, **strategy("seele", rounds=5)), "into 5 rounds"),
+    "SEELE: solutions that are not kept": (of(PLAIN, **strategy("seele"), prompts=TABLE), "'solution', which is not"),
+    "SvS: groups of one": (
+        of(credit("reinforce"), rollout={"samples_per_prompt": 1, "strategy": {"name": "svs"}}),
+        "problems that are sometimes solved",
+    ),
+    "SwS, ScaleRL: one candidate": (of(PLAIN, **method("retire", candidates=1)), "no prompts to choose from"),
     "rewards that no term learns from": (of({"name": "sft", "rows": "all"}, **reward("hapo")), "no term learns"),
     "A2TGPO, MatchTIR: groups of one": (of({"name": "a2tgpo"}, rollout={"samples_per_prompt": 1}), "learn nothing"),
     "a cap of log-probs that given rows lack": (

@@ -34,10 +34,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "checklist": {"endpoint": "http://nowhere.invalid", "model": "m"},
     "appeals": {"endpoint": "http://nowhere.invalid", "model": "m", "share": 1.0},
     "text2grad": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "rubric": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "spo": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "consistency": {"endpoint": "http://nowhere.invalid", "model": "m"},
+    "turn_judge": {"endpoint": "http://nowhere.invalid", "model": "m"},
 }
 """Settings of rewards that have no defaults for all of them."""
 
 ASKS = ("judge", "http_judge", "grpc_judge", "checklist", "appeals")
+
+SAYS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "rubric": ("met", lambda row: [len(row.text) % 2 == 0, True] if row.text else None),
+    "spo": ("result", lambda pair: (1.0 + len(pair[0].text) - len(pair[1].text) / 2) / 50),
+    "consistency": ("consistent", lambda row: len(row.text) % 2 == 0),
+    "turn_judge": ("grade", lambda turn: len(turn[1]) / 50),
+}
+"""What those say of an answer that ask about several things, in place of a model."""
 
 TEXTS = ("<answer>42</answer>", '{"a": 1}', "why <answer>7</answer>", "", "42", "42")
 VALUES = (1.0, 0.0, 1.0, None, 0.5, 1.0)
@@ -59,6 +71,9 @@ def build(request: pytest.FixtureRequest) -> Any:
             made[-1].value = lambda prompt, answer: len(answer) / 50 or None  # type: ignore[attr-defined]
         if request.param == "text2grad":
             made[-1].spans = lambda prompt, answer: [("4", 1.0)] if answer else None  # type: ignore[attr-defined]
+        if request.param in SAYS:
+            name, says = SAYS[request.param]
+            setattr(made[-1], name, says)
         return made[-1]
 
     return make
@@ -68,7 +83,8 @@ def build(request: pytest.FixtureRequest) -> Any:
 def rows(make_row: Callable[..., Row]) -> Callable[..., list[Row]]:
     def make(step: int = 0) -> list[Row]:
         calls = [{"name": "look", "arguments": {}}]
-        prompts = [Prompt.make(name, answer="42", extra={"calls": calls}) for name in ("one", "two")]
+        extra = {"calls": calls, "rubric": ["short", {"criterion": "right", "weight": 2}]}
+        prompts = [Prompt.make(name, answer="42", extra=extra) for name in ("one", "two")]
         found = [
             make_row(TEXTS[i], VALUES[i], sample=i, step=step, length=i + 1, prompt=prompts[i % 2], truncated=i == 4)
             for i in range(6)
@@ -172,6 +188,8 @@ def test_it_shows_that_it_acted(build: Any, rows: Any, listening: Any) -> None:
         "rlpr",
         "toolrl",
         "matchtir",
+        "infopo",
+        "spo",
     )
 
 
