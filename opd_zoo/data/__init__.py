@@ -1,0 +1,1 @@
+"""Offline tools for tables of prompts."""
