@@ -6,8 +6,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from opd.errors import ConfigError
+from opd.tasks.environments.base import ENVIRONMENT
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from opd.tasks.prompt import Prompt
 
@@ -32,3 +35,16 @@ def in_template(prompt: Prompt, text: str, values: Mapping[str, str] | None = No
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
     messages[last]["content"] = filled(text, {**values, "prompt": messages[last]["content"]})
     return replace(prompt, messages=tuple(messages))
+
+
+def refuse_episodes(prompts: Sequence[Prompt], what: str) -> None:
+    """Refuse prompts that are played, for a plug-in that works on single answers.
+
+    Raises:
+        ConfigError: naming the plug-in and the first such prompt.
+    """
+    for prompt in prompts:
+        if ENVIRONMENT in prompt.extra:
+            raise ConfigError(
+                f"{what} works on single answers, but {prompt.name} is played in an environment; remove one of the two."
+            )

@@ -150,7 +150,7 @@ MinPRO | objective `minpro`
 DISPO, CISPO | objectives `dispo`, `cispo`
 OTR | objective `otr`
 A-LoL | objective `a_lol`, advantage `prompt_value`, method `critic`
-EPO | objective `epo`
+EPO | objective `epo`, with `phases: true` for its phases
 GDRO | methods `prompt_gdro`, `rollout_gdro`
 DRPO | advantage `drpo`
 Balanced Aggregation | `aggregation: balanced` of any policy loss
@@ -200,7 +200,6 @@ RLGF: PPO++ | method `roll_in`, objective `ppo`, method `critic`
 ExIt | method `exit`
 ScaleRL | method `retire`, objective `cispo` with `cap: 5` and `aggregation: prompt_mean`, advantage `lite_ppo`
 SimpleTIR | method `episode_filter` with `void: true`
-EPO's phases | objective `epo` with `phases: true`
 RMT | objective `rmt` beside a policy loss, method `stages` for a budget that falls
 Diversity or Precision | objective `precision`, method `expert_rows`
 RLPT | task `segments`

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from opd.tasks.chat import ChatClient, ChatFailed, ChatSettings
 from opd.tasks.encode import encode_prompt
+from opd_zoo.prompts import refuse_episodes
 from student.data.streams import stream
 from student.plugin.controllers import Controller, ControllerSettings
 from student.plugin.traits import Traits
@@ -27,6 +28,7 @@ from student.plugin.traits import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
     from student.plugin.controllers import Services
@@ -55,9 +57,17 @@ class RollIn(Controller[RollInSettings]):
         super().__init__(settings)
         self._client = ChatClient(settings.teacher)
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that are played: an episode does not begin with tokens of a guide.
+
+        Raises:
+            ConfigError: naming the first of them.
+        """
+        refuse_episodes(prompts, "method roll_in")
+
     def plan(self, plan: StepPlan) -> StepPlan:
-        """Give beginnings to the answers that are drawn for it; those that have one, and episodes, stay as they are."""
-        prompts = {row.key.uid: row.prompt for row in plan.rows if not (row.prefix_ids or row.episode or row.answer)}
+        """Give beginnings to the answers that are drawn for it; those that have one stay as they are."""
+        prompts = {row.key.uid: row.prompt for row in plan.rows if not (row.prefix_ids or row.answer)}
         tokenizer = self.services.tokenizer
         ids = [encode_prompt(prompt, tokenizer) for prompt in prompts.values()]
         with ThreadPoolExecutor(self.settings.workers) as threads:
@@ -81,7 +91,7 @@ class RollIn(Controller[RollInSettings]):
     def _begun(self, row: PlannedRow, guided: Sequence[int]) -> PlannedRow:
         rng = stream(self.settings.seed, "roll_in", row.key.step, row.key.uid, row.key.sample)
         most = min(len(guided), row.max_new_tokens - 1)
-        if row.prefix_ids or rng.random() >= self.settings.share or most < 1:
+        if row.prefix_ids or row.answer or rng.random() >= self.settings.share or most < 1:
             return row
         cut = int(rng.integers(1, most + 1))
         return replace(

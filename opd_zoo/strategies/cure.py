@@ -21,14 +21,18 @@ from pydantic import Field
 
 from opd.errors import ConfigError
 from opd.wire.types import PayloadKind, PayloadSpec
+from opd_zoo.prompts import refuse_episodes
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
 from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
     from student.data.row import Row
     from student.rollout.sampling import Sampling
@@ -59,6 +63,14 @@ class Cure(Strategy[CureSettings]):
         """The student's log-probs at its most likely ids."""
         gathered = PayloadSpec.gather(self.settings.width)
         return Needs(signals=(SignalNeed(STUDENT, gathered),), candidates=self.settings.width)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that are played: an episode does not begin with tokens of another.
+
+        Raises:
+            ConfigError: naming the first of them.
+        """
+        refuse_episodes(prompts, "rollout.strategy cure")
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics cure/branched_share, cure/cut_entropy and cure/kept, the share before a cut."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, model_validator
 
 from opd.tasks.prompt import Prompt
-from opd_zoo.prompts import in_template
+from opd_zoo.prompts import in_template, refuse_episodes
 from opd_zoo.strategies.hinted import by_uid, rewards_by_row
 from student.data.needs import Needs
 from student.data.row import RowKey
@@ -80,6 +80,14 @@ class Svs(Strategy[SvsSettings]):
     def needs(self) -> Needs:
         """Verdicts."""
         return Needs(reward="verdict")
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that are played: an episode cannot be rewritten by its text alone.
+
+        Raises:
+            ConfigError: naming the first of them.
+        """
+        refuse_episodes(prompts, "rollout.strategy svs")
 
     def run(self, plan: StepPlan, sampling: Sampling) -> list[Row]:
         """See `Strategy.run`; metrics svs/rewritten_share (of problems), svs/posed_share and svs/paid_share."""

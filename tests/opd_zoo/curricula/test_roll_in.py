@@ -5,9 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from rows import make_row
+from thread_ranks import build
 
 from opd.config import parse_settings
+from opd.errors import ConfigError
 from opd.tasks.chat import ChatFailed
 from opd.tasks.prompt import Prompt
 from opd_zoo.curricula.roll_in import RollIn, RollInSettings
@@ -73,6 +76,13 @@ def test_without_the_guide_the_student_begins_at_the_start_and_the_first_rank_de
     assert alone.plan(planned(2)).rows == planned(2).rows
     alone.services.gather = lambda value: [["01", "01"], value]  # type: ignore[method-assign]
     assert any(row.prefix_ids for row in alone.plan(planned(8)).rows)
+
+
+@pytest.mark.parametrize("make", [lambda: guided(str), lambda: build("cure"), lambda: build("svs")])
+def test_prompts_that_are_played_are_refused(make: Any) -> None:
+    make().check_prompts(PROMPTS)
+    with pytest.raises(ConfigError, match="played in an environment"):
+        make().check_prompts([*PROMPTS, Prompt.make("q", extra={"environment": {"name": "lock"}})])
 
 
 def test_it_shows_how_many_answers_it_began_and_how_far() -> None:

@@ -100,7 +100,7 @@ def test_a_variant_is_paid_where_it_is_sometimes_solved(ranks: int) -> None:
 def test_a_variant_that_is_too_long_is_not_answered() -> None:
     author: Any = Author()
     ((rows, sampling, _),) = together(
-        1, lambda: build("svs", text="{response}"), author, plan=of(4), groups=6, longest=9
+        1, lambda: build("svs", text="{response}"), author, plan=of(4), groups=6, longest=20
     )
     assert not author.posed and metrics_of(sampling)["svs/posed_share"] == 0
     assert all(outcome_of(row).reward == 0 for row in rows if row.key.agent == SYNTHESIS)
