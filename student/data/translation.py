@@ -41,6 +41,11 @@ class Translation:
         found: NDArray[np.bool_] = self.span >= 0
         return found
 
+    def cut(self, end: int) -> "Translation":
+        """That of a row whose response is cut after `end` tokens."""
+        of = np.where(self.of < end, self.of, -1)
+        return replace(self, span=self.span[:end], of=of, at=self.at[:end], sizes=self.sizes[:end])
+
     def scores(self, answer: Scores, behaviour: NDArray[np.float32]) -> Scores:
         """The teacher's answer about its own tokens as one about the student's.
 

@@ -167,6 +167,13 @@ def test_a_run_learns_from_recorded_scores_of_another_tokenizer(
     assert hashes(Path(live["checkpoint"])) == hashes(Path(again["checkpoint"]))
 
 
+def test_adwin_probes_windows_of_rows_in_other_tokens(renumbered: Any, make_recipe: Callable[..., Recipe]) -> None:
+    method = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
+    recipe = of_words(make_recipe, renumbered, methods=[method], train={"steps": 3}, eval={"prompts": 0})
+    train(recipe)
+    assert metrics_of(recipe.run)[-1]["span_tokens"] > 0.9
+
+
 def test_rows_sampled_ahead_are_translated_too(renumbered: Any, make_recipe: Callable[..., Recipe]) -> None:
     objective = [{"name": "span_opd", "importance_cap": 2.0}]
     recipe = of_words(make_recipe, renumbered, objective=objective, train={"max_staleness": 1})

@@ -279,6 +279,7 @@ def cut_row(row: Row, end: int) -> Row:
         turn_rewards=row.turn_rewards[: sum(a < end for a, _ in row.turns)],
         token_rewards=None if row.token_rewards is None else row.token_rewards[:end],
         signals={key: _cut_scores(scores, end) for key, scores in row.signals.items()},
+        translations={teacher: translation.cut(end) for teacher, translation in row.translations.items()},
     )
 
 

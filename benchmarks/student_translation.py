@@ -1,6 +1,6 @@
 """Cost of a teacher with another tokenizer on the student's side: what translating the rows of a step takes.
 
-    python benchmarks/translation.py [--rows 1024] [--tokens 512] [--student FOLDER] [--teacher FOLDER]
+    python benchmarks/student_translation.py [--rows 1024] [--tokens 512] [--student FOLDER] [--teacher FOLDER]
 
 Prints the CPU seconds of encoding alone (the library's part) and of the whole translation with its scores, and the
 share of a step that takes `--step-seconds`. Without folders, two byte-level tokenizers of 8,000 and 32,000 pieces are
@@ -76,7 +76,7 @@ def main() -> None:
     share = f", {whole / asked.step_seconds:.2%} of a step" if asked.step_seconds else ""
     print(
         f"{asked.rows} rows of {asked.tokens} tokens: {whole:.2f} CPU s ({1e6 * whole / asked.rows / asked.tokens:.2f} "
-        f"us a token), of which the library's encoding {alone:.2f} s{share}"
+        f"us a token), {whole / alone:.2f} times the library's encoding alone{share}"
     )
 
 
