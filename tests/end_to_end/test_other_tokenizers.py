@@ -117,8 +117,9 @@ def of_words(make_recipe: Callable[..., Recipe], renumbered: Any, **changes: Any
 def test_a_run_with_another_tokenizer_is_interrupted_and_resumed_to_the_same_weights(
     renumbered: Any, make_recipe: Callable[..., Recipe], interrupted: Any, hashes: Any, tmp_path: Path
 ) -> None:
-    calm = of_words(make_recipe, renumbered)
-    cut = of_words(make_recipe, renumbered, run=str(tmp_path / "cut"))
+    calm, cut = (
+        of_words(make_recipe, renumbered, run=str(tmp_path / name), eval={"prompts": 4}) for name in ("calm", "cut")
+    )
     ended, resumed = train(calm), interrupted(cut)
     assert hashes(Path(ended["checkpoint"])) == hashes(Path(resumed["checkpoint"]))
     after = ended["after"]
@@ -169,7 +170,9 @@ def test_a_run_learns_from_recorded_scores_of_another_tokenizer(
 
 def test_adwin_probes_windows_of_rows_in_other_tokens(renumbered: Any, make_recipe: Callable[..., Recipe]) -> None:
     method = {"name": "adwin", "windows": [2, 4], "rows": 8, "folds": 2, "delay": 1, "null_every": 0, "rho": 0.3}
-    recipe = of_words(make_recipe, renumbered, methods=[method], train={"steps": 3}, eval={"prompts": 0})
+    objective = [{"name": "span_opd", "aggregation": "constant"}]
+    changes = {"objective": objective, "methods": [method], "train": {"steps": 3}, "eval": {"prompts": 0}}
+    recipe = of_words(make_recipe, renumbered, **changes)
     train(recipe)
     assert metrics_of(recipe.run)[-1]["span_tokens"] > 0.9
 
