@@ -97,7 +97,7 @@ def ran(world: Path, tmp_path: Path, server: str) -> Callable[..., tuple[list[di
     def run(name: str, columns: Any = COLUMNS, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         table = tmp_path / f"{name}.jsonl"
         rows = [{"prompt": f"{i}+{i + 1}=", "answer": str(2 * i + 1), **columns} for i in range(9)]
-        table.write_text("\n".join(map(json.dumps, rows)))
+        table.write_text("\n".join(map(json.dumps, rows)).replace("SERVER", server))
         keep = [column for column in columns if column != "environment"]
         small = {"prompts_per_step": 3, "samples_per_prompt": 4, "max_new_tokens": 8, "max_prompt_tokens": 320}
         data = {
@@ -129,3 +129,46 @@ def test_a_system_acts_and_ends_with_other_weights_than_its_twin(case: str, ran:
     assert any(step.get(metric) for step in steps), sorted(set().union(*steps))
     assert any(not torch.equal(weights[name], tensor) for name, tensor in plain.items())
     assert any(step.get("grad_norm", 0.0) > 0 for step in steps)
+
+
+EPISODES = {"turns": 4, "turn_tokens": 6, "isolation": "none"}
+WORLDS: dict[str, dict[str, Any]] = {
+    "bandit": {
+        "prompts": {"task": "bandit", "options": {"turns": 3, "words": "{pay}\n"}},
+        "rollout": {"episodes": EPISODES, "max_new_tokens": 40},
+    },
+    "bandit, by the pulls of UCB": {
+        "prompts": {"task": "bandit", "options": {"turns": 3, "words": "{pay}\n"}},
+        "rollout": {"episodes": EPISODES, "max_new_tokens": 40},
+        "methods": [{"name": "expert_rows", "share": 0.5, "source": "path"}],
+        "objective": [{"name": "sft"}],
+    },
+    "preference": {
+        "columns": {
+            "chosen": "7",
+            "rejected": "8",
+            "environment": {"name": "preference", "options": {"first": "{a} {b}"}},
+        },
+        "rollout": {"episodes": EPISODES, "max_new_tokens": 140},
+    },
+    "router": {
+        "columns": {"environment": {"name": "router", "options": {"models": {"m": CHAT}}}},
+        "rollout": {"episodes": EPISODES, "max_new_tokens": 140},
+    },
+    "graphs": {"prompts": {"task": "graphs", "options": {"nodes": 4, "kinds": ["degree", "edge"]}}},
+    "optimisation": {"prompts": {"task": "optimisation", "options": {"kinds": ["partition"]}}},
+    "segments": {"prompts": {"task": "segments", "options": {"file": "TEXTS", "judge": CHAT}}},
+}
+
+
+@pytest.mark.parametrize("world_name", WORLDS)
+def test_a_world_is_played_or_answered_and_learnt_from(
+    world_name: str, ran: Callable[..., Any], tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"a{i}\n\nb{i}\n\nc{i}"}) + "\n" for i in range(9)))
+    changes = json.loads(json.dumps(WORLDS[world_name]).replace("TEXTS", str(texts)))
+    steps, _ = ran("world", **{"columns": {}, **GRPO, **changes})
+    assert len(steps) == 4 and all("reward" in step or "verdict" in step for step in steps)
+    assert all(step["unknown_share"] == 0.0 for step in steps if "unknown_share" in step)
+    assert any(step.get("updates", 0) > 0 for step in steps)
