@@ -79,6 +79,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "hiper_critic": "opd_zoo.critics.hiper:HiperCritic",
         "seeupo": "opd_zoo.updates.seeupo:SeeUpo",
         "routing_replay": "opd_zoo.updates.routing_replay:RoutingReplay",
+        "g2rl": "opd_zoo.filters.g2rl:G2rl",
         "mrs": "opd_zoo.filters.mrs:Mrs",
         "prs": "opd_zoo.filters.prs:Prs",
         "update_sparsity": "opd_zoo.updates.update_sparsity:UpdateSparsity",

@@ -159,6 +159,7 @@ RL-Struct | reward `rl_struct`
 RL finetunes small subnetworks | method `update_sparsity`
 PCL | method `pcl`
 HAPO | reward `hapo`
+G2RL | method `g2rl`
 DLER, DA-DLER | reward `dler`, advantage `lite_ppo` with `of: centred`; `opd merge` ties, density 0.25, scale 0.7
 RTO | rewards `rto`, `kl_penalty`, advantage `gae`
 ACE-RL | reward `checklist`
@@ -220,7 +221,6 @@ SG-OPD (2606.09304) | factors 1.8 and 1.0 are known, not of what (log-ratio, or 
 R2-OPD (2608.19408) | spans, the progress reward and the test of disagreement were not found; `r2_opd` is another one
 S-PPO, ST-PPO (2511.20718) | accounts differ on what the clipped part's norm does to the loss; Turn-PPO is `ratio: turn`
 RLGF: AggreVaTeD (2306.11816) | the guide would continue answers of the student; no second model is sampled
-G2RL (2512.15687) | its features need the output head, which rewards do not get
 Guided-OPD | not written: turns of the teacher by chance, less often as training goes on; see `future_bridge`, `sopd`
 """
 

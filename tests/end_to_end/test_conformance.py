@@ -91,6 +91,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "prs": {**EPISODES, "prompts": {"task": "student_plugins:Measured", "options": {"digits": 1}}},
     "sage": {**EPISODES, "objective": [{"name": "sage_opd", "k": 8}]},
+    "g2rl": {"prompts": {"task": "student_plugins:Digits", "options": {"digits": 2}}, "objective": [{"name": "grpo"}]},
     "seeupo": {
         **EPISODES,
         **TRIES,

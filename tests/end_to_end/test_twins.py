@@ -63,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "ScaleRL": (GRPO, {"methods": [{"name": "retire", "limit": 0.4}]}, "retire/gain"),
     "SwS": (GRPO, {"methods": [{"name": "weak_prompts"}]}, "weak_prompts/replaced"),
     "ExIt": (GRPO, {"methods": [{"name": "exit", "new": 0.0, "again": 1.0, "candidates": 2}]}, "exit/replaced"),
+    "G2RL": (GRPO, {"methods": [{"name": "g2rl"}]}, "g2rl/novelty"),
     "InfoPO": (
         PLAYED,
         {**PLAYED, **credit("infopo"), "rewards": [{"name": "infopo", "blank": "0"}]},
