@@ -49,6 +49,9 @@ def _root(
     level = "DEBUG" if verbose else os.environ.get("OPD_LOG_LEVEL", "WARNING").upper()
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"OPD_LOG_LEVEL is {level!r}; use DEBUG, INFO, WARNING or ERROR.")
+    if level != "DEBUG":
+        # What gRPC's core writes past Python's logs, such as goodbyes of servers, is in the errors of calls as well.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -120,7 +123,13 @@ def _run(interrupts: Sequence[int]) -> None:
     except OpdError as error:
         # A cancellation that the user asked for is not an error.
         said = str(error).replace("\n", "\n  ")  # so that what a message quotes cannot look like a message
-        echo(said if isinstance(error, CancelledError) else f"error: {said}", err=True)
+        from opd.telemetry.logs import is_json
+
+        if is_json():
+            level = logging.WARNING if isinstance(error, CancelledError) else logging.ERROR
+            logging.getLogger("opd").log(level, str(error), extra={"exit_code": error.exit_code})
+        else:
+            echo(said if isinstance(error, CancelledError) else f"error: {said}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         echo("interrupted", err=True)

@@ -155,6 +155,18 @@ def lock(path: Path, descriptor: int) -> bool:
         return False
 
 
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock of `path`; None if that cannot be known, as of a file that is not there."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
 def flush(path: Path) -> None:
     """Flush a file or a folder to disk.
 

@@ -30,6 +30,7 @@ _GROUPS = {
 }
 _FLAGS = {name: f"{group}.{name}" if group else name for group, names in _GROUPS.items() for name in names}
 _FLAGS |= {"grace": "grace_seconds", "log_level": "log.level", "log_requests": "log.requests"}
+_FLAGS |= {"log_format": "log.format"}
 _FLAGS |= {"tracing": "log.tracing", "metrics_host": "metrics_host", "http_port": "http.port"}
 """The setting that each flag stands for."""
 _MOST_THREADS = 1024
@@ -121,6 +122,7 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="Least severe level that is logged: debug, info, warning or error [info].")
     ] = None,
+    log_format: Annotated[str | None, typer.Option(help="Form of the log: json or text [json].")] = None,
     log_requests: Annotated[bool | None, typer.Option(help="Log every Score call that ends.")] = None,
     tracing: Annotated[
         bool | None,
@@ -128,10 +130,14 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one or more teacher models over gRPC until SIGTERM."""
+    from teacher_server.observe.logs import configure
+
     values = {_FLAGS[flag]: value for flag, value in locals().items() if flag in _FLAGS}
     values["engine.options"] = read_options("--engine-option", engine_option) or None
     values["security.trust_remote_code"] = trust_remote_code or None
-    code = asyncio.run(_serve(_settings(config, values), _teachers(model, name), port_file, threads))
+    settings, teachers = _settings(config, values), _teachers(model, name)
+    configure(settings.log.level, form=settings.log.format, asked=log_format is not None)
+    code = asyncio.run(_serve(settings, teachers, port_file, threads))
     if code:
         raise typer.Exit(code)
 
@@ -173,10 +179,8 @@ def _teachers(models: list[str], name: str) -> dict[str, str]:
 async def _serve(settings: Any, teachers: dict[str, str], port_file: Path | None, threads: int) -> int:
     from teacher_server.build import engine_factory
     from teacher_server.observe.host import keep_compact, notify
-    from teacher_server.observe.logs import configure
     from teacher_server.server import TeacherServer
 
-    configure(settings.log.level)
     keep_compact()
     _set_threads(threads)
     if port_file is not None and not port_file.absolute().parent.is_dir():

@@ -21,6 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import Gauge
 
+from opd import __version__
 from opd.errors import ConfigError, PortInUseError
 from opd.telemetry.metrics_http import serve_metrics
 from opd.telemetry.tracing import Spans
@@ -255,7 +256,7 @@ class TeacherServer:
             self._open_door()
         await run_to_completion(self._server.start())  # a server whose start was interrupted cannot be stopped
         ports = {"port": self.port, "metrics_port": self.metrics_port, "http_port": self.http_port}
-        _log.info("listening", extra={"host": settings.host, **ports})
+        _log.info("listening", extra={"host": settings.host, **ports, "version": __version__})
 
     def _open_door(self) -> None:
         """Open the HTTP door."""

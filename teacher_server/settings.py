@@ -157,8 +157,10 @@ class TeacherEngineSettings(Settings):
 
 
 class LogSettings(Settings):
-    """What is logged to standard error, one JSON object per line."""
+    """What is logged to standard error."""
 
+    format: Literal["json", "text"] = "json"
+    """One JSON object per line, or lines of text."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     requests: bool = False

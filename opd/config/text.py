@@ -1,7 +1,7 @@
 """Reading and writing YAML, with libyaml if PyYAML was built with it, which is several times faster."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -126,3 +126,14 @@ def read_options(flag: str, entries: Iterable[str] | None) -> dict[str, Any]:
 def write_yaml(value: Any, *, allow_unicode: bool = False) -> str:
     """Plain values as a YAML document."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to dotted keys. Empty mappings are kept as values."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -2,25 +2,24 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opd.errors import IncompatibleTeacherError, UnavailableError
+from opd.errors import ConfigError, IncompatibleTeacherError, UnavailableError
 from opd.printable import echo, echo_line
 
 if TYPE_CHECKING:
     from opd.fleet.settings import FleetSettings
+    from opd.fleet.status.records import FleetStatus
 
 app = typer.Typer(no_args_is_help=True, help="Inspect and update a fleet of teacher servers.")
 
-Endpoints = Annotated[
-    str,
-    typer.Argument(
-        help="Teacher servers: host:port, several separated by commas, file:PATH, dns:NAME:PORT or store:FOLDER."
-    ),
-]
+_ENDPOINTS = "Teacher servers: host:port, several separated by commas, file:PATH, dns:NAME:PORT or store:FOLDER."
+_LOOK_SECONDS = 3
+Endpoints = Annotated[str, typer.Argument(help=_ENDPOINTS)]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="YAML file with settings of the fleet client.")]
 Override = Annotated[
     list[str], typer.Option("--set", help="Setting of the fleet client as dotted.key=value; repeatable.")
@@ -37,33 +36,65 @@ def fleet_settings(path: Path | None, overrides: list[str]) -> "FleetSettings":
 
 @app.command()
 def status(
-    endpoints: Endpoints,
+    endpoints: Annotated[str | None, typer.Argument(help=f"{_ENDPOINTS} Not with --run.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            help="Folder of a run: what the run itself sees of its teachers, through its metrics_port, or saw when it "
+            "ended.",
+        ),
+    ] = None,
     watch: Annotated[float, typer.Option(help="Seconds between refreshes, until Ctrl-C; 0 prints once.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     settings: SettingsFile = None,
     override: Override = [],  # noqa: B006 - typer reads the default
 ) -> None:
-    """Show teachers and replicas: state, queue, speed, versions, agreement."""
+    """Show teachers and replicas: state, queue, speed, versions, agreement. Exits with 1 unless all are usable.
+
+    ENDPOINTS are looked at by a client of this command, which checks them anew and waits three seconds for those that
+    are silent; --run shows the view of a run, which also knows which replicas it has rejected.
+    """
+    if (endpoints is None) == (run is None):
+        raise ConfigError("opd fleet status needs ENDPOINTS or --run RUN; give one of them.")
+    if run is not None:
+        from opd.fleet.status.of_run import status_of_run
+
+        _show(lambda: status_of_run(run), watch, as_json)
+        return
+    from opd.fleet.client import TeacherFleet
+
+    chosen = fleet_settings(settings, [f"connect_seconds={_LOOK_SECONDS}", *override])
+    with TeacherFleet.connect(endpoints or "", settings=chosen, client="status", look=True) as fleet:
+        fleet.settle()  # connect does not wait for replicas to be checked
+        _show(fleet.status, watch, as_json)
+
+
+def _show(look: Callable[[], "FleetStatus"], watch: float, as_json: bool) -> None:
+    """Print what `look` sees, again every `watch` seconds if that is above 0.
+
+    Raises:
+        typer.Exit: with 1 unless all of it is usable.
+    """
     from dataclasses import asdict
 
     from rich.live import Live
 
     from opd.console import Console
-    from opd.fleet.client import TeacherFleet
     from opd.fleet.status.table import status_view
 
-    chosen = fleet_settings(settings, override)
-    with TeacherFleet.connect(endpoints, settings=chosen, client="status", look=True) as fleet:
-        fleet.settle()  # connect does not wait for replicas to be checked
-        if as_json:
-            echo(json.dumps(asdict(fleet.status())))
-        elif not 0 < watch < float("inf"):
-            Console().print(status_view(fleet.status()))
-        else:
-            with Live(status_view(fleet.status()), auto_refresh=False) as live:
-                while True:
-                    time.sleep(watch)
-                    live.update(status_view(fleet.status()), refresh=True)
+    found = look()
+    if as_json:
+        echo(json.dumps(asdict(found)))
+    elif not 0 < watch < float("inf"):
+        Console().print(status_view(found))
+    else:
+        with Live(status_view(found), auto_refresh=False) as live:
+            while True:
+                time.sleep(watch)
+                live.update(status_view(look()), refresh=True)
+    if not found.usable:
+        raise typer.Exit(1)
 
 
 @app.command()

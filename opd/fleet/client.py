@@ -75,7 +75,8 @@ class TeacherFleet(ScoreSource):
             client: name for fair queueing and logs on the servers, at most 64 characters of [A-Za-z0-9._-].
             link: makes the connection to an address; None for gRPC.
             poll: called twice a second while servers are waited for; may raise to give up.
-            look: only to see what there is: teachers without a usable replica, or whose replicas differ, do not raise.
+            look: only to see what there is: servers that do not answer, teachers without a usable replica, or whose
+                replicas differ, do not raise.
 
         Returns:
             A `TeacherFleet`, or a `RecordedFleet` for "store:FOLDER".

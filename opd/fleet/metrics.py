@@ -123,6 +123,12 @@ def _teachers(status: FleetStatus) -> Iterator[Metric]:
 
 
 def _replicas(status: FleetStatus) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        PREFIX + "replica_info", "1 for the state that a replica is in.", labels=["teacher", "address", "state"]
+    )
+    for replica in status.replicas:
+        info.add_metric([replica.teacher, replica.address, replica.state], 1.0)
+    yield info
     gauges = {
         "in_flight_tokens": (
             "replica_in_flight_tokens",

@@ -183,7 +183,7 @@ class OutageSettings(Settings):
         "outage.",
     )
     notice_seconds: float = Field(
-        default=10.0, gt=0, description="Seconds between log lines that say that the run is waiting for a teacher."
+        default=60.0, gt=0, description="Seconds between log lines that say that the run is waiting for a teacher."
     )
 
 

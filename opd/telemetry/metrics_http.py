@@ -1,18 +1,34 @@
-"""The endpoint /metrics of servers and students, and /healthz beside it for probes that only speak HTTP."""
+"""The endpoint /metrics of servers and students, with /healthz for probes that only speak HTTP and pages of JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client.process_collector import ProcessCollector
+
+from opd import __version__
+
+
+def describe_process(registry: CollectorRegistry) -> None:
+    """Add the series of this process: memory, CPU time, open files, start, and the version of opd that it runs."""
+    ProcessCollector(registry=registry)
+    text = "1, with the version of opd that the process runs."
+    Gauge("opd_build_info", text, ["version"], registry=registry).labels(__version__).set(1)
+
 
 PATIENCE_SECONDS = 10.0
 """Seconds after which an idle connection is closed, because each one holds a thread."""
 
 
 def serve_metrics(
-    registry: CollectorRegistry, port: int, host: str = "127.0.0.1", *, healthy: Callable[[], bool] = lambda: True
+    registry: CollectorRegistry,
+    port: int,
+    host: str = "127.0.0.1",
+    *,
+    healthy: Callable[[], bool] = lambda: True,
+    pages: Mapping[str, Callable[[], str]] | None = None,
 ) -> tuple[Any, Thread]:
     """Serve the registry over HTTP on a daemon thread.
 
@@ -21,6 +37,7 @@ def serve_metrics(
         port: port to listen on; 0 for any free one.
         host: address to listen on.
         healthy: decides the status of /healthz, 200 if it returns True, else 503; called on the server's threads.
+        pages: makes the JSON text of further paths, called likewise; may be filled later.
 
     Returns:
         The HTTP server, with `server_port`, `shutdown()` and `server_close()`, and its thread.
@@ -32,10 +49,14 @@ def serve_metrics(
     metrics: Any = server.get_app()
 
     def app(environ: Any, start_response: Any) -> Any:
-        if environ.get("PATH_INFO") != "/healthz":
+        path, kind = environ.get("PATH_INFO"), "text/plain"
+        if path in (pages or {}):
+            status, body, kind = "200 OK", pages[path]().encode(), "application/json"
+        elif path == "/healthz":
+            status, body = ("200 OK", b"ok\n") if healthy() else ("503 Service Unavailable", b"not serving\n")
+        else:
             return metrics(environ, start_response)
-        status, body = ("200 OK", b"ok\n") if healthy() else ("503 Service Unavailable", b"not serving\n")
-        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
     server.set_app(app)

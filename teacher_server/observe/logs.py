@@ -1,45 +1,17 @@
-"""The server's logs: standard `logging`, one JSON object per line on standard error; docs/server.md lists the fields.
+"""The server's logs (`opd.telemetry.logs`), by default as JSON; docs/server.md lists the fields.
 
-Modules log a short fixed message and put what varies into `extra`, whose keys become fields of the object. Token ids
-are logged only if `log.prompts` is on, and then only for requests that failed.
+Token ids are logged only if `log.prompts` is on, and then only for requests that failed.
 """
 
 import logging
-import sys
-import time
-from typing import Any, TextIO
-
-from pythonjsonlogger.json import JsonFormatter
+from typing import TextIO
 
 from opd.errors import OpdError, one_line
-from opd.printable import printable
+from opd.telemetry import logs
+from opd.telemetry.logs import Form
 
 LOGGER = "teacher_server"
 """The parent of the loggers of all modules of the server."""
-
-
-class JsonLines(JsonFormatter):
-    """A record as one line of JSON; values that are not JSON types are written as strings."""
-
-    converter = staticmethod(time.gmtime)
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03dZ"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "%(asctime)s %(levelname)s %(message)s",
-            rename_fields={"asctime": "time", "levelname": "level", "exc_info": "trace"},
-            json_ensure_ascii=False,
-            json_default=str,
-        )
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, in which controls that JSON leaves as they are have its escapes."""
-        return printable(super().format(record), lines=False)
-
-    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """The record, with its level in lower case."""
-        return {**log_data, "level": log_data["level"].lower()}
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
@@ -51,18 +23,9 @@ def _is_of_use(record: logging.LogRecord) -> bool:
     return not (record.name.startswith("grpc.") and kind is not None and kind.__name__ == "ExecuteBatchError")
 
 
-def configure(level: str, stream: TextIO | None = None) -> None:
-    """Log the server's messages of `level` and above, and libraries' warnings, to `stream` or standard error.
-
-    A full disk or a closed pipe loses the line, but never fails the request that is being logged.
-    """
-    logging.raiseExceptions = False
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines())
-    handler.addFilter(_is_of_use)
-    least = getattr(logging, level.upper())
-    logging.basicConfig(level=max(least, logging.WARNING), handlers=[handler], force=True)
-    logging.getLogger(LOGGER).setLevel(least)
+def configure(level: str, stream: TextIO | None = None, form: Form = "json", *, asked: bool = False) -> None:
+    """Log the server's messages of `level` and above, and libraries' warnings; see `opd.telemetry.logs.configure`."""
+    logs.configure(form, level, stream, of=LOGGER, keep=_is_of_use, asked=asked)
 
 
 def describe_error(error: Exception) -> str:

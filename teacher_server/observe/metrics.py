@@ -7,8 +7,8 @@ request or an address.
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.process_collector import ProcessCollector
 
+from opd.telemetry.metrics_http import describe_process
 from opd.wire.types import Timings
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
@@ -23,7 +23,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
+        describe_process(registry)
         t = ("teacher",)
 
         def counter(name: str, text: str, labels: Iterable[str] = t) -> Counter:

@@ -23,6 +23,7 @@ from faults import FaultyServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import PATIENCE, until, wait_until
 
+from opd.telemetry.logs import JsonLines
 from opd.wire.bounds import RequestBounds
 from opd.wire.channel import ClientSecurity, open_channel
 from opd.wire.decoder import ScoreStreamDecoder
@@ -31,7 +32,6 @@ from opd.wire.types import PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import admin_pb2_grpc, teacher_pb2_grpc
 from opd.wire.v1 import teacher_pb2 as pb
 from teacher_server.engines.base import EngineItem
-from teacher_server.observe.logs import JsonLines
 from teacher_server.settings import ServerSettings
 
 

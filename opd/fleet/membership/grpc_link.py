@@ -56,6 +56,7 @@ class GrpcLink(ReplicaLink):
         self._client = client
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
+        self._answered = False
 
     def _method(self, name: str, *, stream: bool) -> Any:
         """A method, by its full name, that returns responses as bytes.
@@ -161,6 +162,7 @@ class GrpcLink(ReplicaLink):
             data = await call(request, timeout=timeout, metadata=self._security.metadata())
         except grpc.RpcError as error:
             raise self._named(error) from error
+        self._answered = True
         return self._parsed(kind, data)
 
     def _parsed(self, kind: type[M], data: bytes) -> M:
@@ -220,7 +222,9 @@ class GrpcLink(ReplicaLink):
                     "and whether the server uses TLS at all."
                 )
             if "socket closed" in lower:
-                text += f", perhaps because the server {self._closed_why()} then"
+                # What has answered once asks for no other credentials.
+                cause = "perhaps because" if not self._answered else "although it has answered before:"
+                text += f", {cause} the server {self._closed_why()}"
             elif "failed parsing http/2" in lower:
                 text += (
                     ", because what answers there does not speak gRPC; check the port, which may be that of the metrics"
@@ -237,12 +241,14 @@ class GrpcLink(ReplicaLink):
         return found
 
     def _closed_why(self) -> str:
-        """What a server that closes a connection without an error may require, and the setting that provides it."""
+        """Why a server may close a connection without an error: what it requires, and the setting that provides it."""
+        if self._answered:
+            return "has ended, or the network to it is cut"
         if not self._security.uses_tls:
-            return "expects TLS: set ca_file"
+            return "expects TLS: set ca_file then"
         if self._security.cert_file is None:
-            return "asks for a client certificate: set cert_file and key_file"
-        return f"does not trust {self._security.cert_file}: use a certificate that its client_ca has signed"
+            return "asks for a client certificate: set cert_file and key_file then"
+        return f"does not trust {self._security.cert_file}: use a certificate that its client_ca has signed then"
 
 
 def _serialise(message: Message) -> bytes:

@@ -117,7 +117,7 @@ class Members:
         """Find the servers, elect the pools, and wait for the first replica of every teacher that was named.
 
         Args:
-            look: only to see what there is: teachers without a usable replica are neither waited for nor an error.
+            look: only to see what there is: neither teachers without a usable replica nor silent servers are an error.
 
         Raises:
             UnavailableError, AuthError: if no server answered in time; the message names them and the reasons.
@@ -149,6 +149,9 @@ class Members:
                 return
             # A wrong token does not become right with time.
             refused = everybody and all(isinstance(monitor.error, AuthError) for monitor in self.monitors.values())
+            if self._look and self.monitors and (refused or now - start >= self.settings.connect_seconds):
+                await self._elect()  # of those that have answered, if any; the others can still be admitted
+                return
             # Only once all were asked: for a server that was not, there would be no reason to report.
             if refused or (asked and now - start >= self.settings.connect_seconds):
                 raise self._why_not_connected()

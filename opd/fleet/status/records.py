@@ -1,6 +1,8 @@
 """The state of the fleet at one moment as typed records, for `opd fleet status`, metrics and logs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -130,3 +132,18 @@ class FleetStatus:
     replicas: list[ReplicaStatus]
     silent: list[ServerStatus]
     counters: FleetCounters = field(default_factory=FleetCounters)
+
+    @property
+    def usable(self) -> bool:
+        """Whether every server and every replica of every teacher can serve."""
+        return not self.silent and bool(self.teachers) and all(one.usable == one.replicas > 0 for one in self.teachers)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "FleetStatus":
+        """The status from what `dataclasses.asdict` made of one; KeyError or TypeError for other values."""
+        return cls(
+            [TeacherStatus(**one) for one in values["teachers"]],
+            [ReplicaStatus(**one) for one in values["replicas"]],
+            [ServerStatus(**one) for one in values["silent"]],
+            FleetCounters(**values["counters"]),
+        )

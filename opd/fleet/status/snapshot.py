@@ -18,11 +18,17 @@ def take_status(
     ]
     replicas.sort(key=lambda replica: (replica.teacher, replica.address))
     silent = [
-        ServerStatus(address, "" if monitor.error is None else str(monitor.error))
+        ServerStatus(address, _why_silent(monitor))
         for address, monitor in sorted(monitors.items())
         if not monitor.lives
     ]
     return FleetStatus(teachers, replicas, silent, dispatcher.counters)
+
+
+def _why_silent(monitor: ReplicaMonitor) -> str:
+    if monitor.error is not None:
+        return str(monitor.error)
+    return f"it is still loading {', '.join(monitor.loading)}" if monitor.loading else ""
 
 
 def _teacher(pool: Pool, monitors: Mapping[str, ReplicaMonitor], dispatcher: Dispatcher, now: float) -> TeacherStatus:

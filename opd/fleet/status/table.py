@@ -62,6 +62,8 @@ def _replicas(status: FleetStatus) -> Table:
     table = _table(*names, left=3)
     for replica in status.replicas:
         table.add_row(*_replica_row(replica))
+    for server in status.silent:
+        table.add_row("", server.address, Text("silent", style="red"))
     return table
 
 

@@ -1,18 +1,21 @@
 import errno
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import typer
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from opd.errors import ConfigError, DataError, IncompatibleTeacherError, RunFolderError, UnavailableError
 from opd.fleet import cli, score_cli
 from opd.fleet.client import TeacherFleet
 from opd.fleet.record.store import ScoreStore
+from opd.fleet.status.of_run import FLEET_PAGE
+from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.types import PayloadSpec, ScoreItem, Scores
 
 PATIENT = ("--set", "health.ping_timeout_seconds=120", "--set", "connect_seconds=120")
@@ -23,11 +26,11 @@ app.add_typer(cli.app, name="fleet")
 app.command(name="score")(score_cli.score)
 
 
-def run(*arguments: str, columns: int = 240) -> str:
+def run(*arguments: str, columns: int = 240, code: int = 0) -> str:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -50,7 +53,8 @@ def test_status_says_what_is_wrong_with_whom(tiny: SimpleNamespace) -> None:
     servers = [tiny.serve(seed=1), tiny.serve(seed=1), tiny.serve(seed=2)]
     odd = servers[2].address
     addresses = [*(s.address for s in servers), "127.0.0.1:9"]
-    text = " ".join(run("fleet", "status", ",".join(addresses), *PATIENT).split())
+    text = " ".join(run("fleet", "status", ",".join(addresses), *PATIENT, code=1).split())
+    assert "127.0.0.1:9 silent" in text, "a row of the table, like every replica"
     assert f"math on {odd} is rejected: it has weights_hash" in text
     assert "127.0.0.1:9 does not answer" in text
 
@@ -62,11 +66,11 @@ def test_status_shows_a_tie_and_a_pin_that_no_replica_meets_instead_of_ending(ti
         ((), "no side has a majority"),
         (("--set", f"expected_weights={{math: {'a' * 64}}}"), "must have weights aaaaaaaaaaaa"),
     ):
-        found = json.loads(run("fleet", "status", addresses, "--json", *PATIENT, *settings))
+        found = json.loads(run("fleet", "status", addresses, "--json", *PATIENT, *settings, code=1))
         assert found["teachers"][0]["usable"] == 0
         assert [one["state"] for one in found["replicas"]] == ["unverified"] * 2
         assert all(why in one["reason"] and one["agreement_nats"] is None for one in found["replicas"])
-    text = run("fleet", "status", addresses, *PATIENT)
+    text = run("fleet", "status", addresses, *PATIENT, code=1)
     assert "0/2" in text and all(tiny.model(seed).weights_hash[:12] in text for seed in (1, 2))
 
 
@@ -75,6 +79,49 @@ def test_status_as_json_is_the_typed_record(tiny: SimpleNamespace) -> None:
     found = json.loads(run("fleet", "status", server.address, "--json", *PATIENT))
     assert found["teachers"][0]["teacher"] == "math" and found["replicas"][0]["queued_tokens"] == 7
     assert found["counters"]["rows_failed"] == 0
+
+
+def test_status_of_servers_that_are_all_silent_is_a_table_within_seconds(tiny: SimpleNamespace) -> None:
+    frozen = tiny.serve()
+    frozen.stop()
+    text = run("fleet", "status", f"127.0.0.1:9,{frozen.address}", "--set", "connect_seconds=0.2", code=1)
+    assert text.count("silent") == 2 and f"{frozen.address} does not answer: " in text
+
+
+def test_status_of_a_run_is_what_the_run_itself_sees(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    good, bad = tiny.serve(seed=1), tiny.serve(seed=2)
+    third = tiny.serve(seed=1)
+    with TeacherFleet.connect(f"{good.address},{third.address},{bad.address}", settings=tiny.settings) as fleet:
+        fleet.settle()
+        pages = {FLEET_PAGE: lambda: json.dumps(asdict(fleet.status()))}
+        server, thread = serve_metrics(CollectorRegistry(), 0, pages=pages)
+        recipe = f"metrics_port: {server.server_port}\nmetrics_host: 0.0.0.0\n"
+        (tmp_path / "recipe.yaml").write_text(recipe)
+        try:
+            text = run("fleet", "status", "--run", str(tmp_path), code=1)
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=10)
+        left = asdict(fleet.status())
+    assert f"math on {bad.address} is rejected: it has weights_hash" in text and good.address in text
+    with pytest.raises(UnavailableError, match=r"does not answer as the run in .*opd watch"):
+        run("fleet", "status", "--run", str(tmp_path))
+    (tmp_path / "ending.json").write_text(json.dumps({"how": "finished", "fleet": left}))
+    assert json.loads(run("fleet", "status", "--run", str(tmp_path), "--json", code=1))["replicas"] == left["replicas"]
+
+
+def test_status_of_a_run_that_cannot_be_asked_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        run("fleet", "status", "--run", str(tmp_path))
+    (tmp_path / "recipe.yaml").write_text("run: x\n")
+    with pytest.raises(ConfigError, match="sets no metrics_port"):
+        run("fleet", "status", "--run", str(tmp_path))
+    (tmp_path / "ending.json").write_text('{"how": "failed", "fleet": {"teachers": 3}}')
+    with pytest.raises(UnavailableError, match=r"ending.json has no state of a fleet"):
+        run("fleet", "status", "--run", str(tmp_path))
+    with pytest.raises(ConfigError, match="ENDPOINTS or --run"):
+        run("fleet", "status")
 
 
 def test_verify_reports_and_fails_when_replicas_disagree(tiny: SimpleNamespace) -> None:

@@ -79,6 +79,15 @@ def test_a_server_that_closes_without_a_word_may_miss_what_the_client_does_not_g
         raise link._named(closed)
 
 
+def test_a_server_that_has_answered_before_is_not_said_to_miss_credentials() -> None:
+    link, nothing = GrpcLink("h:1", ClientSecurity(), CallSettings(), "test"), grpc.aio.Metadata()
+    link._answered = True
+    closed = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "Socket closed")
+    with pytest.raises(UnavailableError, match="the server has ended, or the network to it is cut") as raised:
+        raise link._named(closed)
+    assert "TLS" not in str(raised.value)
+
+
 def test_a_key_of_another_certificate_and_authorities_that_are_none_are_named_before_any_handshake(
     tiny: SimpleNamespace, tmp_path: Path
 ) -> None:
