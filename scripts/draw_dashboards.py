@@ -17,8 +17,6 @@ import matplotlib.pyplot as plt
 
 BOARDS = runpy.run_path(str(Path(__file__).parent / "dashboards.py"))
 POINTS = 200
-WINDOW = "[5m]"
-"""Window of the rates in the boards' expressions."""
 UNITS = {"percentunit": "share", "s": "seconds", "reqps": "calls per second", "short": ""}
 """Grafana's names of units, and what a picture says instead."""
 
@@ -39,7 +37,7 @@ def legend(template: str, labels: dict[str, str]) -> str:
 
 def draw(url: str, panels: list[tuple[str, str, str, str]], out: Path, start: float, end: float, window: str) -> None:
     """One board, three panels to a row, between two Unix times."""
-    found = [(panel, ask(url, panel[1].replace(WINDOW, f"[{window}]"), start, end)) for panel in panels]
+    found = [(panel, ask(url, BOARDS["plain"](panel[1], window), start, end)) for panel in panels]
     shown = [(panel, series) for panel, series in found if series]
     for panel, _ in (pair for pair in found if not pair[1]):
         print(f"{out.name}: no data for {panel[0]!r}")

@@ -39,7 +39,8 @@ class Prometheus:
     def __init__(self, folder: Path, targets: dict[str, Sequence[str]]) -> None:
         self._port = held_port()
         shutil.copy(ROOT / "deploy" / "prometheus" / "alerts.yml", folder)
-        jobs = [{"job_name": job, "static_configs": [{"targets": list(to)}]} for job, to in targets.items()]
+        static = [(job, {"targets": list(to), "labels": {"namespace": "opd"}}) for job, to in targets.items()]
+        jobs = [{"job_name": job, "static_configs": [config]} for job, config in static]
         settings = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}}
         config = folder / "prometheus.yml"
         config.write_text(yaml.safe_dump({**settings, "rule_files": ["alerts.yml"], "scrape_configs": jobs}))

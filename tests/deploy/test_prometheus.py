@@ -1,22 +1,30 @@
 """A real Prometheus scrapes a real server and student: every alert is evaluated, every panel and series has data."""
 
+import math
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from opd.config import parse_settings
+from opd.fleet.metrics import collect_status
+from opd.fleet.status.records import FleetStatus, TeacherStatus
 from opd.telemetry.metrics_http import serve_metrics
 from opd.wire.v1 import teacher_pb2 as pb
 from opd.wire.v1 import teacher_pb2_grpc as pb_grpc
 from student.job.session import train
 from student.report.telemetry import Telemetry
 from student.settings.recipe import Recipe
+from teacher_server.observe.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[2]
 PANELS = runpy.run_path(str(ROOT / "scripts" / "dashboards.py"))
@@ -92,6 +100,45 @@ def shortened(world: Path, address: str, run: Path) -> Recipe:
     )
 
 
+def exposed(request: pytest.FixtureRequest, fill: Callable[[CollectorRegistry], object]) -> str:
+    """Address of a metrics port, until the test ends."""
+    registry = CollectorRegistry()
+    fill(registry)
+    server, thread = serve_metrics(registry, 0)
+    request.addfinalizer(lambda: (server.shutdown(), server.server_close(), thread.join(10)))
+    return f"127.0.0.1:{server.server_port}"
+
+
+def test_a_backlog_of_a_minute_in_a_student_asks_the_autoscaler_for_more_than_one_replica(
+    prometheus: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    """The series of a real client and a real server, and the arithmetic that KEDA and the autoscaler have for them."""
+    scaler = yaml.safe_load((ROOT / "deploy/kubernetes/components/autoscaling/scaler.yaml").read_text())["spec"]
+    metadata = scaler["triggers"][0]["metadata"]
+    waiting = {"teacher": TeacherStatus("teacher", "", 1, 1, 900, 0, 80, 0.0)}
+
+    class Client(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return collect_status(FleetStatus(list(waiting.values()), [], []))
+
+    def server_with_half_a_second(registry: CollectorRegistry) -> None:
+        metrics = ServerMetrics()
+        metrics.queued_tokens.labels("teacher").set(15_000)
+        metrics.token_rate.labels("teacher").set(30_000)
+        registry.register(metrics.registry)
+
+    student = exposed(request, lambda registry: registry.register(Client()))
+    server = prometheus(opd_teachers=[exposed(request, server_with_half_a_second)], opd_students=[student])
+
+    def replicas() -> int | None:
+        found = server.ask(metadata["query"])
+        return math.ceil(float(found[0]["value"][1]) / float(metadata["threshold"])) if len(found) == 1 else None
+
+    server.until(lambda: replicas() == 1, "half a second of work for the one that runs")
+    waiting["teacher"] = replace(waiting["teacher"], queued_tokens=60 * 30_000)
+    server.until(lambda: replicas() == 4, "60.5 s of work, 20 s for each")
+
+
 def asked(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:opd_\w+|up\b)", expression))
 
@@ -109,8 +156,9 @@ def test_every_alert_and_panel_has_data_from_a_run(
         # Rates need two scrapes of the finished run.
         last = f"opd_student_steps_total == {STEPS}"
         has_data(f"count_over_time((({last}))[1m:100ms]) > 20", "the run is not seen to end")
-        for title, expression, _, _ in (*PANELS["FLEET"], *PANELS["TRAINING"]):
-            has_data(expression, title)
+        boards = (PANELS[name] for name in ("FLEET_FIGURES", "FLEET", "TRAINING_FIGURES", "TRAINING"))
+        for title, expression, _, _ in (PANELS["TIMELINE"], *(panel for board in boards for panel in board)):
+            has_data(PANELS["plain"](expression, "5m"), title)
         for rule in RULES:
             server.ask(rule["expr"])
             for name in asked(rule["expr"]):

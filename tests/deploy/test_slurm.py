@@ -1,5 +1,6 @@
 """The Slurm script: in a real shell with stand-ins that write down how they are called, and under a real Slurm."""
 
+import json
 import os
 import re
 import shutil
@@ -37,6 +38,10 @@ if [ "$1" = serve ]; then exec sleep 300; fi
 TORCHRUN = """
 until [ "$(cat "$CALLS/opd.serve" 2>/dev/null | wc -l)" = 2 ]; do sleep 0.05; done
 cp "$(sed 's/.*file:\\(.*\\)].*/\\1/' <<<"$*")" "$CALLS/servers"
+secrets=$(sed 's/.*ca_file: \\([^,]*\\)\\/cert.pem.*/\\1/' <<<"$*")
+cat "$(dirname "$secrets")"/metrics-7.json >"$CALLS/metrics"
+cat "$secrets/tokens.yaml" "$secrets/token" >"$CALLS/secrets"
+stat -c %a "$secrets" "$secrets"/* | tr '\n' ' ' >"$CALLS/modes"
 echo "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT $*" >"$CALLS/torchrun"
 exit 3
 """
@@ -79,7 +84,14 @@ def test_the_slurm_script_starts_a_teacher_on_each_gpu_and_ends_with_the_student
     assert command.startswith(f"--nproc-per-node 8 -m opd.cli train recipe.yaml run={run} ")
     assert (calls / "opd.train").read_text().endswith(" --dry-run\n")
     assert (calls / "scancel").read_text() == "--signal=TERM 7\n--quiet --signal=TERM 8\n"
-    assert not list(run.parent.glob("teachers-*"))  # the list goes with the job
+    assert "--tls-cert" in served[0] and "--tokens" in served[0] and "insecure" not in served[0]
+    (found,) = json.loads((calls / "metrics").read_text())
+    assert found == {"targets": ["n1:9400", "n1:9401", "n2:9400", "n2:9401"], "labels": {"job": "opd-teachers"}}
+    assert re.fullmatch(
+        r"- {name: student, token: ([0-9a-f]{64}), scopes: \[score\]}\n\1", (calls / "secrets").read_text()
+    )
+    assert (calls / "modes").read_text() == "700 600 600 600 600 "
+    assert not list(run.parent.glob("*-7*")), "what the job has written beside the run goes with it"
 
 
 @dataclass
