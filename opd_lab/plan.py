@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opd.config.text import flatten
 from opd_lab.experiment import TUNING_SEED, Arm, Experiment, Replicate
-from opd_lab.runs import Run, content_key, flatten, lasting, merge
+from opd_lab.runs import Run, content_key, lasting, merge
 from opd_lab.tiny.presets import world_plan
 from opd_lab.world import WorldModels
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from opd.config.text import flatten
 from opd_lab.answers import drawn_share
 from opd_lab.curve import PLATEAU, Curve, Sizes, read_curve
 from opd_lab.evaluate import Level, read_level
 from opd_lab.experiment import OF_METRIC, Arm, Experiment, Replicate
 from opd_lab.plan import ExperimentPlan
-from opd_lab.runs import Run, flatten, times
+from opd_lab.runs import Run, times
 
 
 @dataclass(frozen=True, slots=True)

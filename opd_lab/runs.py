@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.config import parse_settings
+from opd.config.text import flatten
 from opd.errors import DataError
 from opd.files import write_whole
 from opd_lab.experiment import Replicate
@@ -132,17 +133,6 @@ def content_key(root: Path, parts: Any) -> str:
 def beside(folder: Path, suffix: str) -> Path:
     """The path next to `folder` with `suffix` added to its name; `with_suffix` would cut off part of a rate 0.001."""
     return folder.with_name(folder.name + suffix)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to dotted keys. Empty mappings are kept as values."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def merge(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,8 +57,10 @@ def test_the_source_archive_holds_docs_examples_tests_and_all_the_rest(built: Pa
 def test_the_wheel_holds_the_packages_and_the_recipes_and_no_tests(built: Path) -> None:
     (wheel,) = built.glob("opd-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for recipe in (ROOT / "examples" / "recipes").glob("*.yaml"):
-        assert any(name.endswith(f"data/share/opd/recipes/{recipe.name}") for name in names), recipe.name
+    shipped = [*(ROOT / "examples" / "recipes").glob("*.yaml"), *(ROOT / "examples" / "first-hour").glob("*/*.*")]
+    for path in (*shipped, ROOT / "examples" / "prepare_prompts.py"):
+        place = path.relative_to(ROOT / "examples").as_posix()
+        assert any(name.endswith(f"data/share/opd/{place}") for name in names), place
     code = {
         path.relative_to(ROOT).as_posix()
         for package in ("opd", "student", "teacher_server")

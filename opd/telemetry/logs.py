@@ -64,10 +64,14 @@ class _Propagating(logging.Logger):
     def addHandler(self, hdlr: logging.Handler) -> None:
         """Leave the handler out."""
 
-    def callHandlers(self, record: logging.LogRecord) -> None:
-        """Hand the record to the root, whatever `propagate` says."""
-        if self.parent is not None:
-            self.parent.callHandlers(record)
+    @property  # of the class, and so above what the library sets on its logger
+    def propagate(self) -> bool:  # type: ignore[override]
+        """True, whatever is set."""
+        return True
+
+    @propagate.setter
+    def propagate(self, value: bool) -> None:
+        pass
 
 
 def configure(

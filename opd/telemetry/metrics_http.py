@@ -50,7 +50,7 @@ def serve_metrics(
 
     def app(environ: Any, start_response: Any) -> Any:
         path, kind = environ.get("PATH_INFO"), "text/plain"
-        if path in (pages or {}):
+        if pages and path in pages:
             status, body, kind = "200 OK", pages[path]().encode(), "application/json"
         elif path == "/healthz":
             status, body = ("200 OK", b"ok\n") if healthy() else ("503 Service Unavailable", b"not serving\n")

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,6 +39,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest intact checkpoint of the run folder.")
     ] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--log-format", help="Form of what a run says on standard error: lines of text, or JSON objects."),
+    ] = "text",
     offline: Annotated[
         bool, typer.Option("--offline", help="With --dry-run: neither contact teachers nor load prompts.")
     ] = False,
@@ -51,11 +55,14 @@ def train(
     """
     from opd.config import load_settings
     from opd.errors import ConfigError
+    from opd.telemetry.logs import configure
     from student.job.plugins import build_plugins
     from student.model.model_path import check_model_path
     from student.settings.recipe import Recipe
     from student.settings.train import TrainSettings
 
+    if log_format == "json":
+        configure("json", "info", of="student")
     if offline and not dry_run:
         raise ConfigError(
             "--offline needs --dry-run, because a run needs its teachers and prompts; add --dry-run, or remove "

@@ -15,6 +15,7 @@ from student.job.prompt_check import can_judge, check_contexts, check_prompts
 from student.report.telemetry import check_port
 from student.run.changes import changed_contents, changed_teachers
 from student.run.folder import RunFolder
+from student.run.space import tight
 from student.settings.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     from student.scoring.contexts import Contexts
     from student.scoring.stops import foreign_stops, map_of
     from student.sizing.hardware import here
-    from student.sizing.plan import describe
+    from student.sizing.plan import describe, shape_of
 
     model = Weights.of(recipe.model, weights)
     tokenizer = load_tokenizer(model.base, model.revision)
@@ -111,6 +112,10 @@ def _try_out(recipe: Recipe, plugins: Plugins, source: PromptSource, weights: st
     if not models.infos and not models.local:
         yield "no teachers needed"
     yield from describe(recipe, here())
+    shape = shape_of(recipe, here())
+    checkpoint = shape.weight_bytes + 2 * shape.trained_bytes  # and the moments of the optimizer
+    if said := tight(recipe.run, checkpoint, recipe.train.keep_checkpoints):
+        yield f"warning: {said}"
 
 
 def _shake_hands(

@@ -1,5 +1,10 @@
-"""`opd recipes list` and `opd recipes show NAME`: list and print the recipes that ship with the package."""
+"""`opd recipes list` and `opd recipes show NAME`: list and print the recipes that ship with the package.
 
+With them are the files of the first hour on a GPU: expected figures, and the script that prepares prompts.
+"""
+
+import ast
+import json
 import re
 import sysconfig
 from pathlib import Path
@@ -15,17 +20,26 @@ app = typer.Typer(no_args_is_help=True, help="List the recipes that come with op
 
 
 def recipe_files() -> dict[str, Path]:
-    """The path of every recipe by name: from the checkout that the code runs in, or else from the installed wheel."""
-    checkout = Path(__file__).resolve().parents[2] / "examples" / "recipes"
-    installed = Path(sysconfig.get_path("data")) / "share" / "opd" / "recipes"
-    folder = checkout if checkout.is_dir() else installed
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    """The path of every file by name: from the checkout that the code runs in, or else from the installed wheel.
+
+    A recipe is named without .yaml, and those of the first hour with the folders that they are in.
+    """
+    checkout = Path(__file__).resolve().parents[2] / "examples"
+    folder = checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "opd"
+    found = {path.stem: path for path in sorted((folder / "recipes").glob("*.yaml"))}
+    beside = [*(folder / "first-hour").glob("*/*.*"), *folder.glob("prepare_prompts.py")]
+    return found | {path.relative_to(folder).as_posix().removesuffix(".yaml"): path for path in sorted(beside)}
 
 
-def title(text: str) -> str:
-    """The first sentence of a recipe's comment lines, without its full stop."""
-    lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
-    return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0].rstrip(".")
+def title(text: str, kind: str = ".yaml") -> str:
+    """What a file says of itself first, without its full stop: in comments, in a docstring, or as "about" in JSON."""
+    if kind == ".json":
+        said = str(json.loads(text).get("about", ""))
+    elif kind == ".py":
+        said = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+    else:
+        said = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    return re.split(r"(?<=\.)\s", said, maxsplit=1)[0].rstrip(".")
 
 
 @app.command("list")
@@ -37,7 +51,7 @@ def list_recipes() -> None:
     for column in ("name", "what it is"):
         table.add_column(column)
     for name, path in recipe_files().items():
-        table.add_row(name, title(path.read_text(encoding="utf-8")))
+        table.add_row(name, title(path.read_text(encoding="utf-8"), path.suffix))
     Console().print(table)
 
 

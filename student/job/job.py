@@ -4,6 +4,7 @@
 and what samples (`student.job.sampling`). The loop (`student.job.loop`) drives what it returns.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -249,6 +250,13 @@ def _accelerator(recipe: Recipe, stack: ExitStack) -> Accelerator:
             "ranks needs a prompt; raise it or start fewer ranks."
         )
     return accelerator
+
+
+def devices(accelerator: Accelerator) -> str:
+    """What the run computes on, for people: the device of rank 0, and how many ranks have one like it."""
+    device = accelerator.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {os.cpu_count()} cores"
+    return name if accelerator.num_processes == 1 else f"{accelerator.num_processes} x {name}"
 
 
 def fleet_fingerprints(infos: dict[str, pb.TeacherInfo]) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from opd.errors import ConfigError
 from student.data.needs import STUDENT, TEACHER, Needs, merge, needs_of
+from student.job.extras import check_extras
 from student.job.remarks import remarks
 from student.job.rules import Parts, refuse
 from student.plugin.controllers import CONTROLLERS, Controller
@@ -80,6 +80,7 @@ def build_plugins(recipe: Recipe) -> Plugins:
     together = Parts(recipe, terms, controllers, strategy, rewards, engine)
     refuse(together)
     _check_quantized(recipe, engine)
+    check_extras(recipe, (*parts, engine))
     if needs.moe_routes and not engine.traits.records_moe_routes:
         raise ConfigError(
             f"rollout.engine {engine.settings.name} does not record which experts its tokens use; set rollout.engine "
@@ -119,13 +120,12 @@ def _with_contexts(recipe: Recipe, parts: Sequence[Term | Controller | Strategy 
 
 
 def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
-    """Refuse 4-bit weights where they do not work, and them and 8-bit moments where bitsandbytes is missing.
+    """Refuse 4-bit weights where they do not work.
 
     Raises:
         ConfigError: naming the setting and why.
     """
     four = recipe.model.lora is not None and recipe.model.lora.quantize is not None
-    eight = recipe.train.optimizer == "adamw_8bit"
     if four and engine.traits.holds_weights:
         raise ConfigError(
             f"rollout.engine {engine.settings.name} holds weights of its own and would sample from the base as stored "
@@ -137,11 +137,6 @@ def _check_quantized(recipe: Recipe, engine: RolloutEngine) -> None:
             "model.lora.quantize stores blocks of codes with scales, which train.sharding fsdp cannot split into rows "
             "as it does the weights; set train.sharding: none, or remove model.lora.quantize."
         )
-    for asked, key in ((four, "model.lora.quantize"), (eight, "train.optimizer adamw_8bit")):
-        if asked and importlib.util.find_spec("bitsandbytes") is None:
-            raise ConfigError(
-                f"{key} needs bitsandbytes, which is not installed; install it with pip install 'opd[quantized]'."
-            )
 
 
 def build_measure(models: RunModels, needs: Needs, settings: TeacherSettings | None) -> EvalMeasure | None:

@@ -13,11 +13,10 @@ from typing import Any
 
 from opd.errors import CancelledError, OpdError, PluginError, RunFolderError
 from opd.fleet.membership.outage import Outage, OutageHooks
-from opd.fleet.metrics import register_metrics
 from opd.telemetry.tracing import Spans
 from student.data.report import EvalReport
 from student.job.evaluation import metrics_of, to_json
-from student.job.job import Job, build_job, fleet_fingerprints
+from student.job.job import Job, build_job, devices, fleet_fingerprints
 from student.job.loop import Loop
 from student.job.saving import Saver
 from student.learning.blame import blaming
@@ -26,11 +25,10 @@ from student.model.ranks import launched_ranks
 from student.plugin.controllers import begin
 from student.report.ending import RunEnding
 from student.report.telemetry import Telemetry, check_port
-from student.report.trackers import check_trackers
 from student.run.changes import changes_since
 from student.run.folder import RESUMABLE, RunFolder
 from student.run.interrupts import Interrupts
-from student.run.space import Space
+from student.run.space import Space, tight
 from student.settings.recipe import Recipe
 
 
@@ -71,18 +69,19 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
         if main and folder is None:
             folder = stack.enter_context(RunFolder.create(recipe).alone())
             stack.push(folder.discard_unused)
-            folder.write_provenance(fleet_fingerprints(job.models.infos))
+            folder.write_provenance(fleet_fingerprints(job.models.infos), devices(job.accelerator))
         if folder is None:
             folder = RunFolder(recipe.run)
         sinks = telemetry or Telemetry.of(recipe, folder, main=main)
         stack.callback(sinks.close)
+        sinks.introduce(recipe, devices(job.accelerator))
         for change in changes_since(folder, job) if main else ():
             sinks.log(f"warning: {change}")
         spans = Spans.from_environment("opd-student", recipe.tracing, sinks.timeline)
         stack.callback(spans.close)
         folder.space = space
         if job.fleet is not None:
-            register_metrics(job.fleet, sinks.registry)
+            sinks.show_fleet(job.fleet)
         # Exits run in reverse order: `rename` comes first, so `RunEnding` records the lost rank, not torch's error.
         if main:
             stack.push(RunEnding(folder, job.fleet, report=sinks.folder is not None))
@@ -94,7 +93,6 @@ def train(recipe: Recipe, *, resume: bool = False, telemetry: Telemetry | None =
 
 
 def _open(recipe: Recipe, resume: bool, stack: ExitStack) -> tuple[RunFolder | None, Path | None]:
-    check_trackers(recipe.trackers)
     if not resume:
         # Refuse a folder in use before any model loads; create it only once everything else has been checked.
         RunFolder.check_new(recipe.run)
@@ -189,6 +187,8 @@ class Session:
         if state.steps == 0:
             for remark in self.job.plugins.remarks:
                 self.sinks.log(f"note: {remark}")
+            if said := tight(self.folder.path, self._checkpoint_bytes(), self.recipe.train.keep_checkpoints):
+                self.sinks.log(f"warning: {said}")
             self._check_stops()
             state.before = loop.evaluations.run("before", 0)
             if state.before is not None:
@@ -203,6 +203,11 @@ class Session:
                 raise CancelledError("stopped by a signal")
             loop.step(state.steps)
         return loop.evaluations.run("after", state.steps)
+
+    def _checkpoint_bytes(self) -> int:
+        """About how large a checkpoint is: the weights, and two moments of each that is trained."""
+        sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in self.job.learner.student.lm.parameters()]
+        return sum(size * (3 if trained else 1) for size, trained in sizes)
 
     def _finished(self) -> bool:
         return self.ranks.any(any(controller.finished() for controller in self.job.controllers))

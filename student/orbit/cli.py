@@ -61,10 +61,13 @@ def _check(job: "OrbitRecipe", *, offline: bool, show: bool) -> None:
         OpdError: for the first problem found.
     """
     from opd.config.text import write_yaml
+    from opd.extras import require
     from student.job.plugins import build_plugins
-    from student.orbit.recipe import FUSION, fusion_recipe, merge_settings, rl_recipe
+    from student.orbit.recipe import FUSION, MERGE, fusion_recipe, merge_settings, rl_recipe
 
     # Models that do not exist yet have placeholder names in angle brackets, so that later stages can be checked too.
+    if not job.stage_folder(MERGE).exists():
+        require("merging the teachers of the modes", "mergekit", "merge")
     first, *_ = job.trained
     recipes = {mode: rl_recipe(job, mode, job.model.path if mode == first else f"<{mode}>") for mode in job.trained}
     recipes[FUSION] = fusion_recipe(job, "<merge>", job.teachers.endpoints or ["localhost:7070"])

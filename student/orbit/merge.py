@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from opd.adapters import adapter_settings, fold_adapter, split_adapter
 from opd.config import Settings
 from opd.errors import ConfigError
+from opd.extras import require
 from opd.files import share
 from opd.model_files import tensor_headers, weight_files
 from opd.model_path import refuse_missing
@@ -195,14 +196,13 @@ def _hashes(model: str) -> list[str]:
 
 def _run(settings: MergeSettings, out: Path) -> str:
     """Have mergekit write the merged model; returns mergekit's version."""
-    try:
-        from importlib.metadata import version
+    require("merging", "mergekit", "merge")
+    from importlib.metadata import version
 
-        from mergekit.config import MergeConfiguration
-        from mergekit.merge import run_merge
-        from mergekit.options import MergeOptions
-    except ImportError as error:
-        raise ConfigError(f"merging needs mergekit ({error}); install it with pip install 'opd[merge]'.") from None
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
     folded = out / ".folded"  # in the unfinished folder, so that a merge that is killed leaves nothing else
     folders = {name: _plain(name, folded / str(i), settings.dtype) for i, name in enumerate(_names(settings))}
     options = MergeOptions(

@@ -31,6 +31,9 @@ class Plugin(Generic[Settings_co]):
     evidence: ClassVar[str] = ""
     """How its formula is known: "text and code", "text", "abstract", "inferred" or "own"."""
 
+    extras: ClassVar[Mapping[str, str]] = {}
+    """Packages that it imports beyond those that opd always brings, each with the extra of opd that brings it."""
+
     def __init__(self, settings: Settings_co) -> None:
         self.settings = settings
         self.label = str(getattr(settings, "name", "")).rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Writes ending.json and the report when a run ends, for whatever reason.
+"""Writes the report of a run, and ending.json when it ends, for whatever reason.
 
 Failures in here neither stop a run nor hide the error that did: if the disk is full, the report is missing and a
 warning is logged.
@@ -6,14 +6,26 @@ warning is logged.
 
 import logging
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from opd.errors import OpdError
 from opd.fleet.source import ScoreSource
 from student.run.folder import RESUMABLE, RunFolder
+from student.run.progress import now
 
 log = logging.getLogger(__name__)
+
+
+def keep_report(run: Path) -> None:
+    """Write the report of a run as far as it is; if that fails, a warning is logged."""
+    try:
+        from student.report.page.page import write_report
+
+        write_report(run)
+    except Exception as failure:
+        log.warning("the report of %s could not be written: %s", run, failure)
 
 
 class RunEnding:
@@ -31,19 +43,18 @@ class RunEnding:
 
     def __call__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         """Write both files; the signature is that of `ExitStack.push`."""
-        if not self._folder.used:
-            return  # An unused folder is removed, or holds nothing to report.
+        resumable = kind is not None and issubclass(kind, RESUMABLE)
+        if not self._folder.used and not resumable:
+            return  # An unused folder is removed.
         try:
-            how = "finished" if kind is None else "stopped" if issubclass(kind, RESUMABLE) else "failed"
+            how = "finished" if kind is None else "stopped" if resumable else "failed"
             text = str(error) if isinstance(error, OpdError) else "" if kind is None else f"{kind.__name__}: {error}"
-            ending = {"how": how, "error": text, "fleet": self._status()}
+            ending = {"how": how, "error": text, "ended": now(), "fleet": self._status()}
             self._folder.write_json("ending.json", ending)
-            if self._report:
-                from student.report.page.page import write_report
-
-                write_report(self._folder.path)
         except Exception as failure:
-            log.warning("the report of %s could not be written: %s", self._folder.path, failure)
+            log.warning("how %s ended could not be written: %s", self._folder.path, failure)
+        if self._report:
+            keep_report(self._folder.path)
 
     def _status(self) -> dict[str, Any] | None:
         if self._fleet is None:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from opd import __version__
 from opd.errors import ConfigError
+from opd.telemetry.metrics_http import describe_process
 from student.report.metric_help import help_of
 
 STAGES = (
@@ -49,6 +51,16 @@ class Series:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
+        describe_process(registry)
+        self._info = Gauge(
+            "opd_student_info",
+            "1, with the run's folder, the terms of its objective and the version of opd.",
+            ["run", "objective", "version"],
+            registry=registry,
+        )
+        self._progress = Gauge(
+            "opd_student_progress_ratio", "Share of the run's steps that are done.", registry=registry
+        )
         # Dashboards may query these from the start; metrics of plug-ins get their series when they first appear.
         self._steps = self._counter("steps", "Steps done; each may make several optimizer updates.")
         self._tokens = self._counter("response_tokens", "Response tokens sampled for training.")
@@ -87,6 +99,14 @@ class Series:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"opd_student_{name}", text, labels, registry=self._registry)
+
+    def inform(self, run: str, objective: str) -> None:
+        """Name the run."""
+        self._info.labels(run, objective, __version__).set(1)
+
+    def progress(self, done: int, total: int) -> None:
+        """Record how far the run is, in steps."""
+        self._progress.set(done / max(1, total))
 
     def saved(self) -> None:
         """Record that everything up to now is in a checkpoint."""

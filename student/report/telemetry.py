@@ -3,11 +3,13 @@
 The Prometheus series are in `student.report.series`; docs/metrics.md lists them.
 """
 
+import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,11 +26,17 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from opd import __version__
 from opd.console import Console
 from opd.errors import PortInUseError
+from opd.fleet.metrics import register_metrics
+from opd.fleet.source import ScoreSource
+from opd.fleet.status.of_run import FLEET_PAGE
 from opd.printable import printable
+from opd.telemetry.logs import is_json
 from opd.telemetry.metrics_http import serve_metrics
 from opd.telemetry.tracing import Spans, Timeline
+from student.report.ending import keep_report
 from student.report.series import Series
 from student.report.shown import ALWAYS, FILE, Figures, held
 from student.report.trackers import Trackers
@@ -49,15 +57,17 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
         PortInUseError: if the port cannot be opened.
     """
     if port and os.environ.get("RANK", "0") == "0":
-        server, thread = _open_port(CollectorRegistry(), port, host)
+        server, thread = _open_port(CollectorRegistry(), port, host, {})
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
 
 
-def _open_port(registry: CollectorRegistry, port: int, host: str) -> tuple[Any, Any]:
+def _open_port(
+    registry: CollectorRegistry, port: int, host: str, pages: Mapping[str, Callable[[], str]]
+) -> tuple[Any, Any]:
     try:
-        return serve_metrics(registry, port, host)
+        return serve_metrics(registry, port, host, pages=pages)
     except OSError as error:
         raise PortInUseError(
             f"metrics port {port} cannot be opened on {host} ({error.strerror}); set metrics_port to a free port, or "
@@ -77,6 +87,13 @@ def _stillness(steps: int, metrics: Mapping[str, float]) -> str:
         f"{text}: the rewards within each group are all equal (mean {metrics['reward']:.3f}); check the verdicts in "
         "samples.jsonl, or use prompts that the student solves sometimes."
     )
+
+
+def _places(endpoints: Sequence[str] | Mapping[str, Sequence[str]]) -> str:
+    """Where teachers are, in a few words."""
+    if isinstance(endpoints, Mapping):
+        return "; ".join(f"{name}: {_places(places)}" for name, places in endpoints.items())
+    return ", ".join(endpoints[:3]) + (f" and {len(endpoints) - 3} more" if len(endpoints) > 3 else "") or "no server"
 
 
 class StageClock:
@@ -145,9 +162,10 @@ class Telemetry:
         self.console = console or Console(stderr=True)
         self.registry = CollectorRegistry()
         self._series = Series(self.registry)
+        self._pages: dict[str, Callable[[], str]] = {}
         self._server: Any = None
         if port:
-            self._server = _open_port(self.registry, port, host)
+            self._server = _open_port(self.registry, port, host, self._pages)
         self.timeline = Timeline(None if folder is None else folder.path / "timeline.json")
         self.trackers: Trackers | None = None
         self._shown = ALWAYS
@@ -167,9 +185,21 @@ class Telemetry:
             sinks.trackers = Trackers(recipe.trackers, folder.path, recipe.model_dump(mode="json"), sinks.log)
         return sinks
 
+    def introduce(self, recipe: Recipe, device: str) -> None:
+        """Say what runs, on the console and on the Prometheus endpoint."""
+        objective = ", ".join(dict.fromkeys(str(term["name"]) for term in recipe.objective))
+        self._series.inform(str(recipe.run), objective)
+        rows = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+        teachers = "no teachers" if recipe.teachers is None else f"teachers at {_places(recipe.teachers.endpoints)}"
+        self.log(
+            f"opd {__version__} trains {recipe.model.path} on {device}: {objective}, {teachers}, "
+            f"{recipe.train.steps} steps of {rows} rows, into {recipe.run}"
+        )
+
     def start(self, done: int, shown: Figures) -> None:
         """Show the progress bar from step `done` on, with the figures `shown` first."""
         self._shown = {**shown, **ALWAYS}
+        self._series.progress(done, self._total)
         self._began = (done, time.monotonic())
         if self.folder is not None:
             self.folder.write_json(FILE, shown)
@@ -183,6 +213,7 @@ class Telemetry:
             TimeRemainingColumn(table_column=whole()),
             TextColumn("{task.fields[note]}", table_column=whole()),
             console=self.console,
+            disable=is_json(),
         )
         self._task = self._progress.add_task("training", total=self._total, completed=done, note="")
         self._progress.start()
@@ -196,17 +227,23 @@ class Telemetry:
         if self.folder is not None:
             self.folder.append_metrics(record)
         self._series.record(metrics, stages)
+        self._series.progress(step, self._total)
         if self.trackers is not None:
             self.trackers.step(step, metrics, stages)
+        if any(name.startswith("eval/") for name in metrics):
+            self._keep_report()
         self._still = self._still + 1 if metrics.get("grad_norm") == 0.0 else 0
         if self._still in _STILL_STEPS:
             self.log(_stillness(self._still, metrics))
         note = "  ".join(f"{label} {metrics[name]:.4g}" for label, name in held(self._shown, metrics).items())
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, note=note)
-            if not self.console.is_terminal and (step % max(1, self._total // 20) == 0 or step == self._total):
+            if (is_json() or not self.console.is_terminal) and (
+                step % max(1, self._total // 20) == 0 or step == self._total
+            ):
                 speed = f"{seconds:.3g} s  {metrics['tokens_per_second']:.0f} tokens/s  {self._left(step)} left"
-                self.console.print(f"step {step}/{self._total}  {note}  {speed}", highlight=False, soft_wrap=True)
+                shown = {name: metrics[name] for name in held(self._shown, metrics).values()}
+                self.log(f"step {step}/{self._total}  {note}  {speed}", step=step, steps=self._total, metrics=shown)
 
     def _left(self, step: int) -> timedelta:
         """Time left, if the steps to come take as long as those so far, with whatever runs between them."""
@@ -225,6 +262,17 @@ class Telemetry:
         self._series.show(metrics)
         if self.trackers is not None:
             self.trackers.step(0, metrics, {})
+        self._keep_report()
+
+    def _keep_report(self) -> None:
+        """Write the page of the run so far, after an evaluation."""
+        if self.folder is not None:
+            keep_report(self.folder.path)
+
+    def show_fleet(self, fleet: ScoreSource) -> None:
+        """Serve the run's own view of its teachers, as metrics and, for `opd fleet status --run`, whole."""
+        register_metrics(fleet, self.registry)
+        self._pages[FLEET_PAGE] = lambda: json.dumps(asdict(fleet.status()))
 
     def samples(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep answers as lines of samples.jsonl."""
@@ -238,9 +286,15 @@ class Telemetry:
         self._series.saved()
         self.timeline.write()
 
-    def log(self, line: str) -> None:
-        """Print one line on the console."""
-        self.console.print(printable(line, lines=False), highlight=False, markup=False, soft_wrap=True)
+    def log(self, line: str, **fields: Any) -> None:
+        """Print one line, with its time, or log it with its fields where logs are JSON."""
+        if is_json():
+            # A quiet console is that of a rank which says nothing.
+            if not self.console.quiet:
+                _logger.info(line, extra=fields)
+            return
+        said = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(line, lines=False)}"
+        self.console.print(said, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop the bar and the endpoint."""

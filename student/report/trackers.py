@@ -5,29 +5,15 @@ A tracker is a convenience: if it raises, at the start or later, it is left out,
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opd.errors import ConfigError, one_line
+from opd.config.text import flatten
+from opd.errors import one_line
 from student.settings.trackers import TrackerSettings
 
 _logger = logging.getLogger(__name__)
 _COLUMNS = ("step", "label", "prompt", "answer", "verdict", "reward", "kl", "tokens")
-
-
-def check_trackers(settings: Sequence[TrackerSettings]) -> None:
-    """Check that the packages are installed, before a model is loaded.
-
-    Raises:
-        ConfigError: for a tracker whose package is missing.
-    """
-    for tracker in settings:
-        if find_spec(tracker.name) is None:
-            raise ConfigError(
-                f"tracker {tracker.name} is not installed; install it with pip install 'opd[trackers]', or remove it "
-                "from trackers."
-            )
 
 
 class Trackers:
@@ -104,7 +90,7 @@ class Trackers:
         }[one.name]
         tracker = LOGGER_TYPE_TO_CLASS[one.name](one.project, **{**place, **one.options})
         tracker.start()
-        tracker.store_init_configuration(dict(_flat(recipe)))
+        tracker.store_init_configuration(_flat(recipe))
         self._live[one.name] = tracker
 
     def _each(self, act: Callable[[Any], object]) -> None:
@@ -126,13 +112,7 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe as dotted keys with plain values, which all trackers accept."""
-    found: dict[str, Any] = {}
-    for key, value in recipe.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{name}.")
-        else:
-            found[name] = value if isinstance(value, str | int | float | bool) else str(value)
-    return found
+    plain = (str, int, float, bool)
+    return {key: value if isinstance(value, plain) else str(value) for key, value in flatten(recipe).items()}

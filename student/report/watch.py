@@ -18,6 +18,7 @@ from opd.console import Console, Table
 from opd.errors import RunFolderError
 from student.report.page.chart import number
 from student.report.shown import Figures, held, read_shown
+from student.run.progress import duration, status_of
 from student.run.reading import as_record, as_step, group, is_number, read_mapping, read_recipe
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -29,6 +30,8 @@ SHOWN = (
 _RECENT = 10
 """Steps that times are averaged over."""
 _MOST_STEPS = 1e12
+_AWAY = 5.0
+"""Seconds after which a teacher that no replica serves is an outage rather than a slow ping."""
 _WIDTH = 36
 _LINES = 3
 
@@ -79,23 +82,30 @@ class View:
 
     @property
     def ended(self) -> str:
-        """How the run ended; "" while it is running."""
+        """How the run says it ended; "" while it is running."""
         return str(read_mapping(self._run / "ending.json", [], needed=False).get("how", ""))
 
     def frame(self) -> RenderableType:
         """The current state, ready to print."""
         metrics = [step for record in self._metrics.read() if (step := as_step(record)) is not None]
         samples = self._samples.read()
-        parts: list[RenderableType] = [self._head(metrics), *(Text(line, "red") for line in self._problems)]
+        fleet, away = self._teachers()
+        parts: list[RenderableType] = [self._head(metrics, away=bool(away))]
+        parts += [Text(line, "red") for line in (*away, *self._problems)]
         if metrics:
             # Read every time: the run writes the file after its first evaluation, and again when it is resumed.
             parts += [Text(), _curves(metrics, read_shown(self._run, [])), Text(), _stages(metrics)]
-        parts += [Text(), self._teachers()]
+        parts += [Text(), fleet]
         if samples:
             parts += [Text(), _sample(samples[-1])]
         return Group(*parts)
 
-    def _head(self, metrics: Sequence[dict[str, Any]]) -> Text:
+    def _how(self, metrics: Sequence[dict[str, Any]]) -> str:
+        """How the run ended; "stalled" or "killed" if it did not say; "" while it goes."""
+        how = self.ended or str(status_of(self._run, metrics, {}, {}, 0)["how"])
+        return "" if how in ("running", "open") else how
+
+    def _head(self, metrics: Sequence[dict[str, Any]], *, away: bool) -> Text:
         planned = group(self._recipe, "train").get("steps")
         total = int(planned) if is_number(planned) and 0 < planned < _MOST_STEPS else 0
         done = int(metrics[-1]["step"]) if metrics else 0
@@ -104,28 +114,29 @@ class View:
         text.append("█" * filled + "░" * (20 - filled), style="cyan")
         text.append(f" step {done}/{total or '?'}", style="default")
         recent = [sum(r["seconds"].values()) for r in metrics[-_RECENT:] if "seconds" in r]
-        if self.ended:
-            text.append(f"  {self.ended}", style="green" if self.ended == "finished" else "red")
-        elif recent:
+        if how := self._how(metrics):
+            text.append(f"  {how}", style="green" if how == "finished" else "red")
+        elif recent and not away:
             mean = sum(recent) / len(recent)
-            left = f", {_duration(mean * (total - done))} left" if done < total else ""
+            left = f", {duration(mean * (total - done))} left" if done < total else ""
             text.append(f"  {mean:.1f} s a step{left}", style="dim")
         return text
 
-    def _teachers(self) -> RenderableType:
+    def _teachers(self) -> tuple[RenderableType, list[str]]:
+        """The state of the fleet, and a sentence for each teacher that is away."""
         from opd.http import Connection, NoReplyError
 
         port, host = self._recipe.get("metrics_port"), self._recipe.get("metrics_host", "127.0.0.1")
         if self.ended or not port:
             why = "see the report" if self.ended else "not visible, since the recipe sets no metrics_port"
-            return Text(f"fleet: {why}", "dim")
+            return Text(f"fleet: {why}", "dim"), []
         place = f"http://{host}:{port}/metrics"
         try:
             with Connection(place, seconds=2.0) as connection:
                 reply = connection.send()
             families = list(text_string_to_metric_families(reply.raw.decode() if reply.ok else ""))
         except (NoReplyError, ValueError) as error:  # another program may hold the port by now
-            return Text(f"fleet: {place} does not answer ({error})", "dim")
+            return Text(f"fleet: {place} does not answer ({error})", "dim"), []
         values: dict[str, dict[str, float]] = {}
         for sample in (s for family in families for s in family.samples if "teacher" in s.labels):
             name = sample.name.removeprefix("opd_student_fleet_")
@@ -133,13 +144,16 @@ class View:
             held = values.setdefault(sample.labels["teacher"], {})
             held[key] = held.get(key, 0.0) + sample.value
         table = _table("teacher", "replicas", "queued tokens", "in flight", "tokens/s", "away")
+        gone = []
         for teacher, found in sorted(values.items()):
             states = [f"{n:.0f} {k.partition('/')[2]}" for k, n in found.items() if k.startswith("replicas/") and n]
             away = found.get("down_seconds", 0.0)
             cells = [", ".join(states) or "none"]
             cells += [number(found.get(k)) for k in ("queued_tokens", "in_flight_rows", "replica_tokens_per_second")]
             table.add_row(teacher, *cells, f"{away:.0f} s" if away else "")
-        return table
+            if away >= _AWAY:
+                gone.append(f"teacher {teacher} has been away for {duration(away)}: {cells[0]}")
+        return table, gone
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -194,11 +208,6 @@ def _sample(sample: dict[str, Any]) -> Text:
         lines = str(part or "").splitlines()[:_LINES] or [""]
         text.append("\n" + "\n".join(f"{mark}{line[:76]}" for line in lines), style="dim" if mark else "default")
     return text
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def watch(

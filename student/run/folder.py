@@ -16,6 +16,7 @@ from typing import Any
 from opd.config.text import write_yaml
 from opd.errors import CancelledError, CheckpointError, DiskFullError, OutageError, RunFolderError
 from opd.files import check_writable, flush, lock, write_whole
+from student.run.progress import now
 from student.run.reading import read_recipe, read_steps
 from student.run.resume import check_resumable, check_steps
 from student.run.space import Space, is_full
@@ -178,9 +179,12 @@ class RunFolder:
             _write_atomically(until, before)
         _write_atomically(path, text)
 
-    def write_provenance(self, fleet: Mapping[str, Any]) -> None:
-        """Save versions, git revision, command line and fleet fingerprints."""
+    def write_provenance(self, fleet: Mapping[str, Any], device: str) -> None:
+        """Save when and where the run began, versions, git revision, command line and fleet fingerprints."""
         provenance = {
+            "started": now(),
+            "host": socket.gethostname(),
+            "device": device,
             "command": sys.argv,
             "python": sys.version.split()[0],
             "packages": {name: _version(name) for name in _PACKAGES},

@@ -29,6 +29,30 @@ def is_full(error: BaseException) -> bool:
     return any(f"(os error {number})" in told or f"[Errno {number}]" in told for number in _NO_SPACE)
 
 
+def tight(folder: Path, checkpoint: float, keep: int) -> str:
+    """A warning if the checkpoints of a run do not fit the disk, "" if they do.
+
+    Args:
+        folder: the run folder, which need not exist yet.
+        checkpoint: bytes of one checkpoint.
+        keep: checkpoints that are kept; while one is written, there is one more.
+    """
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return ""  # what cannot be asked is not said to be full
+    need = (keep + 1) * checkpoint
+    if need <= free:
+        return ""
+    return (
+        f"{keep + 1} checkpoints of {checkpoint / 1e9:.3g} GB need {need / 1e9:.3g} GB, but {place} has "
+        f"{free / 1e9:.3g} GB free; free space, lower train.keep_checkpoints, or choose another run folder"
+    )
+
+
 @contextmanager
 def drafted(draft: Path, what: str) -> Iterator[None]:
     """Own the folder `draft`, empty at first, which the block fills and then renames; remove it if the block fails.

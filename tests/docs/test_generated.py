@@ -96,7 +96,7 @@ def test_series_follow_the_naming_rules() -> None:
     assert len(rows) > 50
     for _, name, kind, _, text, _ in rows:
         series = name.strip(" `")
-        assert series.startswith(("opd_teacher_", "opd_student_", "process_")), series
+        assert series.startswith(("opd_teacher_", "opd_student_", "opd_build_", "process_")), series
         assert (kind.strip() == "counter") == series.endswith("_total"), series
         assert not series.endswith(("_ms", "_us", "_kb", "_percent")), series
         assert text.strip(), series

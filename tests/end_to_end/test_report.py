@@ -10,6 +10,7 @@ import pytest
 
 import student.report.page.page
 from student.job.session import train
+from student.report.page.page import write_report
 from student.report.telemetry import Telemetry
 from student.settings.recipe import Recipe
 
@@ -29,6 +30,26 @@ def test_a_run_leaves_its_report_with_exact_divergences_of_tokens(make_recipe: C
     assert sum(value for _, value, _ in exact["pieces"]) / exact["tokens"] == pytest.approx(exact["kl"], abs=2e-3)
     assert min(value for _, value, _ in exact["pieces"]) >= 0
     assert "<h1>run</h1>" in (recipe.run / "report.html").read_text()
+
+
+def test_the_report_is_written_anew_at_every_evaluation(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[dict[str, Any]] = []
+
+    def keep(run: Path) -> None:
+        write_report(run)
+        kept.append(json.loads((run / "report.json").read_text()))
+
+    monkeypatch.setattr("student.report.telemetry.keep_report", keep)
+    recipe = make_recipe(train={"steps": 2}, eval={"prompts": 4, "every": 1})
+    train(recipe)
+    assert [(twin["status"]["how"], twin["steps"], twin["evaluated"]) for twin in kept] == [
+        ("running", 0, 0),
+        ("running", 1, 1),
+    ]
+    assert kept[1]["before"]["accuracy"] == kept[0]["before"]["accuracy"]
+    assert {"started", "host", "device"} <= kept[0]["provenance"].keys()
 
 
 def test_a_run_that_fails_leaves_a_report_that_says_why(

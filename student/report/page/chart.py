@@ -14,6 +14,7 @@ COLOURS = 8
 """Colours of the page's style, --c0 ...; lines are dashed too, so that not colour alone tells them apart."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _FEW = 16
+_SIZES = {"T": 1e12, "G": 1e9, "M": 1e6}
 PALETTE = (
     "--c0:#2563c9; --c1:#c2410c; --c2:#15803d; --c3:#9333ea; --c4:#0e7490; --c5:#b91c5c; --c6:#854d0e; --c7:#475569;"
 )
@@ -38,8 +39,11 @@ def number(value: Any) -> str:
     """A figure for people, with four significant digits; what is not a number stays as it is."""
     if not is_number(value):
         return str(value or "unknown")
-    if value and not 1e-4 <= abs(value) < 1e7:
+    if value and not 1e-4 <= abs(value) < 1e15:
         return f"{value:.2e}"
+    for unit, size in _SIZES.items():
+        if abs(value) >= 10 * size:
+            return f"{value / size:.4g} {unit}"
     if abs(value) >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.4g}"

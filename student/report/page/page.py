@@ -15,6 +15,7 @@ from opd.files import as_bytes, write_out
 from opd.printable import printable
 from student.report.page.chart import COLOURS, PALETTE, STYLE, lines, number, stacks
 from student.report.page.read import read_run
+from student.run.progress import duration
 from student.run.reading import group, is_number, is_token
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _page(data: Mapping[str, Any], samples: Sequence[Any], most: int) -> str:
     """The page with these answers and at most `most` rows of each table."""
     problems = list(data["problems"])
     curves = [{**chart, "series": _first(chart["series"], most // 20, problems, "curves")} for chart in data["curves"]]
-    charts = [(chart, _made(partial(lines, chart), chart["title"], problems)) for chart in curves]
+    charts = [(chart, made(partial(lines, chart), chart["title"], problems)) for chart in curves]
     stages = dict(
         zip(data["stages"]["total"], _first(data["stages"]["total"], most // 20, problems, "stages"), strict=False)
     )
@@ -97,21 +98,18 @@ def _page(data: Mapping[str, Any], samples: Sequence[Any], most: int) -> str:
             "counters": dict(_first(list(data["fleet"]["counters"].items()), most, problems, "counters")),
         }
     width = most * _WIDTH  # characters of the longest text
-    return _template().render(
+    return template("page").render(
         data=shown,
         problems=problems,
         name=Path(data["run"]).name or data["run"],
-        samples=[_sample(sample) for sample in samples],
+        exchanges=exchanges(samples),
         left_out=len(data["samples"]) - len(samples),
         charts=charts,
-        stage_chart=_made(partial(stacks, bars, list(totals)), "the chart of times", problems) if totals else "",
-        recipe=_cut(_made(partial(write_yaml, data["recipe"], allow_unicode=True), "the recipe", problems), width),
-        facts=[(name, _cut(value, width)) for name, value in _facts(data)],
-        error=_cut(str(data["status"]["error"]), width),
-        colours=COLOURS,
-        palette=PALETTE,
-        chart_style=STYLE,
-        number=number,
+        stage_chart=made(partial(stacks, bars, list(totals)), "the chart of times", problems) if totals else "",
+        recipe=cut(made(partial(write_yaml, data["recipe"], allow_unicode=True), "the recipe", problems), width),
+        facts=[(name, cut(value, width)) for name, value in _facts(data)],
+        error=cut(str(data["status"]["error"]), width),
+        where=cut(_where(data), width),
     )
 
 
@@ -124,17 +122,18 @@ def _first(held: Collection[T], most: int, problems: list[str], what: str) -> li
 
 def _short(value: Any) -> Any:
     if isinstance(value, str):
-        return _cut(value, _NAME)
+        return cut(value, _NAME)
     if isinstance(value, dict):
         return {name: _short(one) for name, one in value.items()}
     return type(value)(map(_short, value)) if isinstance(value, list | tuple) else value
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """The text, or its first `width` characters and how many more there are."""
     return text if len(text) <= width else f"{text[:width]} ... ({len(text) - width:,} more characters)"
 
 
-def _made(make: Callable[[], str], what: str, problems: list[str]) -> str:
+def made(make: Callable[[], str], what: str, problems: list[str]) -> str:
     """A part of the page; "" if it cannot be made of what a stranger wrote, such as numbers too far apart to draw."""
     try:
         return make()
@@ -144,7 +143,8 @@ def _made(make: Callable[[], str], what: str, problems: list[str]) -> str:
 
 
 @cache
-def _template() -> "Template":
+def template(name: str) -> "Template":
+    """One of the page templates beside this file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
@@ -156,7 +156,10 @@ def _template() -> "Template":
         undefined=StrictUndefined,
         finalize=_printable,
     )
-    return environment.get_template("page.html.jinja")
+    environment.globals.update(
+        colours=COLOURS, palette=PALETTE, chart_style=STYLE, number=number, duration=duration, in_bytes=in_bytes
+    )
+    return environment.get_template(f"{name}.html.jinja")
 
 
 def _printable(value: Any) -> Any:
@@ -173,11 +176,11 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("folder", data["run"]),
         ("student", group(recipe, "model").get("path")),
         ("teachers", served or teachers.get("default")),
-        ("endpoints", _plain(teachers.get("endpoints"))),
-        ("objective", _plain(recipe.get("objective"))),
-        ("methods", _plain(recipe.get("methods"))),
-        ("rewards", _plain(recipe.get("rewards"))),
-        ("prompts", _plain({key: value for key, value in prompts.items() if value not in (None, {}, [])})),
+        ("endpoints", plain(teachers.get("endpoints"))),
+        ("objective", plain(recipe.get("objective"))),
+        ("methods", plain(recipe.get("methods"))),
+        ("rewards", plain(recipe.get("rewards"))),
+        ("prompts", plain(prompts)),
         ("rows per step", _product(rollout.get("prompts_per_step"), rollout.get("samples_per_prompt"))),
         ("longest response", rollout.get("max_new_tokens")),
         ("learning rate", train.get("learning_rate")),
@@ -189,12 +192,41 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts if value not in (None, "", [], {})]
 
 
-def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if value else ""
+def _where(data: Mapping[str, Any]) -> str:
+    """When the run went, where and for how long, and of when the page is."""
+    held = data["provenance"]
+    dates = " to ".join(str(date) for date in (held.get("started"), data["ended"]) if date)
+    took = duration(data["seconds"]) if data["seconds"] else ""
+    said = [str(part) for part in (dates, took, held.get("host"), held.get("device")) if part]
+    return " · ".join([*said, f"page written {data['written']}"])
+
+
+def plain(value: Any) -> str:
+    """Settings as one line, without those that say nothing."""
+    if isinstance(value, dict):
+        held = {key: plain(one) for key, one in value.items() if one not in (None, {}, [], "")}
+        return ", ".join(one if key in ("name", "") else f"{key}: {one}" for key, one in held.items())
+    return "; ".join(map(plain, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def _product(one: Any, other: Any) -> Any:
     return one * other if isinstance(one, int) and isinstance(other, int) and is_number(one * other) else None
+
+
+def in_bytes(value: float) -> str:
+    """A number of bytes for people."""
+    return f"{number(value / 1e6)} MB" if value >= 1e6 else f"{number(value)} bytes"
+
+
+def exchanges(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each prompt with its answers beside each other, as the templates show them, those of evaluations first."""
+    found: dict[Any, dict[str, Any]] = {}
+    for index, sample in enumerate(map(_sample, samples)):
+        trained = sample["label"] == "train"
+        same = index if sample["uid"] is None else (trained, str(sample["uid"]), sample["prompt"])
+        found.setdefault(same, {"prompt": sample["prompt"], "reference": sample["reference"], "answers": []})
+        found[same]["answers"].append(sample)
+    return list(found.values())
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +240,10 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         messages = [message for message in prompt if isinstance(message, dict)]
         prompt = "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
     return {
-        **{key: sample.get(key) for key in ("label", "step", "answer", "reference", "verdict", "reason", "reward")},
+        **{
+            key: sample.get(key)
+            for key in ("uid", "label", "step", "answer", "reference", "verdict", "reason", "reward")
+        },
         **{key: sample.get(key) for key in ("kl", "tokens", "domain", "teacher", "measure", "truncated")},
         "prompt": prompt,
         "pieces": [{**_token(piece), "notable": any(piece is one for one in notable)} for piece in pieces],

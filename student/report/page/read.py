@@ -6,6 +6,7 @@ from typing import Any
 
 from opd.errors import RunFolderError
 from student.report.shown import Figures, held, read_shown
+from student.run.progress import evaluations, now, seconds_of, status_of
 from student.run.reading import group, is_number, read_mapping, read_recipe, read_records, read_steps
 
 VERSION = 1
@@ -61,18 +62,22 @@ def read_run(path: Path) -> dict[str, Any]:
     samples = read_records(path / "samples.jsonl", problems)
     before, after = (_evaluation(summary.get(name)) for name in ("before", "after"))
     # A run that is running or was killed has no summary; as much as possible is taken from its steps instead.
+    measured = evaluations(metrics, summary)
     return {
         "report": VERSION,
         "run": str(path),
-        "status": _status(summary, ending, recipe),
+        "written": now(),
+        "ended": ending.get("ended"),
+        "status": status_of(path, metrics, summary, ending, group(recipe, "train").get("steps")),
         "recipe": recipe,
         "provenance": read_mapping(path / "provenance.json", problems, needed=False),
-        "before": before,
-        "after": after,
+        "before": before or (measured[0][1] if measured and measured[0][0] == 0 else None),
+        "after": after or (measured[-1][1] if measured and measured[-1][0] else None),
+        "evaluated": measured[-1][0] if measured else None,
         "steps": metrics[-1]["step"] if metrics else 0,
         "response_tokens": _number(summary.get("response_tokens"))
         or sum(r["response_tokens"] for r in metrics if is_number(r.get("response_tokens"))),
-        "seconds": _number(summary.get("seconds")),
+        "seconds": seconds_of(metrics, summary) or None,
         "curves": _curves(metrics, before, after, read_shown(path, problems)),
         "figures": _figures(metrics),
         "idle": _idle(metrics),
@@ -82,15 +87,6 @@ def read_run(path: Path) -> dict[str, Any]:
         "samples": _chosen(samples),
         "problems": problems,
     }
-
-
-def _status(summary: Mapping[str, Any], ending: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """How the run ended, with the error that stopped it."""
-    planned = group(recipe, "train").get("steps")
-    how = ending.get("how") or ("finished" if summary else "open")
-    if how == "finished" and not summary:
-        how = "open"
-    return {"how": how, "error": ending.get("error") or "", "planned": planned}
 
 
 def _number(found: Any) -> float | None:

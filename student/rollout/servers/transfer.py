@@ -15,11 +15,11 @@ import socket
 import threading
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from opd.errors import ConfigError, RolloutEngineError, one_line
+from opd.extras import require
 from student.rollout.servers.http import Connection, LostError
 
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ def check_transfer(recipe: Recipe, *, merged: bool) -> None:
             f"{said} sends whole weights, but with model.lora only the adapters are sent; set "
             "rollout.engine.merge_adapters: true, or rollout.engine.transfer: folder."
         )
-    if find_spec("vllm") is None:
-        raise ConfigError(
-            f"{said} needs vLLM beside the student, which is not installed; install it with pip install 'opd[vllm]', "
-            "or set rollout.engine.transfer: folder."
-        )
+    require(said, "vllm", "vllm", "set rollout.engine.transfer: folder")
 
 
 def check_sender(device: torch.device) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from opd.errors import ConfigError
+from opd.extras import require
 from student.rollout.engine import RolloutEngineSettings
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ def check_vllm(settings: VllmSettings, recipe: Recipe) -> None:
     Raises:
         ConfigError: if vLLM is not installed, lacks the student's family, or `options` has a key that opd sets itself.
     """
-    if find_spec("vllm") is None:
-        raise ConfigError(
-            "rollout.engine vllm needs vLLM, which is not installed; install it with pip install 'opd[vllm]' (on a "
-            "machine without a GPU, as scripts/engines.sh does), or set rollout.engine to {name: transformers}."
-        )
+    require("rollout.engine vllm", "vllm", "vllm", "set rollout.engine to {name: transformers}")
     ours = sorted(_OURS & settings.options.keys())
     if ours:
         raise ConfigError(f"rollout.engine.options.{ours[0]} is set by the engine itself; remove it.")

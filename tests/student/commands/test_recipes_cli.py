@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from opd.errors import ConfigError
 from student.commands.recipes_cli import app, recipe_files, title
 
-SHIPPED = Path(__file__).parents[3] / "examples" / "recipes"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SHIPPED = EXAMPLES / "recipes"
+FIRST = [path for path in sorted((EXAMPLES / "first-hour").glob("*/*")) if path.is_file()]
 
 
 def run(*arguments: str) -> str:
@@ -19,14 +21,17 @@ def run(*arguments: str) -> str:
 
 def test_every_recipe_is_listed_with_a_sentence() -> None:
     lines = run("list").splitlines()[1:]
-    assert {line.split()[0] for line in lines} == {path.stem for path in SHIPPED.glob("*.yaml")}
+    first = {str(path.relative_to(EXAMPLES)).removesuffix(".yaml") for path in FIRST}
+    recipes = {path.stem for path in SHIPPED.glob("*.yaml")}
+    assert {line.split()[0] for line in lines} == recipes | first | {"prepare_prompts.py"} and len(first) == 9
     assert all(len(line.split()) > 3 for line in lines)
 
 
 @pytest.mark.parametrize("name", list(recipe_files()))
-def test_a_recipe_is_shown_as_it_stands(name: str) -> None:
-    assert run("show", name) == (SHIPPED / f"{name}.yaml").read_text()
-    assert yaml.safe_load(run("show", name))["run"]
+def test_a_file_is_shown_as_it_stands(name: str) -> None:
+    path = recipe_files()[name]
+    assert run("show", name) == path.read_text()
+    assert path.suffix != ".yaml" or yaml.safe_load(run("show", name))["run"]
 
 
 def test_an_unknown_recipe_names_those_there_are() -> None:
@@ -36,3 +41,4 @@ def test_an_unknown_recipe_names_those_there_are() -> None:
 
 def test_the_title_is_the_first_sentence_of_the_comment() -> None:
     assert title("# One thing, v1.5 of it. Another.\n# More.\nrun: x\n") == "One thing, v1.5 of it"
+    assert title('{"about": "A card. More."}', ".json") == title('"""A card.\n\nMore."""', ".py") == "A card"

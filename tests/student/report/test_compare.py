@@ -1,11 +1,13 @@
 """Figures of a run beside another's, or beside what was expected."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from run_folders import folder
 from run_records import metrics_of
 from typer.testing import CliRunner
 
@@ -150,3 +152,38 @@ def test_the_figures_of_a_run_are_written_as_what_is_expected_of_the_next(run: P
 def test_a_band_without_a_file_to_write_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"--band .*--write FILE"):
         compare(run, band=0.1)
+
+
+def test_runs_stand_beside_each_other_on_a_page_of_their_own(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "one"), folder(tmp_path / "two", steps=20)
+    recipe = (two / "recipe.yaml").read_text().replace("learning_rate: 0.001", "learning_rate: 0.01")
+    (two / "recipe.yaml").write_text(recipe.replace("run: runs/first", "run: runs/second"))
+    page = tmp_path / "page.html"
+    compare(one, [two], html=page)
+    text = page.read_text()
+    assert not re.search(r"https?://|<script|@import", text) and "{{" not in text
+    cell = "<td><bdi>(.*?)</bdi></td>"
+    rows = re.findall(rf'<tr><th scope="row"><bdi>([\w.]+)</bdi></th>{cell}{cell}', text)
+    assert rows == [("train.learning_rate", "0.001", "0.01")], "what differs in the recipes, the folder aside"
+    assert text.index("Accuracy") < text.index("Loss by term") and "<b>&" not in text
+    (accuracy,) = re.findall(r"<title>Accuracy</title><desc>(.*?)</desc>", text)
+    assert accuracy == "one from 0.2 to 0.8; two from 0.2 to 0.4"
+    assert [len(re.findall("<h3>", group)) for group in re.findall(r'"answers">(.*?)</article>', text, re.S)] == [2, 2]
+
+
+def test_a_page_needs_two_runs_and_a_place(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least two run folders"):
+        compare(run, html=tmp_path / "page.html")
+    with pytest.raises(ConfigError, match="is a folder"):
+        compare(run, [run], html=tmp_path)
+
+
+def test_figures_and_differences_are_printed_as_one_json_object(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = folder(tmp_path / "other")
+    compare(run, [other], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [one["figures"]["eval/accuracy@10"] for one in found["runs"][1:]] == [0.2]
+    assert found["recipes"]["train.steps"] == [None, 40]
+    assert any("accuracy was first evaluated at different steps (run 0, other 10)" in one for one in found["problems"])

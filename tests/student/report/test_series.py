@@ -70,7 +70,10 @@ def test_every_series_has_a_help_text_and_a_legal_name() -> None:
     Series(registry).record(METRICS, {"rollout": 1.5})
     page = generate_latest(registry).decode()
     names = set(re.findall(r"^# HELP (\S+) \S+", page, re.M))
-    assert all(re.fullmatch(r"opd_student_[a-z0-9_]+", name) for name in names) and len(names) > 12
+    assert (
+        all(re.fullmatch(r"(opd_student|process)_[a-z0-9_]+|opd_build_info", name) for name in names)
+        and len(names) > 12
+    )
 
 
 @pytest.mark.parametrize("name", ["steps", "stage_seconds", "cost_tokens", "mode/tokens/a/b/c", "by_position/kl"])

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ports import held_port, listens
+from prometheus_client import generate_latest
 from rich.console import Console
+from run_folders import RECIPE
 
+from opd.config import parse_settings
 from opd.errors import PortInUseError
 from student.learning.objective import Objective
 from student.plugin.terms import Term, build_terms
@@ -102,7 +106,37 @@ def test_a_line_for_people_is_not_cut_into_pieces() -> None:
     out = io.StringIO()
     telemetry = Telemetry(None, 10, 0, Console(file=out, width=40))
     telemetry.log("evaluation [before]: " + "x" * 100)
-    assert out.getvalue() == "evaluation [before]: " + "x" * 100 + "\n"
+    when, said = out.getvalue()[:20], out.getvalue()[20:]
+    assert said == "evaluation [before]: " + "x" * 100 + "\n"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", when), "every line has its time"
+
+
+def test_a_run_says_first_what_runs_and_names_itself_to_prometheus() -> None:
+    out = io.StringIO()
+    telemetry = Telemetry(None, 10, 0, Console(file=out, width=40))
+    telemetry.introduce(parse_settings(Recipe, yaml.safe_load(RECIPE)), "cpu, 2 cores")
+    said = "trains models/student on cpu, 2 cores: opd, teachers at node1:7070, 40 steps of 16 rows, into runs/first"
+    assert said in out.getvalue()
+    page = generate_latest(telemetry.registry).decode()
+    assert re.search(r'^opd_student_info{objective="opd",run="runs/first",version=".*"} 1.0$', page, re.M)
+
+
+def test_where_logs_are_json_every_line_is_an_object_with_its_figures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("student.report.telemetry.is_json", lambda: True)
+    out = io.StringIO()
+    telemetry = Telemetry(None, 1, 0, Console(file=out, width=80))
+    with caplog.at_level("INFO"):
+        telemetry.start(0, {})
+        telemetry.step(1, METRICS, {"learn": 1.0})
+        telemetry.log("evaluation (after): accuracy 0.5")
+        telemetry.close()
+    assert out.getvalue() == "" and [record.getMessage()[:10] for record in caplog.records] == [
+        "step 1/1  ",
+        "evaluation",
+    ]
+    assert vars(caplog.records[0])["step"] == 1 and vars(caplog.records[0])["metrics"]["grad_norm"] == 12.25
 
 
 def test_a_run_that_learns_nothing_is_told_so_and_why() -> None:

@@ -13,9 +13,7 @@ from accelerate import PartialState
 from accelerate.tracking import TensorBoardTracker
 from waiting import wait_until
 
-from opd.errors import ConfigError
-from student.report import trackers
-from student.report.trackers import Trackers, check_trackers
+from student.report.trackers import Trackers
 from student.settings.trackers import TrackerSettings
 
 SAMPLE = {"step": 1, "label": "train", "prompt": "1+1=", "answer": "2", "verdict": "correct", "reward": 1.0, "kl": 0.5}
@@ -127,9 +125,3 @@ def test_a_tracker_that_cannot_start_costs_the_run_nothing(
     made, said = track("tensorboard", nonsense=1)
     go(made, tmp_path)
     assert made.failures == 1 and "nonsense" in said[0]
-
-
-def test_a_tracker_without_its_package_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'opd\[trackers\]'"):
-        check_trackers([TrackerSettings(name="wandb")])

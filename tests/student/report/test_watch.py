@@ -74,9 +74,37 @@ def test_teachers_are_read_from_the_runs_metrics(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
         thread.join(timeout=10)
-    assert "math" in text and "3 healthy" in text and "12,345" in text
+    assert "math" in text and "3 healthy" in text and "12,345" in text and "away for" not in text
     text = shown(View(run_folder(tmp_path / "gone", f"metrics_port: {server.server_port}\n")))
     assert "does not answer" in text
+
+
+def test_an_outage_stands_on_top_and_no_time_is_left_then(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    replicas = Gauge("opd_student_fleet_replicas", "n", ["teacher", "state"], registry=registry)
+    replicas.labels("math", "healthy").set(0)
+    replicas.labels("math", "dead").set(2)
+    Gauge("opd_student_fleet_down_seconds", "n", ["teacher"], registry=registry).labels("math").set(95)
+    server, thread = serve_metrics(registry, 0)
+    try:
+        path = run_folder(tmp_path / "run", f"metrics_port: {server.server_port}\n")
+        records(path, 1, 10)
+        text = shown(View(path))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+    head, alarm = text.splitlines()[:2]
+    assert "step 10/40" in head and "left" not in head
+    assert alarm == "teacher math has been away for 1 min: 2 dead"
+
+
+def test_a_run_that_was_killed_is_not_shown_as_one_that_goes(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run")
+    records(path, 1, 10)
+    (path / ".lock").touch()
+    head = shown(View(path)).splitlines()[0]
+    assert "killed" in head and "left" not in head
 
 
 def test_a_line_that_is_being_written_waits_and_a_resumed_run_is_read_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import ones
 
 from opd.errors import DiskFullError, OutputError, RunFolderError
 from student.run.folder import RunFolder
-from student.run.space import Space, drafted, is_full
+from student.run.space import Space, drafted, is_full, tight
 
 
 class Disk:
@@ -136,3 +136,10 @@ def test_a_draft_has_one_writer_and_a_taken_name_is_said(tmp_path: Path) -> None
     with pytest.raises(OutputError, match="written by another process"), drafted(draft, "model x"):
         draft.rename(done)
     assert [path.name for path in tmp_path.iterdir()] == ["done"] and (done / "weights").read_text() == "1"
+
+
+def test_checkpoints_that_do_not_fit_the_disk_are_told_of_before_the_first(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert tight(tmp_path / "none" / "run", 1e3, 2) == ""
+    said = tight(tmp_path / "none" / "run", free, 2)
+    assert said.startswith("3 checkpoints of") and str(tmp_path) in said and "train.keep_checkpoints" in said

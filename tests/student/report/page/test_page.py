@@ -128,6 +128,16 @@ def test_too_many_long_answers_are_left_out_and_said(tmp_path: Path, monkeypatch
     assert len(twin["samples"]) == 8
 
 
+def test_answers_to_one_prompt_stand_beside_each_other(tmp_path: Path) -> None:
+    trained = [{**answer(0, "train"), "step": 40}, {**answer(0, "train"), "step": 40}]
+    lines = [answer(i, label) for label in ("before", "after") for i in range(6)] + trained
+    page, _, text = made(folder(tmp_path / "run", samples=lines))
+    groups = re.findall(r'<div class="answers">(.*?)</article>', text, re.DOTALL)
+    assert [len(re.findall(r"<h3>", group)) for group in groups] == [2] * 7, "the step's two are of one prompt too"
+    assert all(group.index("before") < group.index("after") for group in groups[:6])
+    assert "3 more prompts" in page.text, "which are folded"
+
+
 def test_a_metric_that_a_term_names_has_a_chart_of_its_own_unless_another_shows_it(tmp_path: Path) -> None:
     path = folder(tmp_path / "run", steps=1)
     (path / "shown.json").write_text('{"mine": ["own/mine", "mine"], "skewed": ["skew_forward_kl"]}')
