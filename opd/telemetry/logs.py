@@ -110,3 +110,9 @@ def configure(
 def is_json() -> bool:
     """Whether all that this process says on standard error is JSON, as the user asked for."""
     return _all_json
+
+
+def line(message: str) -> bytes:
+    """One line of JSON for what a signal's handler says, past the locks of `logging`."""
+    record = logging.LogRecord("opd", logging.WARNING, "", 0, " ".join(message.split()), None, None)
+    return f"{JsonLines().format(record)}\n".encode()

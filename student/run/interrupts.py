@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from opd.errors import CancelledError
 from opd.signals import NOTICES, stop_signals
+from opd.telemetry import logs
 
 _ECHO_SECONDS = 3.0
 """A launcher forwards a signal that its ranks already had, as from a terminal: within this time it is the same one."""
@@ -139,7 +140,7 @@ class Interrupts:
     def _log(self, text: bytes) -> None:
         if self._speaks:
             with contextlib.suppress(OSError):
-                os.write(2, text)
+                os.write(2, logs.line(text.decode()) if logs.is_json() else text)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -51,3 +51,8 @@ def test_a_stream_of_json_holds_nothing_else(stream: io.StringIO) -> None:
     assert [line["level"] for line in lines] == ["warning", "warning", "info"]
     assert "FutureWarning" in lines[1]["message"] and lines[2]["step"] == 1 and "time" in lines[2]
     assert logs.is_json()
+
+
+def test_what_a_handler_of_signals_says_is_a_line_of_json_too() -> None:
+    said = logs.line("\nstopping;\nsaved\n")
+    assert json.loads(said)["message"] == "stopping; saved" and said.count(b"\n") == 1
