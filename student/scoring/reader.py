@@ -79,7 +79,7 @@ class Reader:
             self._continues[chat] = before.endswith(" ") or self.words.text(np.array(last)).tobytes() != b" x"
         return not self._continues[chat]
 
-    def read(self, data: bytes, *, spaced: bool, last: bool) -> tuple[Ints, Ints, int]:
+    def read(self, data: bytes, *, spaced: bool, last: bool) -> tuple[Ints, Ints]:
         """Encode bytes of a response.
 
         Args:
@@ -88,7 +88,7 @@ class Reader:
             last: whether they end the response, so that a cut character is left out.
 
         Returns:
-            [U] ids, [U] the offsets at which they end, and how many of the bytes they cover.
+            [U] ids, -1 for bytes that it cannot read, and [U] the offsets at which they end.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         text = decoder.decode(data, final=not last)
@@ -96,20 +96,14 @@ class Reader:
         for odd, part in enumerate(_INVALID.split(text)):
             raw = part.encode("utf-8", "surrogateescape")
             if odd % 2:
-                found = self.words.bytewise[np.frombuffer(raw, np.uint8)]
-                known = int((found < 0).argmax()) if (found < 0).any() else len(found)
-                ids.append(found[:known])
-                ends.append(done + 1 + np.arange(known))
-                done += known
-                if known < len(found):
-                    break
-            elif raw:
-                found, offsets = self._tokens(part, raw, spaced=spaced)
-                ids.append(found)
-                ends.append(done + offsets)
-                done += len(raw)
-            spaced = False
-        return np.concatenate(ids), np.concatenate(ends), done
+                found, offsets = self.words.bytewise[np.frombuffer(raw, np.uint8)], 1 + np.arange(len(raw))
+            else:
+                found, offsets = self._tokens(part, raw, spaced=spaced) if raw else (_NONE, _NONE)
+            ids.append(found)
+            ends.append(done + offsets)
+            done += len(raw)
+            spaced &= not raw
+        return np.concatenate(ids), np.concatenate(ends)
 
     def _tokens(self, text: str, raw: bytes, *, spaced: bool) -> tuple[Ints, Ints]:
         """The ids of a text, and the byte offsets at which they end."""

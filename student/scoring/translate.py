@@ -5,8 +5,8 @@
     stop        the token that ends the student's response becomes the one with which the teacher ends its own
     special     other special tokens become those of the same text; the teacher does not read what it does not have
 
-Bytes that are not UTF-8 become the teacher's single-byte tokens; a character that the length limit has cut, and all
-from the first byte on that the teacher cannot read, is left out. If both tokenizers have the same pieces under other
+Bytes that are not UTF-8 become the teacher's single-byte tokens; it does not read those that it lacks, nor a character
+that the length limit has cut. If both tokenizers have the same pieces under other
 numbers, the ids are renumbered instead, and so keep the student's own choice of tokens.
 """
 
@@ -147,33 +147,34 @@ class Translator:
         ids, starts, ends = self._encoded(mine, events, numbers, opens=opens, skip=int(spaced))
         widths = np.where(events, 1, sizes)  # an event takes a place of its own
         span, of = group(np.cumsum(widths), ends)
-        at = boundaries(np.cumsum(widths) - widths, starts)
+        # What it does not read, or reads as unknown, has no log-prob; of a span, all or nothing is compared.
+        read = ids >= 0
+        span = np.where(np.isin(span, of[~read | (ids == self.teacher.unknown)]), -1, span)
+        at = boundaries(np.cumsum(widths) - widths, starts[read])
         if spaced != opens:  # first tokens with a space and without are different tokens
             at[0] = -1
-        unknown = of[ids == self.teacher.unknown]
-        span = np.where(np.isin(span, unknown) | (events & (numbers < 0)), -1, span)
-        return ids, np.where(np.isin(of, span), of, -1), span, at, sizes
+        return ids[read], np.where(np.isin(of, span), of, -1)[read], span, at, sizes
 
     def _encoded(
         self, mine: Ints, events: NDArray[np.bool_], numbers: Ints, *, opens: bool, skip: int
     ) -> tuple[Ints, Ints, Ints]:
-        """The teacher's ids, and where they start and end: offsets in the text, counting one for each event."""
+        """The teacher's ids, -1 for what it cannot read, and where they start and end.
+
+        Offsets are those in the text, where each event counts as one byte.
+        """
         ids, starts, ends, done = [_NONE], [_NONE], [_NONE], 0
         for start, end in _runs(events):
             data = self.student.words.text(mine[start:end]).tobytes()[skip if not start else 0 :]
-            found, offsets, covered = self.teacher.read(data, spaced=opens and not start, last=end == len(mine))
+            found, offsets = self.teacher.read(data, spaced=opens and not start, last=end == len(mine))
             ids.append(found)
             starts.append(done + np.append(0, offsets)[: len(offsets)])
             ends.append(done + offsets)
             done += len(data)
-            if covered < len(data):
-                break
             if end < len(mine):
+                ids.append(numbers[end : end + 1])
+                starts.append(np.array([done]))
                 done += 1
-                if numbers[end] >= 0:
-                    ids.append(numbers[end : end + 1])
-                    starts.append(np.array([done - 1]))
-                    ends.append(np.array([done]))
+                ends.append(np.array([done]))
         return np.concatenate(ids), np.concatenate(starts), np.concatenate(ends)
 
     def _longest(self) -> Ints:
