@@ -124,7 +124,7 @@ RAPO | objectives `rapo_kl`, `entropy_bonus`
 GUI-Libra | modifier `sngs`, objective `asft`
 SELF | strategy `self_interference`
 Noisy-verifier corrections | reward `noisy_verifier` (backward), advantage `noisy_forward`, reward `appeals`
-CodeV-R1 (adaptive DAPO) | strategy `adaptive_oversampling`
+CodeV-R1 | strategy `adaptive_oversampling`; `data round-trip` of the command line, with its tests, for Python
 RoRecomp | strategy `rorecomp`
 Dr. MAS | advantage `dr_mas`; `group: [uid, agent]` of any estimator where agents have rows of their own
 Direct Advantage PO | objective `dapo_direct`, method `critic`

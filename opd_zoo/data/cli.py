@@ -1,9 +1,10 @@
-"""`opd data`: prepares tables of prompts offline: lineage, decontamination, hints, corrections.
+"""`opd data`: prepares tables of prompts offline: lineage, decontamination, hints, corrections, programs.
 
 opd data decontaminate prompts.jsonl --against math500.jsonl --against aime.jsonl --out clean.jsonl
 opd data trace prompts.jsonl --source gsm8k.jsonl --source math.jsonl --out traced.jsonl
 opd data hints problems.jsonl --endpoint http://host:8000/v1 --model student --out hinted.jsonl
 opd data intervene attempts.jsonl --endpoint http://host:8000/v1 --model student --out corrected.jsonl
+opd data round-trip programs.jsonl --endpoint http://host:8000/v1 --model coder --out problems.jsonl
 
 Tables are read and written row by row, and answers of models are kept in `--cache`, so a command that was interrupted
 goes on where it stopped when it is started again. Each says what it dropped and why.
@@ -160,15 +161,44 @@ def intervene(
     cache: Cache = None,
 ) -> None:
     """Turn wrong attempts into corrections of their first mistake: rows with prompt, solution and attempt."""
-    from opd.tasks.chat import ChatFailed
-    from opd_zoo.data.intervene import NotIntervened, intervened
+    from opd_zoo.data.intervene import intervened
 
-    client, dropped = _client(endpoint, model, cache, max_tokens=tokens), Counter[str]()
+    client = _client(endpoint, model, cache, max_tokens=tokens)
+    _made(prompts, out, lambda row: intervened(row, client, mark=mark, whole=whole))
+
+
+@app.command()
+def round_trip(
+    programs: Annotated[Path, typer.Argument(metavar="PROGRAMS.jsonl", help="Table of Python programs, column code.")],
+    endpoint: Endpoint,
+    model: Model,
+    out: Out = Path("problems.jsonl"),
+    count: Annotated[int, typer.Option("--count", min=2, help="Number of inputs of the tests of a program.")] = 8,
+    least: Annotated[int, typer.Option("--least-inputs", min=2, help="Minimum number on which it must work.")] = 3,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Seconds that one program may run.")] = 10.0,
+    tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum tokens of the model's answers.")] = 4096,
+    cache: Cache = None,
+) -> None:
+    """Make problems with tests from programs, and keep those from whose words the model writes the program again."""
+    from opd.tasks.code import CodeVerifier
+    from opd_zoo.data.round_trip import round_tripped
+
+    client, verifier = _client(endpoint, model, cache, max_tokens=tokens), CodeVerifier(seconds)
+    _made(programs, out, lambda row: round_tripped(row, client, verifier, count=count, least=least))
+
+
+def _made(table: Path, out: Path, make: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write what is made of each row, and say of which rows nothing was."""
+    from opd.tasks.chat import ChatFailed
+    from opd.tasks.rows import file_rows
+    from opd_zoo.data.intervene import NotMade
+
+    dropped: Counter[str] = Counter()
     with _writing(out) as write:
-        for row, _ in _rows(prompts, "prompt"):
+        for _, row in file_rows(table):
             try:
-                write(intervened(row, client, mark=mark, whole=whole))
-            except NotIntervened as reason:
+                write(make(dict(row)))
+            except NotMade as reason:
                 dropped[str(reason)] += 1
             except ChatFailed:
                 dropped["the model did not answer"] += 1

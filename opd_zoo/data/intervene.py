@@ -28,7 +28,7 @@ Find the first wrong step and write what should stand in its place, one step and
 {"step": number, "correction": "..."}"""
 
 
-class NotIntervened(Exception):
+class NotMade(Exception):
     """Nothing was made of a row; the message says why in a few words."""
 
 
@@ -51,24 +51,24 @@ def intervened(
         question: what the model is asked, made of {prompt}, {solution} and {steps}.
 
     Raises:
-        NotIntervened: if a column is missing, or the model names no step of the attempt.
+        NotMade: if a column is missing, or the model names no step of the attempt.
         ChatFailed: if the model gave no answer.
     """
     texts = {name: row.get(name) for name in ("prompt", "solution", "attempt")}
     missing = [name for name, text in texts.items() if not isinstance(text, str) or not text.strip()]
     if missing:
-        raise NotIntervened(f"no text in column {missing[0]}")
+        raise NotMade(f"no text in column {missing[0]}")
     steps = steps_of(str(texts["attempt"]), mark)
     numbered = "\n".join(f"{k}. {step.strip()}" for k, step in enumerate(steps, 1))
     text = filled(question, {**{name: str(text) for name, text in texts.items()}, "steps": numbered})
     said = object_in(client.ask([{"role": "user", "content": text}])) or {}
     place, correction = said.get("step"), said.get("correction")
     if not isinstance(place, int) or not 1 <= place <= len(steps):
-        raise NotIntervened("the model names no step of the attempt")
+        raise NotMade("the model names no step of the attempt")
     if not isinstance(correction, str) or not correction.strip():
-        raise NotIntervened("the model gives no correction")
+        raise NotMade("the model gives no correction")
     if correction.strip() == steps[place - 1].strip():
-        raise NotIntervened("the correction is the wrong step")
+        raise NotMade("the correction is the wrong step")
     before, prompt = "".join(steps[: place - 1]), str(texts["prompt"])
     kept = {name: value for name, value in row.items() if name not in ("prompt", "answer", "attempt")}
     made = (

@@ -107,3 +107,41 @@ def test_a_table_without_prompts_is_refused_and_nothing_is_left_behind(
     bench, bad = table("bench.jsonl", [{"prompt": "a"}]), table("p.jsonl", [{"question": "b"}])
     result = CliRunner().invoke(app, ["decontaminate", bad, "--against", bench, "--out", str(tmp_path / "out.jsonl")])
     assert "--prompt-column" in str(result.exception) and not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_program_is_kept_where_its_words_lead_back_to_it(
+    tmp_path: Path, table: Callable[..., str], server: Server
+) -> None:
+    programs = {
+        "double": "print(2 * int(input()))",
+        "crash": "print(1 / 0)  # crash",
+        "constant": "input(); print('constant')",
+        "lossy": "print(3 * int(input()))  # lossy",
+    }
+
+    def says(path: str, body: Any) -> Any:
+        text = body["messages"][0]["content"]
+        if "JSON alone" in text:
+            said = json.dumps({"inputs": ["1", "2", "x", "30", "2"]})
+        elif "Write a Python program" in text:
+            said = "Here:\n```python\nprint(0)\n```\nor rather\n```python\nn = int(input())\nprint(n + n)\n```"
+        else:
+            said = "Read a number and print twice of it."
+        return {"choices": [{"message": {"content": said}}]}
+
+    server.say = says
+    rows = [{"code": code, "from": name} for name, code in programs.items()]
+    options = ["--endpoint", f"{server.url}/v1", "--model", "m"]
+    kept, told = ran(tmp_path, "round-trip", table("p.jsonl", [*rows, {"text": "none"}]), *options)
+    (row,) = kept
+    assert (
+        row["from"] == "double" and row["prompt"].startswith("Read a number") and row["solution"] == programs["double"]
+    )
+    assert [(test["input"], test["output"].strip()) for test in row["tests"]] == [("1", "2"), ("2", "4"), ("30", "60")]
+    for reason in (
+        "the program works on too few of the inputs: 1",
+        "all outputs are equal: 1",
+        "the program written from the words does something else: 1",
+        "no text in column code: 1",
+    ):
+        assert reason in told
