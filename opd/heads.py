@@ -45,11 +45,6 @@ def scale_and_cap(config: Any) -> tuple[float, float]:
     return scale, float(cap)
 
 
-def caps_attention(config: Any) -> bool:
-    """Whether a transformers text config soft-caps attention logits (Gemma 2), which sdpa silently ignores."""
-    return bool(getattr(config, "attn_logit_softcapping", None))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
     """The head of a language model: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) for V ids.

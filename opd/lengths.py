@@ -1,9 +1,9 @@
 """Lengths at which a model may change: those that its config states, and, by trial, where its positions do.
 
-A config states lengths under many names: positions, windows, chunks. They are taken as guesses of where to try a model.
+A config may state a length under any name, so each of its numbers is taken as a guess of where to try a model.
 """
 
-import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LENGTHS = r"window|position|chunk|conv|block|length|seq_len|context|n_ctx"
-"""Names in configs that may stand for a number of tokens; a length too many costs a few forward passes."""
-POSITIONS = r"position|seq_len|n_ctx|context|model_max_length"
-"""Names in configs that may stand for a number of positions."""
 _SPANS = (4, 1024)
 """Numbers of first positions in which a change is looked for."""
+_PAST = 4
+"""Lengths past the end of a table that are tried as well."""
 _MOST = (
     *("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_length", "max_seq_len"),
     *("model_max_length", "context_length", "max_context_length", "seq_length", "n_ctx", "max_target_positions"),
@@ -25,15 +23,27 @@ _MOST = (
 """Names of the number of positions that a model was made for; the first that a config has counts."""
 
 
-def stated(config: Any, pattern: str = LENGTHS) -> set[int]:
-    """The numbers in a transformers config, at any depth, whose names match `pattern`."""
-    return _stated(config.to_dict(), pattern, "")
+def stated(config: Any) -> set[int]:
+    """The numbers in a transformers config, at any depth, whatever they are called."""
+    return set(_stated(config.to_dict()))
 
 
-def _stated(value: Any, pattern: str, name: str) -> set[int]:
+def _stated(value: Any) -> Iterable[int]:
     if isinstance(value, dict):
-        return {found for key, one in value.items() for found in _stated(one, pattern, str(key))}
-    return {value} if isinstance(value, int) and not isinstance(value, bool) and re.search(pattern, name) else set()
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return [found for one in value for found in _stated(one)]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else []
+
+
+def within(lengths: Iterable[int], tokens: float) -> list[int]:
+    """The longest of `lengths` that have at most `tokens` in all, ascending: what a bound on a trial's cost leaves."""
+    chosen: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        if length <= tokens:
+            chosen.append(length)
+            tokens -= length
+    return chosen[::-1]
 
 
 def most_positions(config: Any) -> int | None:
@@ -41,6 +51,42 @@ def most_positions(config: Any) -> int | None:
     text = config.get_text_config()
     found = (getattr(text, name, None) for name in _MOST)
     return next((most for most in found if isinstance(most, int) and not isinstance(most, bool) and most > 1), None)
+
+
+@torch.no_grad()
+def positions_end(model: "PreTrainedModel", longest: int, whole: float) -> int | None:
+    """Find by trial the longest row that a model on a CPU has positions for; None if it takes `longest` tokens.
+
+    A table of positions ends in an error, which only a CPU reports in a way that can be caught.
+
+    Args:
+        model: a causal language model, or its base.
+        longest: the longest row to try.
+        whole: rows of up to so many tokens are run whole, and of longer ones two tokens, the last one at their end.
+    """
+    if _takes(model, longest, whole):
+        return None
+    least, beyond = 1, longest
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if _takes(model, middle, whole) else (least, middle)
+    if least <= whole < beyond:  # nothing but the way of trying made the difference: it refuses gaps between positions
+        return None
+    # A model that takes only some lengths, such as whole chunks, has no end there.
+    return None if any(_takes(model, n, whole) for n in range(beyond, min(beyond + _PAST, longest))) else least
+
+
+def _takes(model: "PreTrainedModel", tokens: int, whole: float) -> bool:
+    inputs: dict[str, Any] = {"input_ids": torch.ones((1, tokens if tokens <= whole else 2), dtype=torch.long)}
+    if tokens > whole:
+        inputs["position_ids"] = torch.tensor([[0, tokens - 1]])
+    try:
+        model(**inputs, use_cache=False)
+    except (IndexError, RuntimeError, ValueError):
+        return False
+    except TypeError:  # it takes no positions
+        return True
+    return True
 
 
 class Turn(NamedTuple):

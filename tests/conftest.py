@@ -1,10 +1,11 @@
 """Fixtures that several packages share: the test world, built once per run, and real server processes."""
 
 import gc
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     def start(*flags: str) -> Server:
         folder = tmp_path_factory.mktemp("server")
         port_file, log = folder / "ports", folder / "log"
-        command = [sys.executable, "-m", "teacher_server", *flags, "--device", "cpu", "--port", "0"]
+        command = [sys.executable, "-m", "teacher_server", *flags, *_on_cpu(flags), "--port", "0"]
         command += ["--metrics-port", "0", "--threads", "1", "--port-file", str(port_file)]
         process = forked.Program(command, log=log)
         started.append(process)
@@ -191,6 +192,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         process.kill()
     for process in started:
         process.wait(timeout=120)
+
+
+def _on_cpu(flags: Sequence[str]) -> list[str]:
+    """The flag that keeps an engine on the CPU; none for one that takes no device, as its models run elsewhere."""
+    from teacher_server.engines import ENGINES
+
+    name = flags[flags.index("--engine") + 1] if "--engine" in flags else "transformers"
+    return ["--device", "cpu"] if "device" in inspect.signature(ENGINES.load(name)).parameters else []
 
 
 @pytest.fixture

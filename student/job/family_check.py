@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from opd.attention import keep_scores
 from opd.pretrained import read_config
 from student.data.needs import LOCAL_MODELS, REFERENCE, TEACHER
 from student.job.plugins import Plugins
-from student.model.model import Student, Weights, attention_of, check_head
+from student.model.model import Student, Weights, check_head
 from student.model.sibling import sibling
 from student.rollout.engine import TransformersRollout
 from student.rollout.row_length import check_length
@@ -21,9 +22,10 @@ def check_family(plugins: Plugins, settings: ModelSettings, weights: Weights) ->
         ConfigError: if the student has no head or an unknown one, or cannot be decoded.
     """
     config = read_config(weights.base, revision=weights.revision)
-    lm = sibling(config, attention_of(settings.attention, config.get_text_config()))
+    lm = sibling(config, settings.attention)
     if lm is None:
         return
+    keep_scores(lm, settings.attention, "model.attention")
     check_head(Student(lm), weights.base)
     if type(plugins.engine) is TransformersRollout:
         from student.rollout.batches import check_batches

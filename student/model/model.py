@@ -24,8 +24,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from opd import maths
 from opd.adapters import adapter_settings, fold_adapter, is_adapter, split_adapter
+from opd.attention import keep_scores
 from opd.errors import ConfigError, OpdError, one_line
-from opd.heads import OutputHead, caps_attention, scale_and_cap
+from opd.heads import OutputHead, scale_and_cap
 from opd.maths import TokenScores
 from opd.maths.linear.divergence import gathered
 from opd.model_path import refuse_missing
@@ -132,12 +133,12 @@ def load_student(
         UnavailableError: if the hub cannot be reached for it.
     """
     config = read_config(path, revision=revision)
-    attention = attention_of(attention, config.get_text_config())
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     quantized = lora is not None and lora.quantize is not None
     if quantized:
         extra["quantization_config"] = four_bits(getattr(torch, dtype))
     model = read_causal_lm(path, config=config, revision=revision, dtype=getattr(torch, dtype), **extra)
+    keep_scores(model, attention, "model.attention")
     if quantized:
         keep_layout(model)
     if model.can_generate():
@@ -153,23 +154,6 @@ def load_student(
     student = Student(model, starts_at_base=lora is not None and lora.start is None, dropout=dropout)
     check_head(student, path)
     return student
-
-
-def attention_of(name: str | None, config: Any) -> str | None:
-    """The attention implementation to load a model of text config `config` with, where the recipe has `name`.
-
-    Raises:
-        ConfigError: if that would drop a soft-cap on attention logits.
-    """
-    if name not in (None, "sdpa"):
-        return name
-    if not caps_attention(config):
-        return name
-    if name == "sdpa":
-        raise ConfigError(
-            "model.attention is sdpa, which ignores this model's soft-cap on attention logits; set it to eager."
-        )
-    return "eager"
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:

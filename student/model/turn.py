@@ -7,6 +7,8 @@ from transformers import PreTrainedModel
 from opd.lengths import most_positions, position_turn
 from student.model.sibling import sibling
 
+_UNSTATED = 8192
+"""Positions that a model is taken to be made for if its config states none."""
 _known: WeakKeyDictionary[PreTrainedModel, int | None] = WeakKeyDictionary()
 
 
@@ -18,8 +20,8 @@ def turn_of(lm: PreTrainedModel) -> int | None:
     tried on the CPU; its float32 also shows what half precision would round away.
     """
     if lm not in _known:
-        most = most_positions(lm.config)
+        most = most_positions(lm.config) or _UNSTATED
         tried = lm if lm.device.type in ("cpu", "meta") else sibling(lm.config)
-        turn = None if most is None or tried is None else position_turn(tried, 2 * most)
+        turn = None if tried is None else position_turn(tried, 2 * most)
         _known[lm] = None if turn is None else turn.length
     return _known[lm]

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import torch
 from transformers import PreTrainedModel
 
 from opd.errors import ConfigError
-from opd.lengths import POSITIONS, most_positions, position_turn, stated
+from opd.lengths import most_positions, position_turn, positions_end
 from opd.pretrained import read_config
 from student.model.model import Weights
 from student.model.sibling import sibling
@@ -15,6 +14,8 @@ from student.settings.recipe import Recipe
 
 _LONGEST_PASS = 8192
 """Beyond so many tokens, only the last position is tried instead of a whole row."""
+_CHEAP = 1e10
+"""Parameters times tokens of a pass that takes less than a second."""
 
 
 def check_length(recipe: Recipe, weights: Weights, prompt: int, name: str) -> Iterator[str]:
@@ -34,33 +35,22 @@ def check_length(recipe: Recipe, weights: Weights, prompt: int, name: str) -> It
     """
     longest = recipe.rollout.longest_sequence(prompt)
     config = read_config(weights.base, revision=weights.revision)
-    limits = sorted(limit for limit in stated(config, POSITIONS) if 1 < limit < longest)
-    lm = sibling(config) if limits else None
-    for limit in limits:
-        if lm is not None and _takes(lm, limit) and not _takes(lm, limit + 1):
-            said = too_long(recipe, longest, name, f"model {weights.base!r}", limit)
-            raise ConfigError(f"{said}, or use one with more positions.")
+    most, lm = most_positions(config), sibling(config)
+    limit = None if lm is None else positions_end(lm, longest, _whole(lm, longest, most))
+    if limit is not None:
+        said = too_long(recipe, longest, name, f"model {weights.base!r}", limit)
+        raise ConfigError(f"{said}, or use one with more positions.")
     turn = None if lm is None else position_turn(lm, longest)
     if turn is not None and not turn.settles:
         said = too_long(recipe, longest, name, f"model {weights.base!r}", turn.length)
         raise ConfigError(f"{said}, because the positions of longer rows depend on their length, or use another.")
-    most = most_positions(config)
-    if most in limits:
+    if most is not None and most < longest:
         yield (
             f"rollouts may have {longest} tokens ({name} + rollout.max_new_tokens), more than the {most} that model "
             f"{weights.base!r} was made for; its answers may be worse beyond them"
         )
 
 
-@torch.no_grad()
-def _takes(lm: PreTrainedModel, tokens: int) -> bool:
-    """Whether the model has positions for so many tokens."""
-    try:
-        if tokens <= _LONGEST_PASS:
-            lm(torch.ones((1, tokens), dtype=torch.long), use_cache=False)
-        else:
-            at = torch.tensor([[0, tokens - 1]])
-            lm(torch.ones_like(at), position_ids=at, use_cache=False)
-    except (IndexError, RuntimeError, ValueError):
-        return False
-    return True
+def _whole(lm: PreTrainedModel, longest: int, most: int | None) -> float:
+    """The longest row to run whole: any, if rows are longer than the model was made for; otherwise a cheap one."""
+    return _LONGEST_PASS if most is not None and most < longest else _CHEAP / sum(p.numel() for p in lm.parameters())

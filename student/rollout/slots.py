@@ -290,7 +290,7 @@ def head_of(model: PreTrainedModel, valid_vocab: int) -> OutputHead:
 def takes_slots(model: PreTrainedModel, longest: int) -> bool:
     """Whether slots reproduce this model in rows of up to `longest` tokens, as found by trial."""
     if model.config._attn_implementation not in ("sdpa", "eager") or model.base_model is model:
-        return False  # only these take the mask of `Place`
+        return False  # the kernels of others fail on the mask of `Place`, on a GPU in a way that ends the process
     # A trial of random tokens may miss a window: what it cuts off may weigh next to nothing.
     if any(getattr(layer, "sliding_window", longest) < longest for layer in DynamicCache(config=model.config).layers):
         return False

@@ -1,8 +1,9 @@
 """Trials: does a model that is decoded token by token give what one pass over the whole row gives?
 
-A trial decodes the last tokens of two short rows with a cache and compares them with whole passes. Where the config
-states a length (a sliding window, a chunk, the positions of the first training), the cache or the positions may change
-there, so the trial is repeated across it, up to the longest row that is to be decoded.
+A trial decodes the last tokens of two short rows with a cache and compares them with whole passes. At a length that
+the config states, under whatever name (a sliding window, a chunk, the positions of the first training), the cache or
+the positions may change, so the trial is repeated across each of its numbers, up to the longest row that is to be
+decoded. A number that means something else costs a few forward passes.
 
 What is found is kept for a model while its process lives, and not on disk: for a random model of 135M parameters the
 short trial takes 0.9 s with slots and 1.4 s with batches on one thread of a processor, less than reading its weights.
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opd.lengths import stated
+from opd.lengths import stated, within
 
 STEPS = 4
 _SHORT = 5
+_ROWS = 2
 
 
 class Crossing(NamedTuple):
@@ -40,9 +42,12 @@ class Rows(NamedTuple):
 
 
 def crossings(model: PreTrainedModel, longest: int) -> list[Crossing]:
-    """Where to try: across a short length, and across those that the config states below `longest`."""
-    found = {n for n in stated(model.config) if _SHORT < n < longest}
-    beyond = [Crossing(n, max(n + 2, min(n + 2 * STEPS, longest))) for n in sorted(found)]
+    """Where to try: across a short length, and across those below `longest` that the config states.
+
+    These have no more than some rows' tokens in all; what is left out then are short ones.
+    """
+    found = within((n for n in stated(model.config) if _SHORT < n < longest), _ROWS * longest)
+    beyond = [Crossing(n, min(n + 2 * STEPS, longest)) for n in found]
     return [Crossing(_SHORT, _SHORT + 2), *beyond]
 
 

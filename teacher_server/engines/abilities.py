@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from opd.errors import ConfigError
 from opd.heads import OutputHead
-from opd.lengths import most_positions, position_turn, stated
+from opd.lengths import most_positions, position_turn, positions_end, stated, within
 from opd.wire.types import ScoreItem
 from teacher_server.engines.backbone import Backbone, shareable
 
 _log = logging.getLogger(__name__)
+_FLASH = "flash_attention_2"
 _UNSTATED = 1 << 20
 _BEYOND = 9
 _LONGEST = 8192
@@ -51,6 +53,24 @@ def check_head(model: nn.Module, backbone: Backbone, head: OutputHead, name: str
             f"model {name} of family {family!r} turns hidden states into logits in a way the transformers engine does "
             f"not reproduce (relative error {gap:.2g}); serve it with another engine."
         )
+
+
+def speed_attention(model: Any, backbone: Backbone, head: OutputHead) -> None:
+    """Let the model run with flash attention if it is installed and gives the hidden states that the model has now."""
+    # Where it is not, transformers would fetch and run a kernel from the hub.
+    if not is_flash_attn_2_available():
+        return
+    items, usual = _items(head.vocab_size), model.config._attn_implementation
+    own = torch.cat([backbone.alone(item) for item in items])
+    try:
+        model.set_attn_implementation(_FLASH)
+        gap = _gap(own, torch.cat([backbone.alone(item) for item in items]))
+        reason = "" if gap <= _tolerance(head) else f"it changes hidden states by {gap:.2g}"
+    except Exception as error:  # a model, a dtype or a device may refuse it with any exception
+        reason = str(error)
+    if reason:
+        _log.warning("attention stays %s, because %s was tried: %s", usual, _FLASH, reason)
+        model.set_attn_implementation(usual)
 
 
 def find_abilities(
@@ -95,7 +115,12 @@ def find_positions(config: Any, backbone: Backbone) -> tuple[int, int | None]:
     """The most tokens that a model takes, and the length beyond which rows share no forward pass with shorter ones."""
     base: Any = backbone.model
     most = most_positions(config)
-    turn = None if most is None else position_turn(base, most)
+    # A table of positions may end anywhere if the config states no number, which only a CPU survives to report.
+    if most is None and backbone.device.type == "cpu":
+        most = positions_end(base, _LONGEST, _affordable(backbone))
+        turn = position_turn(base, most or _LONGEST)
+    else:
+        turn = None if most is None else position_turn(base, most)
     return most or _UNSTATED, None if turn is None else turn.length
 
 
@@ -107,9 +132,13 @@ def lengths_to_try(config: Any, backbone: Backbone, most: int) -> list[int]:
         backbone: the base model.
         most: most tokens of a row that may share a forward pass with others.
     """
-    flops = 10 * sum(parameter.numel() for parameter in backbone.model.parameters())  # of a token in five rows
-    affordable = (5e11 if backbone.device.type == "cpu" else 3e15) / max(1, flops)
-    return sorted(n for n in stated(config) if 4 < n <= min(most - _BEYOND, _LONGEST, affordable))
+    return within((n for n in stated(config) if 4 < n <= min(most - _BEYOND, _LONGEST)), _affordable(backbone))
+
+
+def _affordable(backbone: Backbone) -> float:
+    """Tokens that five rows may have each in trials that take seconds."""
+    flops = 10 * sum(parameter.numel() for parameter in backbone.model.parameters())
+    return (5e11 if backbone.device.type == "cpu" else 3e15) / max(1, flops)
 
 
 def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocabulary: int, most: int) -> bool:

@@ -16,8 +16,9 @@ import transformers
 from torch import Tensor
 
 from opd.adapters import fold_adapter, is_adapter, split_adapter
+from opd.attention import keep_scores
 from opd.errors import ConfigError, UnavailableError
-from opd.heads import OutputHead, caps_attention, scale_and_cap
+from opd.heads import OutputHead, scale_and_cap
 from opd.model_files import check_files
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
@@ -28,6 +29,7 @@ from teacher_server.engines.abilities import (
     find_positions,
     lengths_to_try,
     rows_are_independent,
+    speed_attention,
 )
 from teacher_server.engines.backbone import Backbone
 from teacher_server.engines.base import EngineInfo, EngineItem, Exchange, check_batch, require_awake
@@ -65,8 +67,8 @@ class TransformersEngine:
         revision: revision of a hub id.
         trust_remote_code: run model code from the folder or the hub; leave it off unless you have read that code.
         share_prompts: let samples of one prompt share its keys and values; never done in deterministic mode.
-        attention: attention implementation of transformers; "auto" is flash attention on CUDA in half precision if it
-            is installed, else eager for models that cap their attention logits (Gemma 2), else the default of
+        attention: attention implementation of transformers; "auto" is flash attention if it is installed and gives this
+            model's numbers, else eager for models that cap their attention logits (Gemma 2), else the default of
             transformers.
 
     Raises:
@@ -102,11 +104,11 @@ class TransformersEngine:
         self._config = read_config(folder, trust_remote_code=trust_remote_code)
         self._tokenizer = load_tokenizer_identity(folder, trust_remote_code=trust_remote_code)
         self._dtype = pick_dtype(dtype, self._device, self._config)
-        chosen = _attention(attention, self._device, self._dtype, self._config)
-        options = {"attn_implementation": chosen} if chosen else {}
+        options = {} if attention == "auto" else {"attn_implementation": attention}
         self._model = load_model(
             folder, self._config, self._dtype, self._device, trust_remote_code=trust_remote_code, **options
         )
+        keep_scores(self._model, options.get("attn_implementation"), "attention")
         if self._adapter is not None:
             self._model = fold_adapter(self._model, self._adapter)
         # Base model and head are run separately, so that prompts are never projected to the vocabulary.
@@ -120,6 +122,8 @@ class TransformersEngine:
         head = self._head()
         with torch.inference_mode():
             check_head(self._model, self._backbone, head, model)
+            if attention == "auto":
+                speed_attention(self._model, self._backbone, head)
             packing = "flash" in str(self._model.config._attn_implementation)
             most, self._turn = find_positions(self._config, self._backbone)
             self._abilities = find_abilities(
@@ -331,25 +335,6 @@ class TransformersEngine:
             self._backbone.forget()
             self._model.to(device)
             _release(self._device)
-
-
-def _attention(name: str, device: torch.device, dtype: torch.dtype, config: Any) -> str | None:
-    """The attention implementation to ask transformers for; None for its default.
-
-    Raises:
-        ConfigError: for "sdpa" with a model that caps its attention logits, since transformers would silently drop the
-            cap.
-    """
-    from transformers.utils.import_utils import is_flash_attn_2_available
-
-    capped = caps_attention(config.get_text_config())
-    if name == "sdpa" and capped:
-        raise ConfigError("attention 'sdpa' would ignore this model's soft-cap on attention logits; use auto or eager.")
-    if name != "auto":
-        return name
-    if device.type == "cuda" and dtype != torch.float32 and is_flash_attn_2_available():
-        return "flash_attention_2"
-    return "eager" if capped else None
 
 
 def _release(device: torch.device) -> None:

@@ -33,6 +33,9 @@ FACTORIES = ["empty.memory_format", "empty_strided", "arange", "arange.start", "
 FACTORIES += ["eye", "eye.m", "linspace", "tril_indices", "triu_indices"]
 """Operations that make tensors from no tensor; all others of that kind call `empty` and fill it."""
 
+LOWERED = ["linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention"]
+"""Operations that autocast runs in half precision."""
+
 
 class _Backend:
     """What torch asks of the module of a device."""
@@ -180,6 +183,27 @@ _library = torch.library.Library("aten", "IMPL")
 for _name in FACTORIES:
     _library.impl(_name, _factory(_name), "PrivateUse1")
 _library.impl("_copy_from", _copy_from, "PrivateUse1")
+
+
+def _lowered(func: Any) -> Callable[..., Any]:
+    """An operation that autocast runs in its dtype, as CUDA's does."""
+
+    def lower(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.get_autocast_dtype(NAME)) if tensor.is_floating_point() else tensor
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+            args, kwargs = tree_map_only(Tensor, lower, (args, kwargs))
+            return func(*args, **kwargs)
+
+    return call
+
+
+_autocast = torch.library.Library("aten", "IMPL")
+for _name in LOWERED:
+    _autocast.impl(_name, _lowered(getattr(aten, _name).default), "AutocastPrivateUse1")
+_others = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+_others.fallback(torch.library.fallthrough_kernel)
 
 
 class _Generator(torch.Generator):

@@ -10,6 +10,7 @@ from opd.errors import ConfigError
 from student.job.family_check import check_family, check_positions
 from student.job.plugins import build_plugins
 from student.model.model import Weights, load_student
+from student.model.turn import turn_of
 from student.rollout.answering import AnsweringModel
 from student.rollout.batches import check_batches
 from student.settings.recipe import Recipe
@@ -77,6 +78,19 @@ def test_rows_whose_positions_would_depend_on_their_own_length_are_refused(tmp_p
     assert checked(recipe(tmp_path)) == []
     with pytest.raises(ConfigError, match=r"40 tokens .* at most 32; .*positions"):
         checked(recipe(tmp_path, answer=20))
+
+
+def test_positions_that_a_config_states_under_no_known_name_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opd.lengths._MOST", ())
+    tiny("gpt2", max_position_embeddings=32).config.save_pretrained(tmp_path / "model")
+    assert checked(recipe(tmp_path)) == []
+    with pytest.raises(ConfigError, match=r"have 33 tokens .* takes at most 32; lower them"):
+        checked(recipe(tmp_path, answer=13))
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    lm = tiny("llama", max_position_embeddings=32, rope_parameters=rope)
+    assert turn_of(lm) == 32
 
 
 def test_the_context_of_the_student_as_its_own_teacher_counts(tmp_path: Path) -> None:

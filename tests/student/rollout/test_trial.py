@@ -1,8 +1,11 @@
 """Trials across the lengths that a config states: where a model decodes otherwise than in one pass, it is found."""
 
+from copy import copy
 from typing import Any
 
 import pytest
+from transformers.masking_utils import create_sliding_window_causal_mask
+from transformers.models.llama import modeling_llama
 
 from opd.errors import ConfigError
 from student.rollout.batches import check_batches
@@ -47,3 +50,16 @@ def test_positions_that_change_with_the_length_are_refused_beyond_it(family: str
     assert takes_slots(lm, 16) and not takes_slots(lm, 17)
     with pytest.raises(ConfigError, match=r"more than 16 tokens: .*rollout\.max_new_tokens"):
         check_batches(lm, 17)
+
+
+@pytest.mark.parametrize("name", ["horizon", "reach_of_heads"])
+def test_a_window_is_found_whatever_its_config_calls_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def windowed(config: Any, **more: Any) -> Any:
+        config = copy(config)
+        config.sliding_window = getattr(config, name)
+        return create_sliding_window_causal_mask(config=config, **more)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", windowed)
+    lm = tiny("llama", spread=0.6, **{name: 24})
+    assert takes_slots(lm, 24) and not takes_slots(lm, 99)
+    check_batches(lm, 99)
