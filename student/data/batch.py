@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from opd.heads import OutputHead
 from opd.wire.types import PayloadKind, Scores
+from student.data.prefixes import Prefixes, cut
 from student.data.row import Row
 from student.data.token_batch import SignalTokens, TokenBatch
 
@@ -84,10 +86,12 @@ def packed(
     return parts
 
 
-def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -> TokenBatch:
-    """Lay out rows[i] for i in `indices` as tensors on `device`, as yet without student and signals."""
+def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, *, shared: bool = False) -> TokenBatch:
+    """Lay out rows[i] for i in `indices` as tensors on `device`, as yet without student and signals.
+
+    With `shared`, what sequences of one prompt have in common is laid out once, in `TokenBatch.prefixes`.
+    """
     chosen = [rows[i] for i in indices]
-    width = max(row.longest for row in chosen)
     lengths = [row.length for row in chosen]
     ends = np.cumsum(lengths)
     row_of = np.repeat(np.arange(len(chosen)), lengths)
@@ -97,21 +101,23 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
     firsts = np.cumsum(counts) - counts
     sequence = firsts[row_of]
     source = position + np.array([len(row.prompt_ids) - 1 for row in chosen])[row_of]
-    ids = np.zeros((counts.sum(), width), dtype=np.int64)
-    attention = np.zeros_like(ids)
+    texts: list[NDArray[np.uint32]] = []
     for row, first, begin in zip(chosen, firsts.tolist(), (ends - lengths).tolist(), strict=True):
         prompt = len(row.prompt_ids)
         if row.windows:
             # Positions outside of all windows belong to the environment and are not trained on, so any state will do.
             source[begin : begin + row.length] = 0
         for b, (since, start, end) in enumerate(row.sequences, first):
-            total = prompt + end - since
-            ids[b, :prompt] = row.prompt_ids
-            ids[b, prompt:total] = row.response_ids[since:end]
-            attention[b, :total] = 1
+            texts.append(np.concatenate([row.prompt_ids, row.response_ids[since:end]]))
             if row.windows:
                 sequence[begin + start : begin + end] = b
                 source[begin + start : begin + end] = prompt - 1 + np.arange(start - since, end - since)
+    prefixes = None
+    if shared:
+        begins, of, texts = cut(texts, [row.prompt_ids.tobytes() for row in chosen for _ in row.sequences])
+        arrays = (_padded(begins)[0], [*map(len, begins)], of)
+        prefixes = Prefixes(*(_tensor(np.array(array, np.int64), device) for array in arrays))
+    ids, attention = _padded(texts)
     candidates = None  # [N, K] cannot have gaps: if one row lacks candidates, the micro-batch has none
     if all(row.candidates is not None for row in chosen):
         candidates = _tensor(np.concatenate([row.candidates for row in chosen]).astype(np.int64), device)  # type: ignore[arg-type, misc]
@@ -129,7 +135,17 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device) -
         attention_mask=_tensor(attention, device),
         sequence=_tensor(sequence, device),
         source=_tensor(source, device),
+        prefixes=prefixes,
     )
+
+
+def _padded(texts: Sequence[NDArray[np.uint32]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[B, L] the texts, right-padded with 0, and where they are: 1, and 0 where padded."""
+    ids = np.zeros((len(texts), max(1, *map(len, texts))), np.int64)
+    attention = np.zeros_like(ids)
+    for line, text in enumerate(texts):
+        ids[line, : len(text)], attention[line, : len(text)] = text, 1
+    return ids, attention
 
 
 def signal_tokens(

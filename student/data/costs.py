@@ -63,9 +63,9 @@ class Costs:
         for role, count in by_role.items():
             self.add(purpose, f"{role}_positions", count)
 
-    def trained(self, purpose: Purpose, rows: Sequence[Row]) -> None:
-        """Count forward and backward passes over `rows`."""
-        self.add(purpose, "gradient_positions", positions(rows))
+    def trained(self, purpose: Purpose, rows: Sequence[Row], *, shared: float = 0.0) -> None:
+        """Count forward and backward passes over `rows`, of whose positions `shared` were not read again."""
+        self.add(purpose, "gradient_positions", positions(rows) - shared)
 
     def merge(self, counts: Mapping[str, float]) -> None:
         """Add the counts that another counter returned."""

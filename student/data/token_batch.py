@@ -16,6 +16,7 @@ from opd.errors import PluginError
 from opd.wire.types import PayloadKind
 from student.data.hooks import Reading
 from student.data.needs import TEACHER
+from student.data.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,6 +131,8 @@ class TokenBatch:
         attention_mask: [B, L] int64.
         sequence: [N] int64, sequence of each response position.
         source: [N] int64, column whose hidden state predicts the position's token (P + t - 1).
+        prefixes: what sequences share and the model reads once; `input_ids` is then what follows, while `source` still
+            counts from the beginning. None if sequences are read whole.
     """
 
     token_ids: Int[Tensor, " n"]
@@ -149,6 +152,7 @@ class TokenBatch:
     attention_mask: Int[Tensor, "b l"] | None = None
     sequence: Int[Tensor, " n"] | None = None
     source: Int[Tensor, " n"] | None = None
+    prefixes: Prefixes | None = None
 
     def reading(self, update: int) -> Reading:
         """The description, for hooks, of its forward pass in optimizer update number `update`."""

@@ -15,13 +15,16 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from opd.errors import CheckpointError, DeviceMemoryError, NonFiniteError, PluginError
-from student.data.batch import HeadLookup, collate, split
+from student.data.batch import HeadLookup, collate
+from student.data.costs import positions
 from student.data.hooks import ModelHook
-from student.data.needs import HIDDEN, Needs
+from student.data.needs import Needs
+from student.data.prefixes import Prefixes
 from student.data.row import Row
 from student.data.schedule import learning_rate
 from student.data.token_batch import TokenBatch
 from student.learning.layout import lay_out
+from student.learning.micro_batches import MicroBatches
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
 from student.model.adamw_8bit import AdamW8bit, same_kind
 from student.model.model import ProjectionSpec, Student
@@ -71,7 +74,6 @@ class Learner:
         self.accelerator = accelerator
         self.ranks = ranks or Ranks(accelerator)
         self.head_of = head_of
-        self._shortest_first = shortest_first
         self.projection = ProjectionSpec(needs.student, valid_vocab, temperature, settings.logit_scratch_mib * 2**20)
         self.student = student
         # As usual, weight decay applies to matrices only, not to norms and biases.
@@ -97,6 +99,7 @@ class Learner:
             self.wrapped = accelerator.prepare(student)
         # In model order, which fixes the rounding of the gradient norm. Not kept if sharded: FSDP2 replaces parameters.
         self._parameters = None if self.sharded else [*self.wrapped.parameters()]
+        self._micro_batches = MicroBatches(student, needs, settings, self.ranks, shortest_first=shortest_first)
         self.updates = 0
         self.random: dict[str, Any] | None = None
         self._begun: tuple[Sequence[Row], Metrics | None] | None = None  # rows of a gradient, not applied yet
@@ -221,13 +224,7 @@ class Learner:
         Returns:
             Metrics as `update` returns them; None, and no gradient, if no rank has a row that a term learns from.
         """
-        parts = split(
-            rows,
-            self.settings.micro_batch_tokens,
-            turn=self.student.turn,
-            by_teacher=HIDDEN in self.needs.student,
-            shortest_first=self._shortest_first,
-        )
+        parts, shared = self._micro_batches.of(rows)
         rounds = max(self.ranks.gather(len(parts)))
         if rounds == 0:
             return None
@@ -248,9 +245,9 @@ class Learner:
             unsent = nullcontext() if index == rounds - 1 else self.accelerator.no_sync(self.wrapped)
             with self.ranks.bound(), self.accelerator.autocast(), unsent:
                 if not part:
-                    self.accelerator.backward(self._filler())
+                    self.accelerator.backward(self._filler(shared))
                     continue
-                batch = collate(rows, part, self.accelerator.device)
+                batch = collate(rows, part, self.accelerator.device, shared=shared)
                 places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in part])
                 index_of = torch.from_numpy(places).to(self.accelerator.device)
                 sums = add(sums, self._pass(batch, [every[index_of] for every in weights], select, arrived))
@@ -294,13 +291,15 @@ class Learner:
                     "student's scores."
                 )
             self.accelerator.backward(loss)
+        if batch.prefixes is not None:
+            sums["positions_shared"] = (batch.prefixes.spared, float(positions(batch.rows)))
         return sums
 
-    def _filler(self) -> Tensor:
-        """A loss of 0 whose graph contains every parameter, from a pass over one token."""
+    def _filler(self, shared: bool) -> Tensor:
+        """A loss of 0 whose graph contains every parameter, from a pass over one token, with a prefix if `shared`."""
         token = torch.ones((1, 1), dtype=torch.long, device=self.accelerator.device)
         zero = torch.zeros(1, dtype=torch.long, device=self.accelerator.device)
-        hidden = self.wrapped(torch.zeros_like(token), token, zero, zero)
+        hidden = self.wrapped(zero[None], token, zero, zero, Prefixes(token, zero + 1, zero) if shared else None)
         head = self.student.head()
         # DDP waits for every parameter's gradient, so every parameter must be in the graph.
         touched = [hidden, head.weight, *self.student.beside.parameters()] + ([] if head.bias is None else [head.bias])
@@ -313,7 +312,7 @@ class Learner:
         needs = needs or self.needs
         # Without gradients, ranks may make different numbers of passes, which DDP's wrapper would not allow.
         model = self.wrapped if torch.is_grad_enabled() else self.student
-        hidden = model(batch.input_ids, batch.attention_mask, batch.sequence, batch.source)
+        hidden = model(batch.input_ids, batch.attention_mask, batch.sequence, batch.source, batch.prefixes)
         if arrived is not None:
             arrived()
         head = self.student.head()  # called once, because it gathers a sharded head

@@ -115,7 +115,9 @@ def make_updates(learner: Learner, updates: Iterable[Update], step: int, costs: 
                 if sums is None:  # no pass was made
                     updated.skipped += 1
                     continue
-                costs.trained("train", update.rows)
+                costs.trained(
+                    "train", update.rows, shared=sums.get("positions_shared", (0.0,))[0] / learner.ranks.count
+                )
                 updated.made += 1
                 for name, (top, bottom) in sums.items():
                     old = updated.sums.get(name, (0.0, 0.0))

@@ -33,7 +33,9 @@ from opd.model_path import refuse_missing
 from opd.pretrained import check_ids, read_causal_lm, read_config, read_tokenizer
 from student.data.hooks import ModelHook, Reading, around
 from student.data.needs import HIDDEN, SCORES, SCORES_AT_TEACHER
+from student.data.prefixes import Prefixes
 from student.data.token_batch import StudentTokens, TokenBatch
+from student.model.continued import states_after
 from student.model.lora import add_lora, load_factors
 from student.model.quantized import four_bits, keep_layout
 from student.model.recompute import recompute
@@ -213,8 +215,14 @@ class Student(nn.Module):
         attention_mask: Int[Tensor, "b l"],
         row: Int[Tensor, " n"],
         source: Int[Tensor, " n"],
+        prefixes: Prefixes | None = None,
     ) -> Float[Tensor, "n h"]:
-        """Final hidden states [N, H], after the final norm, at positions (row, source): the inputs of the head."""
+        """Final hidden states [N, H], after the final norm, at positions (row, source): the inputs of the head.
+
+        With `prefixes`, `input_ids` is what follows them; see `TokenBatch.prefixes`.
+        """
+        if prefixes is not None:
+            return states_after(self.lm, prefixes, input_ids, attention_mask, row, source)
         # The base model, because the head would compute logits [B, L, V] of all positions.
         base = self.lm.base_model
         # With padding on the right, a causal model gives the same bits without a mask [B, L, L], and sdpa can use its

@@ -21,6 +21,7 @@ TEXTS = {
     "rollout_rounds": "Rounds of sampling that the rollout strategy made",
     "sampled_rows": "Rows sampled, including those that the strategy dropped",
     "episodes_broken": "Share of sampled episodes whose environment raised, hung, died or gave an invalid answer",
+    "positions_shared": "Share of the positions of rows that learning did not read again, because rows begin alike",
     "grad_norm": "Norm of the gradient before clipping",
     "grad_clipped": "Share of optimizer updates whose gradient was clipped",
     "learning_rate": "Learning rate",

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from opd.errors import ConfigError, one_line
+from student.model.trial import STEPS, Crossing, crossings, rows_across
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import Request, RolloutSpec
 from student.rollout.slots import head_of
-from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
 _known: WeakKeyDictionary[PreTrainedModel, dict[Crossing, str]] = WeakKeyDictionary()
 """What is wrong with each model across each length that was tried."""

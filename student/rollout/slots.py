@@ -25,10 +25,10 @@ from transformers.cache_utils import DynamicLayer
 from opd.heads import OutputHead, scale_and_cap
 from opd.lengths import most_positions
 from student.model.moe_routes import Recorder
+from student.model.trial import STEPS, Crossing, crossings, rows_across
 from student.model.turn import turn_of
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import LEAST_ROWS, Request, RolloutSpec
-from student.rollout.trial import STEPS, Crossing, crossings, rows_across
 
 _STEP = 16
 """Widths are multiples of this, so that few shapes occur and a row's bits do not depend on the lengths of others."""

@@ -1,7 +1,7 @@
 """Samples responses with a transformers model and a KV cache, with one random stream per row.
 
 Rows are decoded in slots that are refilled as they become free (`student.rollout.slots`). Models that do not allow
-this, as a trial finds (`student.rollout.trial`): rows beyond a sliding window, states other than keys and values, flash
+this, as a trial finds (`student.model.trial`): rows beyond a sliding window, states other than keys and values, flash
 attention, decode in batches (`student.rollout.batches`).
 A row leaves as soon as it has finished, through a callback, so that it can be scored while others still run.
 """

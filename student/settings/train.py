@@ -57,7 +57,15 @@ class TrainSettings(Settings):
         16_384,
         ge=1,
         description="Maximum size of a micro-batch, one forward and backward pass, as rows times padded length in "
-        "tokens.",
+        "tokens; a prompt that rows share counts once.",
+    )
+    shared_prompts: bool = Field(
+        True,
+        description="Read the prompt of a group, and what else all of its rows begin with, once per micro-batch and "
+        "not once per row, forward and backward. Done where it spares an eighth of the positions and more work than a "
+        "second pass costs, and where the model reproduces its hidden states that way, which is tried: not beyond a "
+        "sliding window, with other states than keys and values, with flash attention, with model.dropout or with "
+        "methods that act on the model's layers. Gradients differ in the last bits.",
     )
     logit_scratch_mib: int = Field(
         0, ge=0, description="Maximum MiB that tiles of logits may take; 0 means 1024 on a GPU and 128 on CPU."

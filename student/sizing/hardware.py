@@ -3,10 +3,11 @@
 Peak speeds in the table are the vendors' figures for dense bfloat16. A run reaches the share `Hardware.reached`.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,6 +36,8 @@ class Hardware:
         reserve: bytes that libraries take before the run allocates anything.
         overlaps: whether arithmetic, memory traffic and the host's work overlap in time.
         reached: share of `flops` that a model reaches in training and prefill.
+        half: how many times as fast products in bfloat16 are; 1 on a GPU, whose `flops` are those of bfloat16.
+        spare: whether rollouts and learning in two threads of one process have cores of their own.
     """
 
     name: str
@@ -45,6 +48,12 @@ class Hardware:
     reserve: float = 1.5 * GIB
     overlaps: bool = True
     reached: float = REACHED
+    half: float = 1.0
+    spare: bool = False
+
+    def in_half(self) -> "Hardware":
+        """The device at its speed in bfloat16."""
+        return replace(self, flops=self.flops * self.half, half=1.0)
 
     @property
     def gpu(self) -> bool:
@@ -89,23 +98,27 @@ def here() -> Hardware:
         card = min(like or [TABLE["a100"]], key=lambda card: abs(card.memory - device.total_memory))
         name = device.name if like else f"{device.name}, of unknown speed, with those of {card.name}"
         return Hardware(name, device.total_memory, card.flops, card.bandwidth)
+    flops = _measured_flops()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(
         "the CPU here",
         memory,
-        _measured_flops(),
+        flops,
         _measured_bandwidth(),
         _CPU_OVERHEAD * _measured_overhead(),
         0.5 * GIB,
         overlaps=False,
         reached=_CPU_REACHED,
+        half=max(1.0, _measured_flops(dtype=torch.bfloat16) / flops),
+        spare=len(os.sched_getaffinity(0)) >= 2 * torch.get_num_threads(),
     )
 
 
-def _measured_flops(size: int = 512) -> float:
-    """Floating-point operations per second of float32 matrix products on this CPU, with torch's current threads."""
-    left = torch.ones(size, size)
-    return 2 * size**3 / _least_seconds(lambda: left @ left)
+def _measured_flops(size: int = 512, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations per second of matrix products on this CPU, with torch's current threads."""
+    left = torch.ones(size, size, dtype=dtype)
+    # A CPU without instructions for bfloat16 takes a hundred times as long.
+    return 2 * size**3 / _least_seconds(lambda: left @ left, within=0.5)
 
 
 def _measured_bandwidth(size: int = 64 << 20) -> float:
@@ -135,11 +148,16 @@ def _measured_overhead(layers: int = 4) -> float:
         return _least_seconds(lambda: model(ids, use_cache=False)) / layers
 
 
-def _least_seconds(work: Callable[[], object], tries: int = 20) -> float:
-    """Shortest time of several tries in seconds: other load on the machine can only make a try longer."""
-    best = float("inf")
+def _least_seconds(work: Callable[[], object], tries: int = 20, within: float = math.inf) -> float:
+    """Shortest time of several tries in seconds: other load on the machine can only make a try longer.
+
+    No try begins after `within` seconds.
+    """
+    best, start = math.inf, time.perf_counter()
     for _ in range(tries):
         begin = time.perf_counter()
+        if begin - start > within:
+            break
         work()
         best = min(best, time.perf_counter() - begin)
     return best

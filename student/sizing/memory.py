@@ -25,6 +25,7 @@ from student.settings.recipe import Recipe
 from student.sizing.hardware import GIB, USABLE, Hardware
 from student.sizing.lengths import largest
 from student.sizing.shape import ModelShape
+from student.sizing.shared import Shared
 
 _GATHERED_LAYERS = 2
 """Layers gathered at the same time: the one in use and the next."""
@@ -102,7 +103,14 @@ def _asked_by_name(recipe: Recipe) -> set[str]:
 
 
 def memory_of(
-    recipe: Recipe, shape: ModelShape, needs: Needs, device: Hardware, *, gpu: bool, ranks: int = 1
+    recipe: Recipe,
+    shape: ModelShape,
+    needs: Needs,
+    device: Hardware,
+    *,
+    gpu: bool,
+    ranks: int = 1,
+    shared: Shared | None = None,
 ) -> Memory:
     """Estimate the memory of a rank.
 
@@ -113,6 +121,7 @@ def memory_of(
         device: gives the reserve.
         gpu: whether the rank runs on a GPU, on which tiles of logits are larger by default.
         ranks: number of data-parallel processes.
+        shared: the prompts that rows share; None if they are read whole.
     """
     sharded = recipe.train.sharding == "fsdp"
     parts = ranks if sharded else 1
@@ -125,6 +134,9 @@ def memory_of(
     here = slots(recipe, ranks)
     fixed, decoding = _engine_parts(recipe, shape, here, sharded=sharded, gpu=gpu)
     activations = shape.activation_bytes(*micro_batch(recipe, ranks))
+    if shared is not None and activations is not None:
+        counted = shape.activation_bytes(shared.sequences, shared.rest, shared.prefixes, shared.prefix)
+        activations = None if counted is None else max(activations, counted)  # a step's rows may all differ
     return Memory(
         always={**{name: size / parts for name, size in always.items()}, **fixed},
         learning=_learning(recipe, shape, activations or 0, gpu=gpu, ranks=ranks),

@@ -71,8 +71,10 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     from opd.errors import ConfigError
     from student.job.learns_early import learns_early
     from student.job.plugins import build_plugins
+    from student.sizing.advice import at_precision, faster
     from student.sizing.lengths import largest, lengths_of
     from student.sizing.memory import check_fits, memory_of, micro_batch, slots
+    from student.sizing.shared import shared_of
     from student.sizing.teachers import Fleet, asks_of
     from student.sizing.times import times_of
 
@@ -85,7 +87,9 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
     fleet.check_names(asks)
     early = any(ask.served for ask in asks) and learns_early(recipe, plugins)
     shape = shape_of(recipe, device)
-    memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks)
+    mean = mean or longest / 2
+    shared, why = shared_of(recipe, shape, plugins, mean=mean, gpu=device.gpu, ranks=ranks)
+    memory = memory_of(recipe, shape, needs, device, gpu=device.gpu, ranks=ranks, shared=shared)
     rows, width = micro_batch(recipe, ranks)
     yield f"student of {_parameters(shape.total)} parameters, {_parameters(shape.trained)} trained, on {device.name}"
     yield f"micro-batch of {rows} x {width} tokens, {slots(recipe, ranks)} responses decoded together"
@@ -97,18 +101,27 @@ def describe(recipe: Any, device: Any, *, ranks: int = 1, mean: float = 0.0, fle
             + (f": more than train.micro_batch_tokens, {limit}" if over else "")
         )
     yield from _of_memory(memory, device)
-    mean = mean or longest / 2
-    times = times_of(recipe, shape, needs, device, mean=mean, ranks=ranks, fleet=fleet, early=early)
+    spared = 0.0 if shared is None else shared.spared
+
+    def timed(job: Any, on: Any) -> Any:
+        return times_of(job, shape, needs, on, mean=mean, ranks=ranks, fleet=fleet, early=early, spared=spared)
+
+    times = timed(recipe, at_precision(recipe, device))
     yield f"a step of {times.tokens:.0f} response tokens ({mean:.0f} each) on {ranks} rank(s), by arithmetic:"
     read = lengths_of(recipe, recipe.rollout.max_prompt_tokens / 2, mean)
     if row.sequences > 1:
         yield f"  each read in {read.sequences} windows, {read.positions:.0f} tokens with their prompts"
+    if why:
+        yield f"  learning reads a prompt again for each of its rows: {why}"
+    elif shared is not None:
+        yield f"  learning reads a prompt once for all rows of a micro-batch, {spared / read.positions:.0%} less"
     for stage, seconds in times.stages.items():
         yield f"  {stage:10} {seconds:9.2f} s, bound by {times.bound[stage]}"
     yield from _of_teachers(times, fleet, asks)
     yield f"  network {times.sent / 1e6:.1f} MB to teachers, {times.received / 1e6:.1f} MB from them"
     if ranks > 1:
         yield f"  between ranks {times.exchanged / 1e9:.1f} GB to each"
+    yield from faster(recipe, plugins, device, timed)
     fleet.check_fits(asks)
     check_fits(memory, device, recipe, ranks=ranks)
 

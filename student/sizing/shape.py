@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from opd.errors import ConfigError, one_line
 from opd.model_path import refuse_missing
 from opd.pretrained import read_config
+from student.data.prefixes import Prefixes
 from student.model.adamw_8bit import moment_bytes
+from student.model.continued import continues
 from student.model.lora import add_lora
 from student.model.model import Student
 from student.model.quantized import four_bit_bytes
@@ -125,8 +127,14 @@ class ModelShape:
         # A model that leaves the cache empty keeps what it remembers elsewhere.
         return (per_token, sizes[0] - per_token) if sizes[0] else None
 
-    def activation_bytes(self, rows: int, width: int) -> int | None:
+    def continues(self, longest: int) -> bool:
+        """See `student.model.continued.continues`."""
+        return continues(self._student.lm, longest)
+
+    def activation_bytes(self, rows: int, width: int, prefixes: int = 0, prefix: int = 0) -> int | None:
         """Bytes that autograd saves in a forward pass over [rows, width] tokens; None if not known.
+
+        They follow so many prefixes of `prefix` tokens, if there are any.
 
         With gradient checkpointing, this is what remains saved plus the activations of one recomputed layer.
 
@@ -135,15 +143,15 @@ class ModelShape:
         """
         undo = recompute(self._student.lm) if self._checkpointing else lambda: None
         try:
-            kept = self._saved(rows, width)
+            kept = self._saved(rows, width, prefixes, prefix)
         except Exception as error:  # as for the cache
             log.info("activations cannot be counted: %s: %s", type(error).__name__, error)
             return None
         finally:
             undo()
-        return kept + self._saved(rows, width) // self.layers if self._checkpointing else kept
+        return kept + self._saved(rows, width, prefixes, prefix) // self.layers if self._checkpointing else kept
 
-    def _saved(self, rows: int, width: int) -> int:
+    def _saved(self, rows: int, width: int, prefixes: int, prefix: int) -> int:
         # Counted by storage, because several views of one tensor may be saved but take memory once. Parameters are left
         # out, since they are counted elsewhere.
         own = {p.untyped_storage()._cdata for p in self._student.parameters()}
@@ -166,7 +174,11 @@ class ModelShape:
         ):
             ids = torch.zeros(rows, width, dtype=torch.long)
             at = torch.zeros(rows * width, dtype=torch.long)
-            self._student(ids, torch.ones_like(ids), at, at)
+            before = None
+            if prefixes:
+                first = torch.zeros(prefixes, prefix, dtype=torch.long)
+                before = Prefixes(first, first.sum(1) + prefix, torch.zeros(rows, dtype=torch.long))
+            self._student(ids, torch.ones_like(ids), at, at, before)
         return sum(storages.values())
 
 

@@ -6,8 +6,8 @@ P is the number of parameters that a token uses.
                        is the longest of the three on a GPU, and their sum on a CPU
     prompts            are read once for all samples; in episodes whose history is cut, each turn's context is read too
     forwards           the new tokens of a rank divided by its slots, and a tail in which the longest answers end
-    learning           6 P operations a token, 8 P with recomputation; 4 P (6 P) if the weights are frozen under
-                       adapters
+    learning           6 P operations a token that is read, 8 P with recomputation; 4 P (6 P) if the weights are
+                       frozen under adapters
     network            prompt, response and asked ids up, payloads down, per row and signal; zstd is not counted
     between ranks      gradients of every update, twice; sharded: layers for the forward and the backward pass of every
                        micro-batch, its gradients in float32, and all weights for the rollout
@@ -16,7 +16,7 @@ P is the number of parameters that a token uses.
                        longer of rollout and teachers, plus learning. If the job learns early
                        (student/job/learns_early.py), all micro-batches but the last overlap with scoring. If steps are
                        sampled ahead (train.max_staleness), the teachers work at the same time as the student, and
-                       rollouts at the same time as learning if they have their own devices
+                       rollouts at the same time as learning if they have their own devices or cores
 
 The teachers' time is that of student/sizing/teachers.py, if their models are known.
 """
@@ -104,6 +104,7 @@ def times_of(
     ranks: int,
     fleet: Fleet | None = None,
     early: bool = False,
+    spared: float = 0.0,
 ) -> Times:
     """Estimate how long a step takes; see the module. Prompts are taken to have half their maximum length.
 
@@ -116,6 +117,7 @@ def times_of(
         ranks: number of data-parallel processes.
         fleet: the teachers; None if nothing is known of them.
         early: whether the job learns early.
+        spared: mean number of positions of a row that learning does not read again.
     """
     rollout = recipe.rollout
     rows = rollout.prompts_per_step * rollout.samples_per_prompt
@@ -135,7 +137,8 @@ def times_of(
     # Per parameter and token: 2 operations forward, 2 backward to the inputs, 2 to the weights unless they are frozen,
     # and 2 for recomputation.
     passes = (2 if recipe.model.lora is None else 1) * 2 + 2 + (2 if recipe.model.gradient_checkpointing else 0)
-    learning = passes * shape.active * mine * read.positions * recipe.train.epochs / (device.flops * device.reached)
+    learnt = mine * (read.positions - spared)
+    learning = passes * shape.active * learnt * recipe.train.epochs / (device.flops * device.reached)
     asks, fleet = asks_of(recipe, needs), fleet or Fleet({}, device)
     sent, received = _traffic(asks, read.positions, mean, shape, fleet)
     scored = list(stages_of(asks, fleet, shape, rows * read.positions, rows * mean, device, ranks))
@@ -145,10 +148,10 @@ def times_of(
         tokens=rows * mean,
         sent=rows * sent,
         received=rows * received,
-        exchanged=_exchanged(recipe, shape, mine * read.positions, ranks),
+        exchanged=_exchanged(recipe, shape, learnt, ranks),
         ahead=recipe.train.max_staleness > 0,
-        beside=not engine_of(recipe).traits.on_device,
-        parts=max(1, math.ceil(mine * read.positions / recipe.train.micro_batch_tokens)) if early else 1,
+        beside=not engine_of(recipe).traits.on_device or device.spare,
+        parts=max(1, math.ceil(learnt / recipe.train.micro_batch_tokens)) if early else 1,
     )
 
 
