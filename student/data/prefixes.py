@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+_REPEATED = 8
+
 Apart = tuple[str, tuple[tuple[str, float], ...]]
 
 
@@ -52,7 +54,7 @@ def split_groups(
 
     Args:
         rows: the step's rows.
-        max_tokens: bound on the padded tokens of a micro-batch, of prefixes and of what follows them.
+        max_tokens: bound on `shared_tokens` of a micro-batch.
         by_teacher: keep rows of different teachers apart.
         shortest_first: groups by the length of their longest row upwards, instead of downwards.
     """
@@ -96,6 +98,14 @@ def _sequences(rows: Sequence[Row], part: Sequence[int]) -> dict[bytes, list[Row
     return found
 
 
+def shared_tokens(prefixes: int, prefix: int, sequences: int, rest: int) -> int:
+    """Padded tokens that a micro-batch counts, with prefixes of `prefix` tokens and `rest` tokens of each sequence.
+
+    The keys and values that are repeated for each sequence take less than an eighth of what is kept of a token.
+    """
+    return prefixes * prefix + sequences * (rest + prefix // _REPEATED)
+
+
 def _padded(rows: Sequence[Row], part: Sequence[int]) -> int:
     """Padded tokens of a micro-batch, where the prefix of several sequences is their prompt."""
     prefixes, rest, count = 0, 0, 0
@@ -104,7 +114,7 @@ def _padded(rows: Sequence[Row], part: Sequence[int]) -> int:
         longest = max(row.longest for row in several)
         prefix = len(several[0].prompt_ids) if len(several) > 1 else longest - 1
         prefixes, rest, count = max(prefixes, prefix), max(rest, longest - prefix), count + len(several)
-    return len(groups) * prefixes + count * rest
+    return shared_tokens(len(groups), prefixes, count, rest)
 
 
 def spared(rows: Sequence[Row], parts: Sequence[Sequence[int]]) -> int:

@@ -57,7 +57,7 @@ class TrainSettings(Settings):
         16_384,
         ge=1,
         description="Maximum size of a micro-batch, one forward and backward pass, as rows times padded length in "
-        "tokens; a prompt that rows share counts once.",
+        "tokens; a prompt that rows share counts once, and an eighth for each row.",
     )
     shared_prompts: bool = Field(
         True,

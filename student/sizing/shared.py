@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from student.data.hooks import ModelHook
+from student.data.prefixes import shared_tokens
 from student.job.plugins import Plugins
 from student.learning.micro_batches import pays
 from student.settings.recipe import Recipe
@@ -44,10 +45,10 @@ def shared_of(
     """
     row, prefix, limit = largest(recipe), recipe.rollout.max_prompt_tokens, recipe.train.micro_batch_tokens
     rest, group = row.width - prefix, recipe.rollout.samples_per_prompt * row.sequences
-    prefixes = max(1, limit // (prefix + group * rest))
+    prefixes = max(1, limit // shared_tokens(1, prefix, group, rest))
     if not recipe.methods and recipe.rollout.strategy["name"] == "single":  # others may add to the rows of the plan
         prefixes = min(prefixes, -(-recipe.rollout.prompts_per_step // ranks))
-    group = min(group, max(row.sequences, (limit - prefix) // rest))
+    group = min(group, max(row.sequences, (limit - prefix) // shared_tokens(0, prefix, 1, rest)))
     read = lengths_of(recipe, prefix / 2, mean)
     spared = read.sequences * prefix / 2 * (1 - 1 / group)
     rows = prefixes * group / row.sequences

@@ -75,8 +75,8 @@ def test_a_group_stays_together_where_the_budget_allows() -> None:
     rows = [
         row for rows in zip(group(1, [4, 4, 4]), group(2, [4, 2, 1]), group(3, [2, 2, 2]), strict=True) for row in rows
     ]
-    assert split_groups(rows, 20) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    assert split_groups(rows, 40) == [[0, 3, 6, 1, 4, 7], [2, 5, 8]]
-    assert split_groups(rows, 16) == [[0, 3], [6], [1, 4], [7], [2, 5, 8]]
+    assert split_groups(rows, 23) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert split_groups(rows, 46) == [[0, 3, 6, 1, 4, 7], [2, 5, 8]]
+    assert split_groups(rows, 18) == [[0, 3], [6], [1, 4], [7], [2, 5, 8]]
     assert spared(rows, [[0, 3, 6], [1, 4], [7], [2, 5, 8]]) == 8 * (2 + 1 + 2)
     assert sorted(i for part in split_groups(rows, 1) for i in part) == list(range(9))
