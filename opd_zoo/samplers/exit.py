@@ -4,11 +4,10 @@
     draw     a prompt with the largest variance first, without one `new`; with the chance `again` it is asked with one
              of its answers, drawn in proportion to their variance
 
-Each such turn is one answer under a prompt that shows the history, so an iteration costs as much as a first attempt;
-its answers enter the buffer with their own variance, and histories grow step by step. What an answer followed from is
-not kept with it: the prompt shows one earlier answer. Source: arXiv 2509.04575 (notes on the text: sampling by the
-variance of returns, single steps from partial histories; its exploration by diverging attempts, `again` and `new` are
-not the paper's).
+Each such turn is one answer under a prompt that shows an earlier one, so an iteration costs as much as a first attempt.
+Its answers enter the buffer with their own variance, and may be improved in turn; the prompt shows one earlier answer,
+not the whole chain. Source: arXiv 2509.04575 (notes on the text: sampling by the variance of returns, single steps
+from partial histories; its exploration by diverging attempts is not built, `again` and `new` are ours).
 """
 
 from __future__ import annotations

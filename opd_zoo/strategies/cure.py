@@ -6,9 +6,9 @@
 
 H_t is the entropy over the student's `width` most likely ids, nats. What a branch took over is read and judged with it,
 and is learnt from in the first answer alone. All answers of a prompt form one group. Without a token to cut before (an
-answer of one token), a branch is sampled from the start. Source: the released code of arXiv
-2508.11016, bytedance/CURE, which also passes over special tokens and tokens of one character (4 first answers, 3
-branches each, 20 tokens; DAPO's loss).
+answer of one token), a branch is sampled from the start. Source: the released code of arXiv 2508.11016, bytedance/CURE,
+which also passes over special tokens and tokens of one character (4 first answers, 3 branches each, 20 tokens; DAPO's
+loss).
 """
 
 from __future__ import annotations
