@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 
@@ -155,7 +156,7 @@ def _metrics(batch: TokenBatch, span: Tensor) -> Metrics:
     rows = [(row, one) for row in batch.rows for one in row.translations.values()]
     if rows:
         sizes = [(one.sizes[one.aligned & row.loss_mask].sum(), one.sizes[row.loss_mask].sum()) for row, one in rows]
-        spans = sum(len(set(one.span[one.aligned].tolist())) for _, one in rows)
+        spans = sum(len(np.unique(one.span[one.aligned])) for _, one in rows)
         found |= {
             "span_bytes": (float(sum(top for top, _ in sizes)), float(sum(bottom for _, bottom in sizes))),
             "spans_per_row": (float(spans), float(len(rows))),
