@@ -16,6 +16,7 @@ from rich.text import Text
 
 from opd.console import Console, Table
 from opd.errors import RunFolderError
+from opd.files import is_locked
 from student.report.page.chart import number
 from student.report.shown import Figures, held, read_shown
 from student.run.progress import duration, status_of
@@ -84,6 +85,11 @@ class View:
     def ended(self) -> str:
         """How the run says it ended; "" while it is running."""
         return str(read_mapping(self._run / "ending.json", [], needed=False).get("how", ""))
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, or no process writes it any more."""
+        return bool(self.ended) or is_locked(self._run / ".lock") is False
 
     def frame(self) -> RenderableType:
         """The current state, ready to print."""
@@ -220,10 +226,10 @@ def watch(
     Teachers are shown live if the recipe has a metrics_port. Without a terminal, the state is printed once.
     """
     console, view = Console(), View(run)
-    if once or view.ended or not console.is_terminal:
+    if once or view.over or not console.is_terminal:
         console.print(view.frame())
         return
     with Live(view.frame(), console=console, auto_refresh=False) as live:
-        while not view.ended:
+        while not view.over:
             time.sleep(every)
             live.update(view.frame(), refresh=True)

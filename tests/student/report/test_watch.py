@@ -102,7 +102,9 @@ def test_an_outage_stands_on_top_and_no_time_is_left_then(tmp_path: Path) -> Non
 def test_a_run_that_was_killed_is_not_shown_as_one_that_goes(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run")
     records(path, 1, 10)
+    assert not View(path).over, "a folder without a lock says nothing"
     (path / ".lock").touch()
+    assert View(path).over
     head = shown(View(path)).splitlines()[0]
     assert "killed" in head and "left" not in head
 
