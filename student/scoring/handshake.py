@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from opd.errors import ConfigError, IncompatibleTeacherError, TeacherNotFoundError
 from opd.fleet.same_tokens import unlike_tokens
 from opd.fleet.source import ScoreSource
+from opd.tasks.environments.base import ENVIRONMENT
 from opd.tasks.source import PromptSource
 from opd.wire.bounds import MAX_TEMPERATURE, MIN_TEMPERATURE
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem
@@ -131,6 +132,11 @@ def shake_hands(
                 dense = any(need.spec.kind is PayloadKind.TOPK for need in needs.signals)
                 translators[name] = translator_of(fleet, info, tokenizer, stops, dense=dense)
             _check(fleet, recipe, needs, tokenizer, info, named[name], translated=name in translators)
+        if translators and any(ENVIRONMENT in prompt.extra for prompt in source.prompts("train", 1)):
+            raise IncompatibleTeacherError(
+                f"teacher {min(translators)!r} has another tokenizer, with which episodes are not scored; use a "
+                "teacher of the student's family for them."
+            )
         for name, wanted in named.items():
             roles[name] = roles.get(name, set()) | wanted
     _check_contexts(recipe, roles)

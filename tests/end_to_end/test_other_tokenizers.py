@@ -148,6 +148,13 @@ def test_a_dry_run_shows_a_prompt_as_both_models_read_it(renumbered: Any, make_r
     assert re.search(r"\[\d\]\[\d\] = \[\d+\]|\[\d\] = \[\d\]", text) and "words reads the same ids" not in text
 
 
+def test_episodes_are_refused_before_the_first_step(renumbered: Any, make_recipe: Callable[..., Recipe]) -> None:
+    prompts = {"task": "lock", "options": {"digits": 3, "turns": 5}}
+    recipe = of_words(make_recipe, renumbered, prompts=prompts, rollout={"max_prompt_tokens": 128})
+    with pytest.raises(IncompatibleTeacherError, match="'words' has another tokenizer, with which episodes are not"):
+        check(recipe, offline=False)
+
+
 def test_two_tokenizers_cannot_be_mixed_by_probability(renumbered: Any, make_recipe: Callable[..., Recipe]) -> None:
     teachers = {"endpoints": [renumbered.address], "default": {"words": 1.0, "same": 1.0}}
     with pytest.raises(IncompatibleTeacherError, match=r"set teachers\.combine to divergence"):
