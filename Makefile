@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Without byte code, every process compiles the project again (1.7 s of CPU), and torch too in an environment made by uv.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest engines sglang quantized oracles bridges bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
+.PHONY: help setup demo real real-prompt test test-zoo test-lab test-slow gpu oldest newest engines sglang quantized oracles bridges bench-peers envs estimators fuzz devices soak chaos pages bench lab docs prometheus slurm systemd containers browser trackers skypilot lint type protos clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -58,6 +58,10 @@ oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that p
 .venv-oldest/.installed: pyproject.toml scripts/environment.sh scripts/oldest.sh
 	@bash scripts/oldest.sh .venv-oldest $(PYTHON)
 	@touch $@
+
+newest: ## all CPU tests with the newest versions that pyproject.toml admits, brought up to date each time (own environment)
+	@bash scripts/newest.sh .venv-newest $(PYTHON)
+	.venv-newest/bin/python -m pytest -n 3 --dist worksteal
 
 # Threads are not bound to cores: otherwise vLLM puts every process that asks for binding on core 0.
 engines: export VLLM_CPU_KVCACHE_SPACE ?= 1

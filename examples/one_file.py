@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import opd
+from opd.kv_cache import kept_by, reading
 from opd.maths import head_tail_reverse_kl
 from opd.tasks import Prompt, TaskSettings, build_prompts, encode_prompt
 
@@ -60,8 +61,8 @@ def sample(student: PreTrainedModel, tokenizer, prompts: list[Prompt], max_new_t
     cache, step = None, ids
     for _ in range(max_new_tokens):
         positions = (read.long().cumsum(-1) - 1).clamp(min=0)[:, -step.shape[1] :]
-        out = student(step, attention_mask=read, position_ids=positions, past_key_values=cache, logits_to_keep=1)
-        cache, logits = out.past_key_values, out.logits[:, -1, : len(tokenizer)].float()
+        out = student(step, attention_mask=read, position_ids=positions, logits_to_keep=1, **reading(student, cache))
+        cache, logits = kept_by(out), out.logits[:, -1, : len(tokenizer)].float()
         candidates.append(logits.topk(K).indices)
         drawn = torch.multinomial(logits.softmax(-1), 1)
         step = torch.where(running[:, None], drawn, tokenizer.pad_token_id)

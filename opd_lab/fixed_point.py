@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from opd.kv_cache import kept_by, reading
 from opd.tasks import Prompt, PromptSource, build_prompts, encode_prompt
 from opd.tasks.stops import generation_stops, stop_set
 from opd_lab.experiment import Arm, Replicate
@@ -152,11 +153,10 @@ def decode(pair: Pair, prompts: Sequence[Prompt], scale: float, longest: int) ->
                 input_ids=fresh,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=caches[index],
-                use_cache=True,
+                **reading(model, caches[index]),
                 logits_to_keep=1,
             )
-            caches[index] = out.past_key_values
+            caches[index] = kept_by(out)
             # In float64: a scale above 1 multiplies the rounding of both models.
             logs.append((out.logits[:, -1, : len(tokenizer)].double() / pair.temperature).log_softmax(-1))
         target = (logs[0] if len(logs) == 1 else scale * logs[0] + (1.0 - scale) * logs[1]).softmax(-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from opd.errors import ConfigError, one_line
+from opd.kv_cache import reading
 from student.model.trial import STEPS, Crossing, crossings, rows_across
 from student.rollout.draw import draw_mixed, most_likely
 from student.rollout.requests import Request, RolloutSpec
@@ -89,7 +90,7 @@ class BatchDecoder:
 def _states(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
     """[B, H] final hidden states of the last column; the keys, values and states of all columns go into `cache`."""
     states: Tensor = model.base_model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        input_ids=ids, attention_mask=mask, position_ids=positions, **reading(model.base_model, cache)
     ).last_hidden_state[:, -1]
     return states
 

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from opd.heads import OutputHead, scale_and_cap
+from opd.kv_cache import reading
 from opd.lengths import most_positions
 from student.model.moe_routes import Recorder
 from student.model.trial import STEPS, Crossing, crossings, rows_across
@@ -181,7 +182,7 @@ class SlotDecoder:
         device = self.model.device
         cache = DynamicCache(config=self.model.config)
         # Padding on the right needs no mask, because no earlier position attends to it.
-        states = self.model.base_model(torch.from_numpy(ids).to(device), past_key_values=cache, use_cache=True)
+        states = self.model.base_model(torch.from_numpy(ids).to(device), **reading(self.model.base_model, cache))
         at = torch.tensor(rows, device=device)
         slots = torch.tensor([slot for slot, _ in pairs], device=device)
         if self.cache is None:
@@ -212,8 +213,7 @@ class SlotDecoder:
             input_ids=self.last[:, None],
             position_ids=place.position[:, None],
             attention_mask=place.attention(self._mask_dtype),
-            past_key_values=self.cache,
-            use_cache=True,
+            **reading(self.model.base_model, self.cache),
         )
         if self.recorder is not None:
             passed = self.recorder.take(len(self.owner))
@@ -313,7 +313,7 @@ def _agrees(model: PreTrainedModel, crossing: Crossing) -> bool:
     try:
         wanted = [model.base_model(ids[None], use_cache=False).last_hidden_state[0] for ids in whole]
         cache = DynamicCache(config=model.config)
-        model.base_model(prompts, past_key_values=cache, use_cache=True)
+        model.base_model(prompts, **reading(model.base_model, cache))
         layers = [SlotLayer(place, layer, settled(crossing.end)) for layer in cache.layers]
         for layer, prompt in zip(layers, cache.layers, strict=True):
             layer.put(slots, prompt, slots)
@@ -326,8 +326,7 @@ def _agrees(model: PreTrainedModel, crossing: Crossing) -> bool:
                 input_ids=torch.stack([ids[n : n + 1] for ids, n in zip(whole, at, strict=True)]),
                 position_ids=place.position[:, None],
                 attention_mask=place.attention(mask_dtype),
-                past_key_values=joined,
-                use_cache=True,
+                **reading(model.base_model, joined),
             ).last_hidden_state[:, 0]
             for states, own, n in zip(found, wanted, at, strict=True):
                 # Wide enough for bfloat16; a model that ignores mask or positions differs by far more.

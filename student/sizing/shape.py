@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from opd.errors import ConfigError, one_line
+from opd.kv_cache import reading
 from opd.model_path import refuse_missing
 from opd.pretrained import read_config
 from student.data.prefixes import Prefixes
@@ -118,7 +119,7 @@ class ModelShape:
             for length in (1, 2):
                 cache = DynamicCache(config=lm.config)
                 with torch.no_grad():
-                    lm.base_model(torch.zeros(1, length, dtype=torch.long), past_key_values=cache, use_cache=True)
+                    lm.base_model(torch.zeros(1, length, dtype=torch.long), **reading(lm.base_model, cache))
                 sizes.append(sum(t.numel() for layer in cache.layers for t in _held(vars(layer))) * width)
         except Exception as error:  # a family may fail on fake tensors in any way
             log.info("the cache cannot be counted: %s: %s", type(error).__name__, error)

@@ -16,6 +16,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from opd.errors import ConfigError
 from opd.heads import OutputHead
+from opd.kv_cache import kept_by
 from opd.lengths import most_positions, position_turn, positions_end, stated, within
 from opd.wire.types import ScoreItem
 from teacher_server.engines.backbone import Backbone, shareable
@@ -170,7 +171,7 @@ def rows_are_independent(digest: Callable[[list[ScoreItem]], list[bytes]], vocab
 def _keeps_only_keys(backbone: Backbone, item: ScoreItem) -> bool:
     ids = torch.from_numpy(item.token_ids.astype(np.int64))[None].to(backbone.device)
     # Models without attention (Mamba) call their cache something else.
-    return shareable(getattr(backbone.model(input_ids=ids, use_cache=True), "past_key_values", None))
+    return shareable(kept_by(backbone.model(input_ids=ids, use_cache=True)))
 
 
 def _items(vocabulary: int) -> list[ScoreItem]:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from opd.kv_cache import kept_by, reading
 from opd.wire.types import ScoreItem
 from teacher_server.engines.project import to_device
 
@@ -80,7 +81,7 @@ class Backbone:
             return first_states
         ids = self._pad([item.response_ids[:-1] for item in items])
         with _Continuation(cache, owner) as continued:
-            states = self._states(ids, past_key_values=continued, use_cache=True)
+            states = self._states(ids, **reading(self.model, continued))
         parts = []
         for i, item in enumerate(items):
             parts += [first_states[i : i + 1], states[i, : item.response_length - 1]]
@@ -91,7 +92,7 @@ class Backbone:
             self._prefix = None  # free the old keys and values before the new ones are made
             out = self.model(input_ids=self._ids(ids), use_cache=True)
             # Cloned, because a view would keep the states of all prompt positions alive.
-            self._prefix = (key, out.past_key_values, out.last_hidden_state[:, -1].clone())
+            self._prefix = (key, kept_by(out), out.last_hidden_state[:, -1].clone())
         return self._prefix[1], self._prefix[2]
 
     def _states(self, ids: Int[Tensor, "B L"], **inputs: Any) -> Float[Tensor, "B L H"]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opd.engine_versions import note_version
 from opd.errors import ConfigError, CorruptPayloadError, IncompatibleTeacherError, OpdError, UnavailableError
 from opd.lengths import most_positions
 from opd.pretrained import read_config
@@ -90,12 +91,14 @@ class SglangEngine(RemoteEngine):
         self._client = SglangClient(url, api_key, admin_api_key or api_key, timeout)
         served, server = self._client.call("/model_info"), self._client.call("/server_info")
         self._check_model(served)
+        version = str(server.get("version", ""))
+        note_version("SGLang", version, f"the server at {url}")
         # Compared with every response, see `_ask`: other clients of the server may replace its weights.
         self._version: object = served.get("weight_version")
         self._saves_memory = bool(server.get("enable_memory_saver"))
         self._info = self._describe(
             model,
-            f"sglang {server.get('version', 'unknown')}",
+            f"sglang {version or 'unknown'}",
             frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
             self._dtype(str(server.get("dtype", "auto"))),
             # SGLang refuses an input of exactly its limit.

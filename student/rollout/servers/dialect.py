@@ -68,20 +68,26 @@ class Facts:
         longest: maximum tokens of prompt and response together.
         most_likely: the largest `Ask.top` that it supports.
         wrong: a sentence saying why the server cannot be used and what to change; "" if it can.
+        version: its version.
+        most_barred: the most ids of `Ask.barred` that it supports.
     """
 
     longest: int
     most_likely: int
     wrong: str = ""
+    version: str = ""
+    most_barred: int = 2**31
 
 
 class Dialect(Protocol):
     """The calls of one kind of server.
 
     Attributes:
+        engine: its name in `opd.engine_versions`.
         receives: whether `receive` is supported.
     """
 
+    engine: ClassVar[str]
     receives: ClassVar[bool]
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:

@@ -1,9 +1,8 @@
-"""The student's current weights in the form of vLLM's `WeightSource`, read again for each server."""
+"""The student's current weights, read again for each server that they are sent to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ class HeldWeights:
         held: looks at the weights once, before they are rounded.
 
     Attributes:
+        found: name, type and shape of each tensor, in the order of iteration.
         label: hash of the weights, equal to that of a folder with the same weights.
         device: the student's device.
     """
@@ -35,10 +35,10 @@ class HeldWeights:
         self._model, self._given = model, dict(parameters)
         self._kind: torch.dtype = getattr(torch, dtype)
         self.device = model.device
-        self._found: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
+        self.found: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
         digests: dict[str, str] = {}
         for name, tensor in self._rounded(held.through(checkpoint_tensors(model, self._given.items()))):
-            self._found.append((name, tensor.dtype, tuple(tensor.shape)))
+            self.found.append((name, tensor.dtype, tuple(tensor.shape)))
             digests |= digests_of({name: tensor.cpu()})
         self.label = label_of(digests)
 
@@ -48,9 +48,3 @@ class HeldWeights:
     def _rounded(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors:
             yield name, tensor.to(self._kind if tensor.is_floating_point() else tensor.dtype).contiguous()
-
-    def metadata(self) -> list[Any]:
-        """Name, type and shape of each tensor, in the order of iteration, as vLLM's `ParamMeta`."""
-        from vllm.distributed.weight_transfer import ParamMeta
-
-        return [ParamMeta(*found) for found in self._found]

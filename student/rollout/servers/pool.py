@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from opd.engine_versions import note_version
 from opd.errors import ConfigError, OpdError, RolloutEngineError, one_line
 from student.rollout.servers.dialect import Ask, Dialect
 from student.rollout.servers.http import LostError
@@ -68,7 +69,7 @@ class Pool:
     ) -> None:
         from student.rollout.known_row import KnownRow
 
-        self._settings, self._setup = settings, setup
+        self._settings, self._setup, self._engine = settings, setup, dialect.engine
         self._lock, self._ask, self._count = lock, ask, count
         self.servers = [Server(url, dialect(), settings, adapters=adapters) for url in settings.endpoints]
         self.longest, self.fills = 2**31, False
@@ -89,9 +90,25 @@ class Pool:
         facts = server.facts()
         if facts.wrong:
             raise ConfigError(f"rollout server {server.url} {facts.wrong}.")
+        self._check_barred(server, facts.most_barred)
+        note_version(self._engine, facts.version, f"rollout server {server.url}")
         if facts.most_likely < self._setup.spec.candidates:
             self._lacking(server, facts.most_likely)
         self.longest, server.known = min(self.longest, facts.longest), True
+
+    def _check_barred(self, server: Server, most: int) -> None:
+        """Refuse a student whose head has more padding rows than the server can keep from being drawn.
+
+        Raises:
+            ConfigError: with both numbers.
+        """
+        rows = int(self._setup.model.config.get_text_config().vocab_size)
+        if rows - self._setup.spec.valid_vocab > most:
+            raise ConfigError(
+                f"the student's head has {rows - self._setup.spec.valid_vocab} rows without a token, but rollout "
+                f"server {server.url} can keep at most {most} ids from being drawn; remove such rows with "
+                "resize_token_embeddings, or set rollout.engine to {name: vllm}."
+            )
 
     def _unusable(self, server: Server, error: Exception) -> OpdError:
         if isinstance(error, ConfigError):

@@ -1,4 +1,4 @@
-"""The calls of an SGLang server, with the fields of SGLang 0.5.23.
+"""The calls of an SGLang server.
 
 Log-probs are those at the row's temperature, unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB. Seeds have an
 effect only with --enable-deterministic-inference. Adapters need --enable-lora, a --max-lora-rank and
@@ -24,6 +24,7 @@ _FLUSH_SECONDS = 60.0
 class SglangDialect(Dialect):
     """See `student.rollout.servers.dialect.Dialect`."""
 
+    engine: ClassVar[str] = "SGLang"
     receives: ClassVar[bool] = False
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
@@ -35,7 +36,7 @@ class SglangDialect(Dialect):
                 "or set rollout.engine.merge_adapters: true"
             )
         # A row that may grow longer would be refused, or cut short: this already is the smaller of context and cache.
-        return Facts(int(server["max_req_input_len"]), 2**31, wrong)
+        return Facts(int(server["max_req_input_len"]), 2**31, wrong, str(server.get("version", "")))
 
     def holds(self, connection: Connection, *, adapters: bool) -> frozenset[str]:
         if not adapters:

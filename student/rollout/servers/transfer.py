@@ -13,11 +13,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from opd.engine_versions import TESTED
 from opd.errors import ConfigError, RolloutEngineError, one_line
 from opd.extras import require
 from student.rollout.servers.http import Connection, LostError
@@ -71,23 +75,76 @@ def check_sender(device: torch.device) -> None:
             f"rollout.engine.transfer nccl sends from GPU to GPU, but the student is on {device}; set "
             "rollout.engine.transfer: folder."
         )
+    said = f"install vLLM {TESTED['vLLM']} beside the student, or set rollout.engine.transfer: folder"
     try:
-        _vllm()
+        vllm = _Vllm.installed()
     except ImportError as error:
         raise ConfigError(
-            f"rollout.engine.transfer nccl needs vLLM 0.32 or newer beside the student ({error}); install it with pip "
-            "install 'opd[vllm]', or set rollout.engine.transfer: folder."
+            f"rollout.engine.transfer nccl lacks a part of vLLM's weight transfer ({error}); {said}."
         ) from error
+    if missing := vllm.missing():
+        raise ConfigError(
+            f"rollout.engine.transfer nccl does not know {', '.join(missing)}, which the weight transfer of this vLLM "
+            f"calls; {said}."
+        )
 
 
-def _vllm() -> tuple[Any, Any]:
-    """The factory of vLLM's trainer-side transfer engines, and the class of its arguments."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+@dataclass(frozen=True, slots=True)
+class _Vllm:
+    """The trainer's side of vLLM's weight transfer.
 
-    return WeightTransferTrainerFactory, NCCLTrainerInitInfo
+    Attributes:
+        factory: makes transfer engines.
+        told: the class of their arguments.
+        source: the class of weights to send, which vLLM leaves to others to implement.
+        meta: the class of the name, type and shape of a tensor.
+        client: the protocol of the calls that a transfer makes to the server.
+    """
+
+    factory: Any
+    told: Any
+    source: Any
+    meta: Any
+    client: Any
+
+    @classmethod
+    def installed(cls) -> _Vllm:
+        """That of the vLLM that is installed; raises ImportError if a part is not there."""
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from vllm.distributed import weight_transfer as parts
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        try:
+            factory, source = parts.WeightTransferTrainerFactory, parts.WeightSource
+            return cls(factory, NCCLTrainerInitInfo, source, parts.ParamMeta, parts.VLLMWeightSyncClient)
+        except AttributeError as error:
+            raise ImportError(str(error)) from error
+
+    def sources(self) -> Any:
+        """Our class of weights to send, `HeldWeights -> WeightSource`, derived from vLLM's own.
+
+        0.32 iterates over the source and calls `metadata`; 0.33 calls `iter_full` and has `metadata` as a property.
+        """
+
+        def init(source: Any, weights: HeldWeights) -> None:
+            source.weights = weights
+
+        def each(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(source.weights)
+
+        def metadata(source: Any) -> list[Any]:
+            return [self.meta(*found) for found in source.weights.found]
+
+        called = callable(getattr(self.source, "metadata", None))
+        described = metadata if called else cached_property(metadata)
+        ours = {"__init__": init, "__iter__": each, "iter_full": each, "metadata": described}
+        return type(self.source)("HeldSource", (self.source,), ours)
+
+    def missing(self) -> list[str]:
+        """What vLLM calls and we do not have."""
+        calls = {name for name in vars(self.client) if not name.startswith("_")} - {*dir(_Calls)}
+        return sorted(calls | self.sources().__abstractmethods__)
 
 
 def send(weights: HeldWeights, connection: Connection) -> None:
@@ -101,7 +158,7 @@ def send(weights: HeldWeights, connection: Connection) -> None:
         LostError: if the server does not answer in time.
         RolloutEngineError: if it refuses, or the transfer fails on this side.
     """
-    factory, told = _vllm()
+    vllm = _Vllm.installed()
     workers = int(connection.call("/get_world_size")["world_size"])
     own = connection.another()
     calls = _Calls(own)
@@ -110,9 +167,9 @@ def send(weights: HeldWeights, connection: Connection) -> None:
     def work() -> None:
         try:
             address, port = _meeting(own.url)
-            init = told(address, port, workers + 1, packed_buffer_size_bytes=_BUFFER_BYTES, rank=0)
+            init = vllm.told(address, port, workers + 1, packed_buffer_size_bytes=_BUFFER_BYTES, rank=0)
             with _on(weights.device):
-                engine = factory.trainer_init(init, client=calls, source=weights)
+                engine = vllm.factory.trainer_init(init, client=calls, source=vllm.sources()(weights))
                 opened.append(engine)
                 if calls.outcome.done():  # given up meanwhile, so nothing else would shut this group down
                     end()

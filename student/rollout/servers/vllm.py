@@ -1,4 +1,4 @@
-"""The calls of a vLLM server, by `vllm serve` of 0.32: token ids in and out, and its interface for training.
+"""The calls of a vLLM server (`vllm serve`): token ids in and out, and its interface for training.
 
 The server is started with VLLM_SERVER_DEV_MODE=1 (which opens the calls that replace weights), `--enable-scale-out`
 (which opens the one that takes and gives token ids) and `--logprobs-mode processed_logprobs` (log-probs at the row's
@@ -7,10 +7,11 @@ temperature; vLLM's default are those of temperature 1); for adapters with VLLM_
 `--weight-transfer-config '{"backend": "nccl"}'`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from opd.errors import RolloutEngineError
 from student.rollout.servers.dialect import PARTIAL, Answer, Ask, Dialect, Facts, barred, most_bytes
@@ -20,12 +21,18 @@ from student.rollout.servers.transfer import reset, send
 if TYPE_CHECKING:
     from student.rollout.servers.held import HeldWeights
 
+_GENERATE = "/inference/v1/generate"
+_MOST_BARRED = 1024
+"""Ids with a bias that a row may have on a GPU; a row with more ends the server."""
+_PAUSED_SECONDS = 0.25
+"""Seconds after which a row that met a pause is sent again."""
 _ANSWER_SECONDS = 60.0  # timeout for calls that a server answers without computing
 
 
 class VllmDialect(Dialect):
     """See `student.rollout.servers.dialect.Dialect`."""
 
+    engine: ClassVar[str] = "vLLM"
     receives: ClassVar[bool] = True
 
     def facts(self, connection: Connection, *, adapters: bool, nccl: bool) -> Facts:
@@ -51,18 +58,21 @@ class VllmDialect(Dialect):
             )
         elif nccl and (found.get("weight_transfer_config") or {}).get("backend") != "nccl":
             wrong = (
-                'does not accept weights over NCCL; start it (vLLM 0.32) with --weight-transfer-config \'{"backend": '
+                'does not accept weights over NCCL; start it with --weight-transfer-config \'{"backend": '
                 '"nccl"}\', or set rollout.engine.transfer: folder'
             )
         elif not self._takes_ids(connection):
             wrong = "does not accept token ids; start it with --enable-scale-out"
-        return Facts(int(model["max_model_len"]), 2**31 if most < 0 else most, wrong)
+        version = ""
+        with suppress(RefusedError):
+            version = str((connection.call("/version") or {}).get("version", ""))
+        return Facts(int(model["max_model_len"]), 2**31 if most < 0 else most, wrong, version, _MOST_BARRED)
 
     @staticmethod
     def _takes_ids(connection: Connection) -> bool:
         try:
             # An empty request is refused as invalid if the call exists. A real row would hang if the server is paused.
-            connection.call("/inference/v1/generate", {})
+            connection.call(_GENERATE, {})
         except RefusedError as error:
             if error.code >= 500:
                 raise
@@ -114,7 +124,7 @@ class VllmDialect(Dialect):
         }
         body = {"token_ids": ask.prompt, "sampling_params": sampling}
         body |= {"model": ask.weights} if adapters else {}
-        found = connection.call("/inference/v1/generate", body, most_bytes=most_bytes(ask))
+        found = _once_resumed(connection, lambda: connection.call(_GENERATE, body, most_bytes=most_bytes(ask)))
         (choice,) = found["choices"]
         if choice["finish_reason"] not in ("stop", "length"):
             return Answer([], [], [], [], (), whole=False)
@@ -127,6 +137,24 @@ class VllmDialect(Dialect):
         spans = [str(span["version"]) for span in choice["weight_versions"] or ()]
         weights = (str(found["model"]),) if adapters else tuple(dict.fromkeys(spans))
         return Answer(ids, [entry["logprob"] for entry in content], top, top_logp, weights)
+
+
+def _once_resumed(connection: Connection, call: Callable[[], Any]) -> Any:
+    """What `call` returns; while the server is paused for other weights, and refuses rows, it is called again.
+
+    vLLM up to 0.32 lets rows wait for the end of a pause by itself.
+
+    Raises:
+        RefusedError: if the pause takes longer than a call on this connection may.
+    """
+    until = time.monotonic() + connection.seconds
+    while True:
+        try:
+            return call()
+        except RefusedError as error:
+            if error.code != 503 or "paused" not in str(error) or time.monotonic() >= until:
+                raise
+        time.sleep(_PAUSED_SECONDS)
 
 
 @contextmanager

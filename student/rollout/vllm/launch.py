@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opd.engine_versions import installed_vllm, note_version
 from opd.errors import ConfigError, one_line
 
 _kept: list[Any] = []
@@ -55,6 +56,7 @@ def start(model: str, options: dict[str, Any]) -> Any:
             f"rollout.engine vllm needs vLLM, which cannot be imported ({error}); install it with pip install "
             "'opd[vllm]'."
         ) from error
+    note_version("vLLM", installed_vllm(), "rollout.engine vllm")
     if not torch.cuda.is_available():
         options.setdefault("enforce_eager", True)
     if not alone():

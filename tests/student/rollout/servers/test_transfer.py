@@ -1,12 +1,14 @@
 """Weights from the student's process to a server's by vLLM's own transfer, with gloo in the place of NCCL."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import gloo_transfer
 import pytest
@@ -18,6 +20,7 @@ from server_engines import check, ids, sync
 from vllm_rollouts import VllmServer
 
 from opd.config import parse_settings
+from opd.engine_versions import TESTED
 from opd.errors import ConfigError, RolloutEngineError
 from opd.tasks.prompt import Prompt
 from student.data.plan import PlannedRow, plan_step
@@ -32,6 +35,77 @@ from student.rollout.servers.held import HeldWeights
 from student.rollout.servers.http import Connection, LostError, RefusedError
 from student.rollout.servers.weights import written
 from student.settings.recipe import Recipe
+
+
+class ParamMeta(NamedTuple):
+    """That of vLLM."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Older(ABC):
+    """`WeightSource` of vLLM 0.32, by what its trainer's side uses."""
+
+    @abstractmethod
+    def metadata(self) -> list[ParamMeta]: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def sent(self) -> tuple[list[ParamMeta], dict[str, torch.Tensor]]:
+        """What is read of it in a transfer."""
+        return self.metadata(), dict(self)
+
+
+class Newer(ABC):
+    """That of 0.33."""
+
+    def __init_subclass__(cls) -> None:
+        assert isinstance(vars(cls).get("metadata"), cached_property)
+
+    @property
+    @abstractmethod
+    def metadata(self) -> list[ParamMeta]: ...
+
+    def owned_names(self, rank: int) -> list[str]:
+        return [meta.name for meta in self.metadata]
+
+    def implements_iter_full(self) -> bool:
+        return type(self).iter_full is not Newer.iter_full
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        raise NotImplementedError
+
+    def sent(self) -> tuple[list[ParamMeta], dict[str, torch.Tensor]]:
+        assert self.implements_iter_full() and self.owned_names(0) == [meta.name for meta in self.metadata]
+        return self.metadata, dict(self.iter_full())
+
+
+class Unknown(Newer):
+    """A later one, which asks for more."""
+
+    metadata = cached_property(lambda self: [])  # type: ignore[assignment]
+
+    @abstractmethod
+    def shards(self) -> None: ...
+
+
+class Client(Protocol):
+    """`VLLMWeightSyncClient` of both."""
+
+    def init_weight_transfer_engine(self, init_info: Any) -> None: ...
+    def start_weight_update(self) -> None: ...
+    def update_weights(self, update_info: Any) -> None: ...
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class LaterClient(Client, Protocol):
+    """One that calls more."""
+
+    def seal_weights(self) -> None: ...
+
 
 PROMPTS = [Prompt.make(f"{i}+{i * 7}=") for i in range(6)]
 Make = Callable[..., ServersEngine]
@@ -193,7 +267,9 @@ def test_a_group_that_comes_after_the_transfer_was_given_up_is_ended(monkeypatch
         assert given_up.wait(60)
         return SimpleNamespace(send_weights=lambda: sent.append(1), shutdown=ended.set)
 
-    monkeypatch.setattr(transfer, "_vllm", lambda: (SimpleNamespace(trainer_init=late), lambda *told, **more: None))
+    made = SimpleNamespace(trainer_init=late)
+    vllm = transfer._Vllm(made, lambda *told, **more: None, Newer, ParamMeta, Client)
+    monkeypatch.setattr(transfer._Vllm, "installed", lambda: vllm)
     server = SilentServer(refuses=False)
     try:
         connection = Connection(server.url, None, 0.1)
@@ -227,6 +303,33 @@ def test_held_weights_have_the_label_that_a_folder_gives_them_and_are_read_anew(
     first, second = dict(held), dict(held)
     assert first.keys() == second.keys() and "lm_head.weight" in first
     assert all(torch.equal(first[name], second[name]) and first[name].dtype == torch.bfloat16 for name in first)
+
+
+@pytest.mark.parametrize("protocol", [Older, Newer])
+def test_weights_are_sent_in_the_form_of_the_vllm_that_is_installed(world: Path, protocol: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(world / "student")
+    held = HeldWeights(model, [], "bfloat16", HeldUpdate(model, "bfloat16"))
+    vllm = transfer._Vllm(None, None, protocol, ParamMeta, Client)
+    assert not vllm.missing()
+    for _ in range(2):  # each server is sent them anew
+        metadata, tensors = vllm.sources()(held).sent()
+        assert [(m.name, m.dtype, m.shape) for m in metadata] == [
+            (name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("source", "client", "said"), [(Unknown, Client, "shards"), (Newer, LaterClient, "seal_weights")]
+)
+def test_a_vllm_that_asks_for_more_is_refused_before_a_server_is_paused(
+    monkeypatch: pytest.MonkeyPatch, source: Any, client: Any, said: str
+) -> None:
+    vllm = transfer._Vllm(None, None, source, ParamMeta, client)
+    monkeypatch.setattr(transfer._Vllm, "installed", lambda: vllm)
+    with pytest.raises(ConfigError, match=rf"does not know {said}.*install vLLM {TESTED['vLLM']}"):
+        transfer.check_sender(torch.device("cuda"))
 
 
 def test_a_student_on_a_cpu_is_refused() -> None:
