@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from opd.allocator import grow_segments
 from opd.config.load import parse_settings, read_mapping
 from opd.config.text import read_options
 from opd.errors import ConfigError, DeadlineError
@@ -136,6 +137,7 @@ def serve(
     values["engine.options"] = read_options("--engine-option", engine_option) or None
     values["security.trust_remote_code"] = trust_remote_code or None
     settings, teachers = _settings(config, values), _teachers(model, name)
+    grow_segments(pools=settings.engine.engine == "vllm")
     configure(settings.log.level, form=settings.log.format, asked=log_format is not None)
     code = asyncio.run(_serve(settings, teachers, port_file, threads))
     if code:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from opd.allocator import grow_segments
 from opd.files import check_out, write_out
 from opd.keys_option import keys_option
 from opd.printable import echo
@@ -79,6 +80,7 @@ def train(
 
             tell(error, TrainSettings.model_fields["rank_patience"].default)
         raise
+    grow_segments(pools=job.rollout.engine.get("name") == "vllm")
     # Before the slow imports, so that a wrong plug-in setting or model name is reported at once. Of several ranks, one
     # may fail alone, so they meet before they check this.
     if alone:
@@ -130,6 +132,7 @@ def evaluate(
         check_out(out)
     job = load_settings(Recipe, recipe, overrides or ())
     check_model_path(model)
+    grow_segments(pools=job.rollout.engine.get("name") == "vllm")
     from student.commands.evaluate_model import evaluate_model
 
     report = evaluate_model(job, model, keep=out is not None, log=lambda line: echo(line, err=True))

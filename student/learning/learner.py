@@ -1,6 +1,5 @@
 """The learner: owns the trained weights and the optimizer, and makes optimizer updates from scored rows."""
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +25,11 @@ from student.data.token_batch import TokenBatch
 from student.learning.layout import lay_out
 from student.learning.micro_batches import MicroBatches
 from student.learning.objective import Metrics, Objective, Sums, add, of_the_step, to_host
-from student.model.adamw_8bit import AdamW8bit, same_kind
+from student.learning.optimizer import make_optimizer, restored
+from student.model.adamw_8bit import same_kind
 from student.model.model import ProjectionSpec, Student
 from student.model.ranks import Ranks
-from student.model.sharding import full, placed, recover, reshard, units, whole
+from student.model.sharding import full, recover, reshard, units, whole
 from student.settings.train import TrainSettings
 from student.state.random_state import random_state, set_random_state
 
@@ -89,9 +89,8 @@ class Learner:
             times = rate / settings.learning_rate
             groups.append({"params": list(module.parameters()), "weight_decay": 0.0, "times": times})
         student.hooks = [*student.hooks, *(term for term in objective.terms if isinstance(term, ModelHook))]
-        adamw = AdamW8bit if settings.optimizer == "adamw_8bit" else torch.optim.AdamW
         # Not wrapped by accelerate, whose wrapper serves TPUs and float16 and searches for a package twice a step.
-        self.optimizer: torch.optim.Optimizer = adamw(groups, lr=settings.learning_rate, betas=settings.betas)
+        self.optimizer = make_optimizer(groups, settings, accelerator.device)
         # FSDP2 averages gradients itself, and accelerate's own FSDP support would be plain DDP on a CPU.
         self.sharded = bool(units(student))
         self.wrapped: Any = student
@@ -377,11 +376,7 @@ class Learner:
                 )
             moments = state["moments"][name]
             if moments:
-                # The step count is a scalar and, unlike moments and scales, is not sharded like its parameter.
-                self.optimizer.state[parameter] = {
-                    key: copy.deepcopy(value) if key == "step" else placed(value, parameter)
-                    for key, value in moments.items()
-                }
+                self.optimizer.state[parameter] = restored(self.optimizer, moments, parameter)
         with torch.no_grad():
             for name, parameter in self.student.beside.named_parameters():
                 parameter.copy_(state["beside"][name])

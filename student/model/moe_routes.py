@@ -12,6 +12,7 @@ the formula above; others, such as sigmoid routers with groups, are refused at t
 
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -50,12 +51,19 @@ def gates(
     return chosen.to(like)
 
 
+_checked: WeakSet[nn.Module] = WeakSet()
+
+
 def check_rule(router: nn.Module, output: Any) -> None:
-    """Refuse a router whose gates do not follow the formula of this module.
+    """Refuse a router whose gates do not follow the formula of this module; asked once of each.
+
+    The comparison waits for the device, in every layer of every pass.
 
     Raises:
         ConfigError: naming the router's class.
     """
+    if router in _checked:
+        return
     ours: Tensor | None = None
     if isinstance(output, tuple) and len(output) == 3 and output[2].dtype == torch.long:
         logits, scores, choice = output
@@ -66,6 +74,7 @@ def check_rule(router: nn.Module, output: Any) -> None:
             f"method routing_replay cannot replay the choice of a {type(router).__name__}, whose gates are not a "
             "softmax over experts; remove the method."
         )
+    _checked.add(router)
 
 
 class Recorder:

@@ -72,8 +72,11 @@ class HostCopy:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on a device; on CUDA, queued behind the kernels launched before it, without waiting for them."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
+    """A host tensor on a device; on CUDA, queued behind the kernels launched before it, without waiting for them.
+
+    Only a copy from pinned memory never waits.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

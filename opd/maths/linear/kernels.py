@@ -48,21 +48,23 @@ def fold_(
     odds = 0.0 if not spec.weight else logit(spec.weight) if spec.kind is Kind.JSD else -logit(spec.weight)
     numbers = 1.0 / temperature, spec.weight, 1.0 - spec.weight, odds
     constants = {"VOCABULARY": vocabulary, "KIND": _CODES[spec.kind], "BLOCK": _BLOCK, "num_warps": 8}
-    _statistics_kernel[(rows,)](student, teacher, figures, *strides, *numbers, **constants)
-    if factor is not None:
-        _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
-            student,
-            teacher,
-            figures,
-            # Indexed by the row alone, without a stride.
-            factor.contiguous(),
-            *strides,
-            *numbers,
-            # A placeholder where HAS_SOFT_CAP is False; the kernel does not read it then.
-            soft_cap or 1.0,
-            HAS_SOFT_CAP=soft_cap > 0,
-            **constants,
-        )
+    # Triton launches on the current device, wherever the tensors are.
+    with torch.cuda.device_of(student):
+        _statistics_kernel[(rows,)](student, teacher, figures, *strides, *numbers, **constants)
+        if factor is not None:
+            _gradient_kernel[(rows, triton.cdiv(vocabulary, _BLOCK))](
+                student,
+                teacher,
+                figures,
+                # Indexed by the row alone, without a stride.
+                factor.contiguous(),
+                *strides,
+                *numbers,
+                # A placeholder where HAS_SOFT_CAP is False; the kernel does not read it then.
+                soft_cap or 1.0,
+                HAS_SOFT_CAP=soft_cap > 0,
+                **constants,
+            )
     return figures[:, : len(Statistic)].t()
 
 

@@ -14,6 +14,7 @@ from opd_zoo.updates.routing_replay import RoutingReplay, RoutingReplaySettings,
 from student.data.hooks import Reading
 from student.data.row import EpisodeTrace, Row, RowKey
 from student.data.states import row_from_state, row_to_state
+from student.model import moe_routes
 from student.model.moe_routes import Recorder, gates, routers
 from student.model.recompute import recompute
 
@@ -186,6 +187,17 @@ def test_records_outlive_a_checkpoint_and_others_than_softmax_routers_are_refuse
         router.register_forward_hook(lambda module, inputs, output: (output[0], output[0].sigmoid()[:, :2], output[2]))
     with Recorder(lm), pytest.raises(ConfigError, match="choice of a Qwen3MoeTopKRouter"), torch.no_grad():
         log_probs(lm, rows())
+
+
+def test_a_router_is_asked_for_its_rule_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison waits for a GPU in every layer."""
+    asked, known = list[Any](), moe_routes.gates
+    monkeypatch.setattr(moe_routes, "gates", lambda router, *given: asked.append(router) or known(router, *given))
+    lm = mixture()
+    for _ in range(3):
+        with Recorder(lm), torch.no_grad():
+            log_probs(lm, rows())
+    assert asked == routers(lm)
 
 
 def test_an_episode_is_not_replayed_from_its_rollout() -> None:

@@ -151,7 +151,15 @@ def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights(bench: Callabl
     assert all(torch.equal(before[name], p) for name, p in made.learner.named_parameters())
 
 
-def test_state_moved_to_a_fresh_learner_continues_bit_for_bit(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_state_moved_to_a_fresh_learner_continues_bit_for_bit(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    if fused:  # as on CUDA
+        monkeypatch.setattr(
+            "student.learning.learner.make_optimizer",
+            lambda groups, settings, device: torch.optim.AdamW(groups, fused=True),
+        )
     first = bench()
     rows = first.rows()
     first.step(rows, 0)

@@ -32,13 +32,19 @@ def test_copies_of_accelerators_that_nobody_waits_for_are_not_asynchronous(devic
     assert copies.asynchronous == [False, False]
 
 
-def test_only_copies_to_cuda_are_not_waited_for() -> None:
-    class Host(torch.Tensor):
-        def to(self, device: torch.device, *, non_blocking: bool) -> Any:  # a torch without the device refuses to try
-            return non_blocking
+def test_only_copies_to_cuda_are_not_waited_for_and_those_come_from_pinned_memory() -> None:
+    class Host:  # a torch without the devices refuses to try
+        def pin_memory(self) -> Any:
+            return Pinned()
 
-    host = torch.empty(4).as_subclass(Host)
-    assert [to_device(host, torch.device(name)) for name in ("cuda", "mps", "xpu")] == [True, False, False]
+        def to(self, device: torch.device, *, non_blocking: bool = False) -> str:
+            return f"{type(self).__name__}, {non_blocking}"
+
+    class Pinned(Host): ...
+
+    host: Any = Host()
+    found = [to_device(host, torch.device(name)) for name in ("cuda", "mps", "xpu")]
+    assert found == ["Pinned, True", "Host, False", "Host, False"]
 
 
 @pytest.mark.parametrize("lengths", [[1, 999], [500, 500], [1000]])

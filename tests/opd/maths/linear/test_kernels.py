@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from itertools import cycle
 
 import pytest
@@ -97,6 +98,32 @@ def test_the_whole_divergence_is_the_same_with_either_backend():
         results.append((result.per_token, result.student_entropy, leaves[0].grad, leaves[1].grad))
     for one, other in zip(*results, strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+    from opd.maths.linear import kernels
+
+    within = []
+
+    @contextmanager
+    def on(tensor):
+        within.append(tensor)
+        yield
+        within.append(None)
+
+    class Launches:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: launched.append(within[-1])
+
+    launched = []
+    monkeypatch.setattr(torch.cuda, "device_of", on)
+    monkeypatch.setattr(kernels, "_statistics_kernel", Launches())
+    monkeypatch.setattr(kernels, "_gradient_kernel", Launches())
+    student, teacher = tile("plain")
+    kernels.fold_(
+        student, teacher, divergence_spec("reverse_kl", weight=None, normalised=False), 1.0, factor=torch.ones(3)
+    )
+    assert len(launched) == 2 and all(tensor is student for tensor in launched)
 
 
 @pytest.mark.slow
