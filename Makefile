@@ -52,6 +52,9 @@ test-slow: $(STAMP) ## the tests marked slow, most of them runs of several proce
 gpu: ## on a GPU: tests, kernels, a teacher against vLLM, and the main job beside its plan, written to runs/gpu.json (PYTHON=python)
 	$(PYTHON) benchmarks/gpu.py --json runs/gpu.json
 
+gpu-%: ## one part of make gpu in at most eight minutes: gpu-tests, gpu-kernels, gpu-race or gpu-job
+	$(PYTHON) benchmarks/gpu.py --parts $* --seconds 480 --json runs/gpu.json
+
 oldest: .venv-oldest/.installed ## all CPU tests with the oldest versions that pyproject.toml admits (own environment)
 	.venv-oldest/bin/python -m pytest -n 3 --dist worksteal
 

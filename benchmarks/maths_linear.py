@@ -58,7 +58,9 @@ def report(options: argparse.Namespace) -> int:
     header = ("divergence", "tokens", "who", "seconds", "time ratio", "extra MiB", "memory ratio")
     print("| " + " | ".join((*header, "x flop floor", "x byte floor")) + " |")
     print("|---|---|---|---|---|---|---|---|---|")
-    figures = []
+    figures: list[dict] = []
+    shape = {"device": device, "vocabulary": options.vocabulary, "hidden": options.hidden, "dtype": options.dtype}
+    shape |= {"flops": matrix_rate, "bytes_per_second": bandwidth}
     for kind in options.kinds:
         for tokens in options.tokens:
             best = rounds(kind, tokens, options)
@@ -85,12 +87,10 @@ def report(options: argparse.Namespace) -> int:
                     f"| {row['of_flop_floor']:.2f} | {row['of_byte_floor']:.2f} |",
                     flush=True,
                 )
-    if options.json:
-        shape = {"device": device, "vocabulary": options.vocabulary, "hidden": options.hidden, "dtype": options.dtype}
-        shape |= {"flops": matrix_rate, "bytes_per_second": bandwidth}
-        # Without the materialised form there are no ratios: JSON has no NaN.
-        text = json.dumps({"shape": shape, "figures": figures}, indent=1).replace(": NaN", ": null")
-        options.json.write_text(text)
+            if options.json:  # after each, in case the next one is stopped
+                # Without the materialised form there are no ratios: JSON has no NaN.
+                text = json.dumps({"shape": shape, "figures": figures}, indent=1).replace(": NaN", ": null")
+                options.json.write_text(text)
     return int(any(row["who"] == "opd" and "error" in row for row in figures))
 
 

@@ -12,6 +12,7 @@ times as many in learning, and no attention, over the device's peak (student/siz
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -214,6 +215,13 @@ def figures(
     ]
 
 
+def check_space(folder: Path) -> None:
+    """Exit with a sentence if the checkpoint that the run ends with, weights and two moments, does not fit the disk."""
+    needed = 3 * sum(file.stat().st_size for file in (folder / "student").iterdir())
+    if (free := shutil.disk_usage(folder).free) < needed:
+        sys.exit(f"{folder} has {free / 2**30:.0f} GiB left, but the run's checkpoint takes {needed / 2**30:.0f}.")
+
+
 def main() -> None:
     """Run the job, print its figures and the plan's, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,6 +232,7 @@ def main() -> None:
     device = here()
     with tempfile.TemporaryDirectory() as scratch:
         make_models(Path(scratch), size)
+        check_space(Path(scratch))
         job, steps = measure(Path(scratch), size)
         reached, plan = figures(job, Path(scratch) / "teacher", size, steps, device)
     print(f"{device.name}; {size.prompts} x {size.samples} rows of {size.prompt} + {size.response} tokens, gather {K}")

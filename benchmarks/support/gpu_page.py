@@ -30,7 +30,7 @@ TABLES = (
     Table(
         "tests",
         "figures",
-        "tests on the device, conformance suites of the engines and whole trainings",
+        "tests of the mathematics, of the engines and of short trainings",
         {
             "tests": "folder or file of the tests",
             "passed": "number that passed",

@@ -12,6 +12,7 @@ from typing import Any
 
 import gpu
 import pytest
+from packaging.requirements import Requirement
 
 from support.gpu_page import BEGIN, END, PAGE, TABLES, render, write_page
 
@@ -55,7 +56,31 @@ def test_dependencies_that_are_not_installed_are_named(monkeypatch: pytest.Monke
     assert gpu.lacking() == []
     known = gpu.distributions
     monkeypatch.setattr(gpu, "distributions", lambda name: [] if name == "httpcore2" else known(name=name))
-    assert gpu.lacking() == ["httpcore2"]
+    assert [Requirement(one).name for one in gpu.lacking()] == ["httpcore2"]
+
+
+def test_a_part_that_takes_too_long_is_stopped_with_what_it_started_and_keeps_what_it_had_measured(
+    collect: Callable[..., bool], tmp_path: Path
+) -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    parts = {"long": ("-c", f"{WRITES}; {child}"), "race": ("-c", WRITES)}
+    assert not collect(parts, tmp_path / "gpu.json", os.environ, 3.0)
+    long, race = (json.loads((tmp_path / "gpu.json").read_text())[name] for name in parts)
+    assert long["error"].startswith("stopped after 3 s") and long["figures"] == race["figures"]
+    assert "error" not in race
+
+
+def test_a_checkout_that_is_not_installed_is_found_by_the_parts(tmp_path: Path) -> None:
+    """Started anywhere, without this environment's path to the project."""
+    said = subprocess.run(
+        [sys.executable, str(SCRIPT), "--lacking"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert said.returncode == 0 and said.stdout.strip() == ""
 
 
 def test_a_part_that_leaves_no_whole_file_is_told_and_the_others_go_on(
