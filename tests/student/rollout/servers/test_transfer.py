@@ -343,13 +343,13 @@ def test_a_student_on_a_cpu_is_refused() -> None:
         ("sglang_server", {}, r"sglang_server can take weights only from a folder.*sample with vllm_server"),
         ("vllm_server", {"train": {"sharding": "fsdp"}}, r"no rank of a sharded student .* holds all of them"),
         ("vllm_server", {"model": {"path": "m", "lora": {"rank": 4}}}, r"set rollout.engine.merge_adapters: true, or"),
-        ("vllm_server", {}, r"needs vLLM beside the student, which is not installed; .*opd\[vllm\]"),
+        ("vllm_server", {}, r"needs vllm, which is not installed; .*opd\[vllm\]"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr(transfer, "find_spec", lambda module: None)
+    monkeypatch.setattr("opd.extras.find_spec", lambda module: None)
     entry = {"name": name, "endpoints": ["http://127.0.0.1:9"], "transfer": "nccl"}
     data = {
         "run": "r",
