@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from opd.kv_cache import reading
 from student.data.prefixes import Prefixes
 from student.model.sibling import sibling
 from student.model.trial import Crossing, crossings, rows_across
@@ -75,7 +76,7 @@ def states_after(
     columns = torch.arange(width, device=source.device)
     mask = None if lm.config._attn_implementation == "sdpa" else (columns < prefixes.lengths[:, None]).long()
     read = lm.base_model(
-        input_ids=prefixes.ids, attention_mask=mask, past_key_values=_cache(lm, first), use_cache=True
+        input_ids=prefixes.ids, attention_mask=mask, **reading(lm.base_model, _cache(lm, first))
     ).last_hidden_state
     pairs = [(layer.keys, layer.values) for layer in first]
     rest, _ = read_on(lm, pairs, prefixes.lengths, prefixes.of, input_ids, attention_mask.sum(1))
@@ -117,8 +118,7 @@ def read_on(
         # Padding stays at the last position, because a table of positions may end there.
         position_ids=torch.minimum(begin + since, begin + tokens[:, None] - 1),
         attention_mask=_mask(lengths, of, pairs[0][0].shape[2], input_ids.shape[1], _dtype(pairs[0][0])),
-        past_key_values=_cache(lm, layers),
-        use_cache=True,
+        **reading(lm.base_model, _cache(lm, layers)),
     ).last_hidden_state
     return states, [(layer.keys, layer.values) for layer in layers]
 
