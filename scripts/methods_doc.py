@@ -1,8 +1,8 @@
-"""Write docs/methods/, one page per method, from the code and scripts/method_notes.yaml: python scripts/methods_doc.py.
+"""Write docs/methods/, a page per method, from code and scripts/method_notes.yaml: python scripts/methods_doc.py.
 
 Formula and source come from the docstring of the module, settings from the class. What to watch, when a method fails
 and which claims of the lab are about it come from the notes, for those that have any; outcomes come from the lab's own
-results.
+results. The pages' lines of the navigation in mkdocs.yml are written too.
 """
 
 import inspect
@@ -14,6 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "methods"
+SITE = ROOT / "mkdocs.yml"
 NOTES = Path(__file__).with_name("method_notes.yaml")
 DESCRIBED = re.compile(r"student\.methods\.|opd_zoo\.(distil|windows|curricula)\.")
 """Where the plug-ins are that have a page here."""
@@ -125,7 +126,14 @@ def render() -> dict[str, str]:
     return {f"{name}.md": re.sub(r"\n{3,}", "\n\n", page(note)).rstrip() + "\n" for name, note in notes().items()}
 
 
+def navigation(site: str) -> str:
+    """The text of mkdocs.yml with a line for each page."""
+    lines = "".join(f"          - {note['title']}: methods/{name}.md\n" for name, note in notes().items())
+    return re.sub(r"(?: +- .+: methods/\w+\.md\n)+", lines, site, count=1)
+
+
 if __name__ == "__main__":
+    SITE.write_text(navigation(SITE.read_text(encoding="utf-8")), encoding="utf-8")
     OUT.mkdir(exist_ok=True)
     pages = render()
     for path in OUT.glob("*.md"):

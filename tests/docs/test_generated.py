@@ -32,6 +32,7 @@ def test_every_method_has_its_page_with_metrics_that_the_code_has() -> None:
     methods = script("methods_doc")
     pages = {path.name: path.read_text() for path in (ROOT / "docs" / "methods").glob("*.md")}
     assert pages == methods.render(), "run python scripts/methods_doc.py"
+    assert methods.SITE.read_text() == methods.navigation(methods.SITE.read_text())
     described = [name for note in methods.notes().values() for name in note["names"]]
     assert len(described) == len(set(described)) > 30
     code = "".join(
