@@ -46,10 +46,10 @@ MARKS = re.compile(r"""^[\s#/>]*(?:[rbf]{0,2}["'])?|["']?\s*$""")
 
 def found_in(text: str) -> Iterator[tuple[int, str]]:
     """(line number, what stands around it) of each banned form in a text, and of each second word for one thing."""
-    for number, line in enumerate(text.splitlines(), 1):
-        for match in SECOND.finditer(JOINT.sub(" ", line).lower()):
-            word = next(word for word, said in zip(ONE_WORD, match.groups(), strict=True) if said)
-            yield number, f"{match[0]}: write {word}"
+    plain = JOINT.sub(" ", text).lower()
+    for match in SECOND.finditer(plain):
+        word = next(word for word, said in zip(ONE_WORD, match.groups(), strict=True) if said)
+        yield plain.count("\n", 0, match.start()) + 1, f"{match[0]}: write {word}"
     joined, starts = "", []
     for line in text.splitlines():
         starts.append(len(joined))

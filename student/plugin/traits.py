@@ -124,6 +124,10 @@ class Traits:
 
 FORMER = {
     "hooks": "a method `around`",
+    "admits": "the method `admits` of its settings",
+    "strata": "the method `strata_of` of its settings",
+    "packs": "a method `pack`",
+    "wait_for": "`EngineSetup.space`",
     "why_not_stale": "Traits(learns_from_stale_rows=...) of a term, Traits(works_ahead=...) of others",
     "against_summaries": "Traits(works_with_summaries=...)",
     "takes_given": "Traits(learns_from_given_rows=...)",

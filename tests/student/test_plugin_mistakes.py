@@ -248,6 +248,7 @@ def test_a_key_of_a_class_that_names_no_settings_is_refused_with_how_to_name_the
         (Term, "shown", r"Traits\(shown=\.\.\.\)"),
         (Term, "hooks", "around"),
         (Strategy, "judges", "judges_first"),
+        (Term, "admits", "settings"),
         (Controller, "learns_from_given_rows", r"Traits\(learns_from_given_rows"),
         (RolloutEngine, "holds_weights", r"Traits\(holds_weights"),
         (Advantage, "tags", r"Traits\(tags"),
