@@ -129,7 +129,7 @@ class ModelShape:
         return (per_token, sizes[0] - per_token) if sizes[0] else None
 
     def continues(self, longest: int) -> bool:
-        """See `student.model.continued.continues`."""
+        """Whether the model reads rows of up to `longest` tokens after prefixes as it reads them whole."""
         return continues(self._student.lm, longest)
 
     def activation_bytes(self, rows: int, width: int, prefixes: int = 0, prefix: int = 0) -> int | None:

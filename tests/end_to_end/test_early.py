@@ -206,9 +206,8 @@ def test_what_is_being_scored_is_given_up_where_a_step_fails_before_it_is_learnt
     begin = Scoring.begin
 
     def kept(self: Scoring, *arguments: Any, **keywords: Any) -> None:
-        begun.append(self)
         begin(self, *arguments, **keywords)
-        assert self.begun
+        begun.extend([self] * self.begun)  # not where no row was asked about
 
     def fails(*_: Any) -> Any:
         raise DataError("a method that fails.")

@@ -12,8 +12,8 @@ from student.rollout.engine import RolloutEngine
 from student.scoring.rewards.base import Reward
 
 MOST = 15
-FACTS = {"settings_type", "evidence"}
-"""Read from the class's brackets and by the catalogue; neither is a hook."""
+FACTS = {"settings_type", "evidence", "extras"}
+"""Read from the class's brackets, by the catalogue and before a run; none is a hook."""
 OF_ALL = "needs traits check check_prompts remarks observe state_dict load_state_dict"
 OWN: dict[type[Plugin], str] = {
     Term: "token_losses bind module selects stratum assess prepare",
