@@ -1,6 +1,6 @@
 """Bases in 4 bits: what they hold, that they learn exactly as they sample, and what few bits do not go with."""
 
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,6 @@ def test_what_four_and_eight_bits_do_not_go_with_is_refused(recipe: Any, changes
 def test_a_missing_bitsandbytes_is_said_before_anything_is_loaded(
     recipe: Any, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    monkeypatch.setattr("opd.extras.find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
     with pytest.raises(ConfigError, match=r"needs bitsandbytes, .* pip install 'opd\[quantized\]'"):
         build_plugins(parse_settings(Recipe, recipe(**changes)))
