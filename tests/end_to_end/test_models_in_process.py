@@ -183,8 +183,8 @@ def test_no_id_of_a_hint_reaches_the_students_input(
     rows: list[Row] = []
     lay_out, wait = batch.collate, Scoring.wait
 
-    def collate(*arguments: Any) -> TokenBatch:
-        seen.append((micro := lay_out(*arguments)).input_ids)
+    def collate(*arguments: Any, **options: Any) -> TokenBatch:
+        seen.append((micro := lay_out(*arguments, **options)).input_ids)
         return micro
 
     def watched(self: Scoring, mine: list[Row], *arguments: Any, **options: Any) -> None:
