@@ -61,6 +61,8 @@ def span_reverse_kl(
     check_shape("span", span, tuple(log_p.shape), "the student's scores")
     check_shape("teacher_sampled", teacher_sampled, tuple(log_p.shape), "the student's scores")
     check_mask("mask", mask, tuple(log_p.shape), "the student's scores")
+    if behaviour_log_probs is not None:
+        check_shape("behaviour_log_probs", behaviour_log_probs, tuple(log_p.shape), "the student's scores")
     counted = span >= 0 if mask is None else mask & (span >= 0)
     check_log_probs("teacher_sampled", teacher_sampled, counted, check_values, normalised=False)
     ratio = sum_over_spans(log_ratio(log_p, teacher_sampled, span >= 0), span)

@@ -31,6 +31,8 @@ def good(function):
         "head_tail_reverse_kl": {"student": student, "sampled_ids": y, "candidate_ids": ids, **payload}
         | {"teacher_sampled": at_y},
         "sampled_reverse_kl": {"student": student, "sampled_ids": y, "teacher_sampled": at_y},
+        "span_reverse_kl": {"student": maths.score_tokens(student, candidate_ids=ids, sampled_ids=y)}
+        | {"span": torch.arange(N), "teacher_sampled": at_y},
         "topk_divergence": {"student": student, "candidate_ids": ids, **payload},
         "linear_divergence": linear,
         "linear_token_scores": {"hidden": hidden, "head": head, "candidate_ids": ids, "sampled_ids": y},
@@ -131,6 +133,13 @@ CASES = {
         ({"teacher_sampled": NAN}, r"teacher_sampled .* holds nan at \[1\]"),
         ({"mask": shaped(2, dtype=torch.bool)}, r"mask \(bool \[2\]\) must have shape \[3\]"),
     ],
+    "span_reverse_kl": [
+        *STALE[:-1],
+        ({"span": shaped(2, dtype=torch.int64)}, r"span \(int64 \[2\]\) must have shape \[3\]"),
+        ({"teacher_sampled": shaped(2)}, r"teacher_sampled .* must have shape \[3\]"),
+        ({"teacher_sampled": NAN}, r"teacher_sampled .* holds nan at \[1\]"),
+        ({"mask": shaped(2, dtype=torch.bool)}, r"mask \(bool \[2\]\) must have shape \[3\]"),
+    ],
     "linear_divergence": [
         ({"student_hidden": torch.tensor(1.0)}, r"student_hidden \(float32 \[\]\) must be a floating-point matrix"),
         ({"student_head": shaped(0, 4)}, r"vocab_size must be an integer in \[1, 0\]"),
@@ -190,7 +199,7 @@ def test_what_cannot_work_is_refused_by_name_shape_and_value(function, changes, 
 
 def test_every_public_function_has_such_cases():
     functions = {name for name in maths.__all__ if name[0].islower()}
-    assert functions - set(CASES) == {"token_weights"}  # below: it takes terms
+    assert functions - set(CASES) == {"token_weights", "sum_over_spans"}  # below: it takes terms; no values are refused
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_recipe_with_vllm_is_refused_where_it_is_not_installed(monkeypatch: py
     def without(name: str, *args: Any) -> Any:
         return None if name == "vllm" else find(name, *args)
 
-    monkeypatch.setattr("student.rollout.vllm.settings.find_spec", without)
+    monkeypatch.setattr("opd.extras.find_spec", without)
     data = {
         "run": "never",
         "model": {"path": "/nowhere"},
