@@ -15,13 +15,14 @@ FAILED = "rubric/failed/"
 
 
 def criteria_of(prompt: Prompt, column: str) -> list[tuple[str, float]]:
-    """(criterion, weight) of a prompt, in the order of its column.
+    """(criterion, weight) of a prompt, in the order of its column; a single text is one criterion.
 
     Raises:
         DataError: if it has none, or an entry is neither a text nor a criterion with a positive weight.
     """
     found = []
-    for entry in prompt.extra.get(column) or ():
+    column_value = prompt.extra.get(column) or ()
+    for entry in [column_value] if isinstance(column_value, str) else column_value:
         given = entry if isinstance(entry, Mapping) else {"criterion": entry}
         text, weight = given.get("criterion"), given.get("weight", 1.0)
         if not isinstance(text, str) or not isinstance(weight, int | float) or not weight > 0:

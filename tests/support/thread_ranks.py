@@ -15,6 +15,8 @@ from opd.tasks.build import build_prompts
 from opd.tasks.prompt import Prompt
 from opd.tasks.settings import TaskSettings
 from opd.tasks.verdict import Verdict
+from opd.wire.types import PayloadKind, Scores
+from student.data.needs import STUDENT
 from student.data.plan import PlannedRow, PromptCursor, StepPlan, plan_step
 from student.data.row import Row
 from student.model.ranks import Ranks
@@ -67,8 +69,9 @@ def of_each(work: Callable[[Ranks], Any], count: int = 3) -> list[Any]:
 
 
 def sampled(planned: PlannedRow, reward: float, length: int = 2) -> Row:
-    """A row of that reward."""
+    """A row of that reward, at each of whose tokens the student was undecided between two."""
     row = make_row(length, key=planned.key, prompt=planned.prompt, tags=planned.tags)
+    row.signals[STUDENT, PayloadKind.GATHER] = Scores(values=np.full((length, 2), np.log(0.5), np.float32))
     if planned.behaviour_prompt is not None:
         row.origin, row.behaviour_prompt_ids = "hinted", np.ones(length, np.uint32)
     row.verdict = Verdict.score(reward)

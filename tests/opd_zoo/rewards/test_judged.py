@@ -129,3 +129,7 @@ def test_each_turn_is_paid_its_grade_and_the_last_one_the_verdict_too(make_row: 
     assert rows[0].turn_rewards == pytest.approx((0.4, 1.1)) and reward_of(rows[0]) == 1.0
     assert rows[1].turn_rewards == rows[2].turn_rewards == ()
     assert reward.fired == {"unknown": (1.0, 4.0), "grade": (1.0, 2.0)}
+
+
+def test_a_single_text_is_one_criterion() -> None:
+    assert criteria_of(Prompt.make("x", extra={"rubric": "is short"}), "rubric") == [("is short", 1.0)]

@@ -125,6 +125,7 @@ def test_a_prompt_that_comes_again_stays_on_its_rank_and_gets_samples_of_its_own
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "guide": {"column": "solution"},
+    "rubric_guide": {"column": "solution"},
     "icpo": {"examples": ["1+1=2"]},
     "future_bridge": {"teacher": {"endpoint": "http://127.0.0.1:9", "model": "m"}},
 }
