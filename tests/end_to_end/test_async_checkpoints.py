@@ -147,7 +147,7 @@ def test_a_write_that_fails_beside_training_is_said_and_the_run_goes_on(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     monkeypatch.setattr(saving, "save_checkpoint", full_disk)
-    monkeypatch.setattr(Telemetry, "log", lambda self, line: (said.append(line), log(self, line)))
+    monkeypatch.setattr(Telemetry, "log", lambda self, line, **more: (said.append(line), log(self, line, **more)))
     train(recipe)
     (warning,) = [line for line in said if line.startswith("warning")]
     assert "step-000001 cannot be written: model: " in warning and "File too large" in warning
