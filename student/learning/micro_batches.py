@@ -44,7 +44,8 @@ class MicroBatches:
         A function of the rows alone. Ranks of a sharded student share together, because each pass gathers its layers.
         """
         limit, by_teacher, first = self._settings.micro_batch_tokens, self._by_teacher, self._shortest_first
-        if self._shares():
+        # The most that can be spared, asked first: to put groups together takes far longer.
+        if self._shares() and (self._sharded or self._pays(rows, [range(len(rows))])):
             groups = split_groups(rows, limit, by_teacher=by_teacher, shortest_first=first)
             asked = [(self._pays(rows, groups), max((row.longest for row in rows), default=0))]
             asked = self._ranks.gather(asked[0]) if self._sharded else asked
