@@ -45,6 +45,11 @@ def scale_and_cap(config: Any) -> tuple[float, float]:
     return scale, float(cap)
 
 
+def from_bits(received: Tensor) -> Tensor:
+    """A tensor of the wire, of which uint16 stands for the bits of bfloat16 (numpy has none)."""
+    return received.view(torch.bfloat16) if received.dtype == torch.uint16 else received
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
     """The head of a language model: logits = soft_cap * tanh(scale * (weight @ h + bias) / soft_cap) for V ids.
@@ -73,8 +78,7 @@ class OutputHead:
         """The head that the wire carried, in float32 on `device`."""
 
         def tensor(array: NDArray[Any]) -> Tensor:
-            host = torch.from_numpy(array)
-            return (host.view(torch.bfloat16) if head.dtype == "bf16" else host).float().to(device)
+            return from_bits(torch.from_numpy(array)).float().to(device)
 
         bias = None if head.bias is None else tensor(head.bias)
         return cls(tensor(head.weight), bias, head.logit_scale, head.soft_cap)

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from opd.errors import InvalidRequestError
 from opd.fleet.source import ScoreSource
-from opd.heads import OutputHead
-from opd.wire.types import PayloadSpec, ScoreItem
+from opd.heads import OutputHead, from_bits
+from opd.wire.types import Head, PayloadSpec, ScoreItem
 
 
 class FleetConfig(PretrainedConfig):
@@ -52,7 +52,8 @@ class FleetModel(PreTrainedModel):
     def __init__(
         self, fleet: ScoreSource, teacher: str, *, states: str = "bf16", dtype: torch.dtype = torch.float32
     ) -> None:
-        head = OutputHead.received(fleet.head(teacher))
+        served = fleet.head(teacher)
+        head = OutputHead.received(served)
         super().__init__(
             FleetConfig(
                 vocab_size=head.weight.shape[0],
@@ -66,7 +67,7 @@ class FleetModel(PreTrainedModel):
         self.lm_head.weight = nn.Parameter(head.weight.to(dtype), requires_grad=False)
         if head.bias is not None:
             self.lm_head.bias = nn.Parameter(head.bias.to(dtype), requires_grad=False)
-        self.layers = _FleetLayers(fleet, teacher, PayloadSpec.hidden(states), dtype)
+        self.layers = _FleetLayers(fleet, teacher, served, PayloadSpec.hidden(states), dtype)
 
     def get_output_embeddings(self) -> nn.Linear:
         """The head."""
@@ -95,10 +96,10 @@ class FleetModel(PreTrainedModel):
 class _FleetLayers(nn.Module):
     """What trainers call `base_model`: from tokens to hidden states."""
 
-    def __init__(self, fleet: ScoreSource, teacher: str, spec: PayloadSpec, dtype: torch.dtype) -> None:
+    def __init__(self, fleet: ScoreSource, teacher: str, head: Head, spec: PayloadSpec, dtype: torch.dtype) -> None:
         super().__init__()
         self._fleet, self._teacher, self._spec, self._dtype = fleet, teacher, spec, dtype
-        self._head_hash = fleet.head(teacher).hash
+        self._head, self._width = head.hash, head.weight.shape[1]
 
     def forward(
         self,
@@ -124,20 +125,13 @@ class _FleetLayers(nn.Module):
             ScoreItem(np.append(ids[row, real[row]], 0), int(real[row].sum() - kept[row].sum()) + 1) for row in rows
         ]
         scored = self._fleet.wait(self._fleet.submit_many(self._teacher, items, self._spec))
-        if self._fleet.head(self._teacher).hash != self._head_hash:
+        if self._fleet.head(self._teacher).hash != self._head:
             raise InvalidRequestError(
                 f"Teacher {self._teacher!r} has another head since its weights were replaced; make a new FleetModel."
             )
-        width = self._fleet.head(self._teacher).weight.shape[1]
-        states = torch.zeros((*ids.shape, width), dtype=self._dtype)
+        states = torch.zeros((*ids.shape, self._width), dtype=self._dtype)
         for row, scores in zip(rows, scored, strict=True):
             assert scores.hidden is not None
-            states[row, torch.from_numpy(kept[row])] = _floats(scores.hidden).to(self._dtype)
+            states[row, torch.from_numpy(kept[row])] = from_bits(torch.from_numpy(scores.hidden)).to(self._dtype)
         kept_states = states[:, -logits_to_keep:].to(input_ids.device)
         return BaseModelOutput(last_hidden_state=kept_states)  # type: ignore[arg-type]  # a Tensor of any dtype will do
-
-
-def _floats(hidden: Any) -> Float[Tensor, "t h"]:
-    """The states of a payload, whose bfloat16 travels as uint16."""
-    tensor = torch.from_numpy(hidden)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opd.heads import OutputHead
+from opd.heads import OutputHead, from_bits
 from opd.wire.types import PayloadKind, Scores
 from student.data.prefixes import Prefixes, cut
 from student.data.row import Row
@@ -193,9 +193,7 @@ def _spans(rows: Sequence[Row], scores: Sequence[Scores], device: torch.device) 
 
 
 def _float(array: np.ndarray, device: torch.device) -> Tensor:
-    if array.dtype == np.uint16:  # bfloat16, which numpy does not have
-        return _tensor(array, device).view(torch.bfloat16).float()
-    return _tensor(array, device).float()
+    return from_bits(_tensor(array, device)).float()
 
 
 def _flat(parts: Iterable[np.ndarray], device: torch.device) -> Tensor:

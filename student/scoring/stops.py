@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import ConfigError, IncompatibleTeacherError
-from opd.heads import OutputHead
+from opd.heads import OutputHead, from_bits
 from opd.tasks.stops import STOP_ADVICE, shown
 from opd.wire.types import PayloadKind, PayloadSpec, ScoreItem, Scores
 from opd.wire.v1 import teacher_pb2 as pb
@@ -219,8 +219,7 @@ def _from_hidden(
     from student.model.model import ProjectionSpec, logits_of
 
     raw = np.stack([state for _, state in ends])
-    states = torch.from_numpy(raw)
-    states = (states.view(torch.bfloat16) if raw.dtype == np.uint16 else states).float().to(head.weight.device)
+    states = from_bits(torch.from_numpy(raw)).float().to(head.weight.device)
     spec = ProjectionSpec(frozenset(), valid_vocab, temperature)
     ratios = []
     for start in range(0, len(ends), _ROWS):
