@@ -1,6 +1,7 @@
 """What engines have in common whose model runs on another server, reached over HTTP."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -70,7 +71,7 @@ class ServerClient:
         return reply
 
 
-class RemoteEngine:
+class RemoteEngine(ABC):
     """An engine whose rows are scored by a server, one call each, up to `concurrency` at once.
 
     Args:
@@ -163,8 +164,9 @@ class RemoteEngine:
             return None
         return replace(self._score_one(entry), weights_hash=self._info.weights_hash)
 
+    @abstractmethod
     def _score_one(self, entry: EngineItem) -> Scores:
-        raise NotImplementedError
+        """The scores of one sequence, without the hash of the weights."""
 
     def head(self) -> Head:
         """Not served; always raises `UnavailableError`."""

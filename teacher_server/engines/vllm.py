@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from opd.engine_versions import installed_vllm, note_version
 from opd.errors import ConfigError, UnavailableError, one_line
+from opd.extras import require
 from opd.heads import OutputHead
 from opd.pretrained import read_config
 from opd.wire.fingerprint import weights_hash
@@ -365,8 +365,7 @@ def _check_options(runner: str, device: str, deterministic: bool) -> None:
         )
     if deterministic:
         raise ConfigError("the vllm engine has no deterministic mode; use the transformers engine for it.")
-    if find_spec("vllm") is None:  # asked here, before the model is read
-        raise ConfigError("the vllm engine needs vLLM, which is not installed; run pip install 'opd[vllm]'.")
+    require("the vllm engine", "vllm", "vllm")  # asked here, before the model is read
 
 
 def _start(folder: Path, runner: str, device: torch.device, options: dict[str, Any]) -> Any:

@@ -8,12 +8,14 @@ states, other temperatures (ignored for prompt log-probs), gather where it does 
 import base64
 import binascii
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from opd.engine_versions import note_version
 from opd.errors import ConfigError, CorruptPayloadError, UnavailableError
 from opd.lengths import most_positions
 from opd.wire.spans import cut, whole
@@ -23,6 +25,9 @@ from teacher_server.engines.engine_topk import from_lists, without_padding
 from teacher_server.engines.remote import RemoteEngine, ServerClient
 
 _ROUTE = "/inference/v1/generate"
+_PROBE = ScoreItem(np.array([1, 2, 3, 4], np.uint32), 2)
+_Listed = tuple[F32, NDArray[np.integer] | None, F32 | None]
+"""[T] log-probs of the response, [T, k] likeliest ids and their log-probs, descending; None for k = 0."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -89,19 +94,19 @@ class VllmServerEngine(RemoteEngine):
         if computed not in _DTYPES:
             raise ConfigError(f"dtype {computed!r} of the vLLM server is not known; use one of {', '.join(_DTYPES)}.")
         limits = [self._served.get("max_model_len"), most_positions(self._config)]
-        version = self._client.call("/version").get("version", "unknown")
+        version = str(self._client.call("/version").get("version", ""))
+        note_version("vLLM", version, f"the server at {url}")
         self._info = self._describe(
             model,
-            f"vllm {version}",
+            f"vllm {version or 'unknown'}",
             frozenset({PayloadKind.SAMPLED, PayloadKind.TOPK}),
             _DTYPES[computed],
             # vLLM must be able to generate a token, which nothing here reads.
             min(int(limit) for limit in limits if limit) - 1 if any(limits) else 1 << 20,
             max_k,
         )
-        self._try_largest_k()
-        size = self._info.vocab_size
-        if self._can_gather():
+        listed, size = self._largest_k(), self._info.vocab_size
+        if self._can_gather(listed, 2):
             self._info = replace(self._info, payloads=self._info.payloads | {PayloadKind.GATHER})
         elif self._info.padding_rows:
             raise ConfigError(
@@ -110,7 +115,7 @@ class VllmServerEngine(RemoteEngine):
                 "start vLLM with its V2 model runner, or on a copy of the model without those rows."
             )
         self._padding = np.arange(size, size + self._info.padding_rows)
-        if len(self._padding) and not self._can_gather(self._padding):
+        if len(self._padding) and not self._can_gather(listed, 0, self._padding.tolist()):
             self._padding = self._padding[:0]  # it knows no such ids, so it normalises without them
 
     def prepare_weights(self, folder: Any) -> Exchange:
@@ -145,7 +150,7 @@ class VllmServerEngine(RemoteEngine):
         )
         return cut(scores, entry.item)
 
-    def _most_likely(self, item: ScoreItem, k: int) -> tuple[F32, NDArray[np.integer] | None, F32 | None]:
+    def _most_likely(self, item: ScoreItem, k: int) -> _Listed:
         """As `_listed`, with at least `k` ids at each position that are not padding rows."""
         asked = k
         while True:
@@ -155,8 +160,8 @@ class VllmServerEngine(RemoteEngine):
                 return sampled, ids, values
             asked += missing
 
-    def _listed(self, item: ScoreItem, k: int) -> tuple[F32, NDArray[np.integer] | None, F32 | None]:
-        """([T] log-probs of the response, [T, k] likeliest ids and their log-probs, descending, or None)."""
+    def _listed(self, item: ScoreItem, k: int) -> _Listed:
+        """The response tokens, and the k likeliest ids at each position, as the server lists them."""
         answer = self._ask(item, {"prompt_logprobs": k}, 160 * (k + 1))
         entries = answer.get("prompt_logprobs")
         if not isinstance(entries, list) or len(entries) != len(item.token_ids):
@@ -218,30 +223,29 @@ class VllmServerEngine(RemoteEngine):
             )
         return models[name]
 
-    def _try_largest_k(self) -> None:
-        item = _probe()
+    def _largest_k(self) -> _Listed:
+        """What the server lists at the positions of a probe, asked for as many ids as are announced.
+
+        Raises:
+            ConfigError: if it does not list as many.
+        """
         try:
-            self._listed(item, self._info.max_k)
+            return self._listed(_PROBE, self._info.max_k)
         except UnavailableError as error:
             raise ConfigError(
                 f"vLLM at {self._client.url} did not list {self._info.max_k} ids at each position ({error}); start it "
                 "with --enable-scale-out and --max-logprobs, or lower --engine-option max_k."
             ) from error
 
-    def _can_gather(self, others: NDArray[np.integer] | None = None) -> bool:
-        """Whether the server scores chosen ids, and `others` too, found out by comparing with what it lists itself."""
-        item = _probe()
-        sampled, ids, values = self._listed(item, 2)
+    def _can_gather(self, listed: _Listed, k: int, others: Sequence[int] = ()) -> bool:
+        """Whether the server scores `k` ids of its own list as it has listed them, and `others` beside them."""
+        sampled, ids, values = listed
+        assert ids is not None and values is not None
         try:
-            own, chosen, _ = self._chosen(item, ids, np.arange(0) if others is None else others)
+            own, chosen, _ = self._chosen(_PROBE, ids[:, :k], np.asarray(others, np.int64))
         except (UnavailableError, CorruptPayloadError):  # refused, or ignored
             return False
-        assert values is not None
-        return bool(np.allclose(own, sampled, atol=0.05) and np.allclose(chosen, values, atol=0.05))
+        return bool(np.allclose(own, sampled, atol=0.05) and np.allclose(chosen, values[:, :k], atol=0.05))
 
     def _corrupt(self, wanted: str) -> CorruptPayloadError:
         return CorruptPayloadError(f"vLLM at {self._client.url} did not return {wanted}; check its version.")
-
-
-def _probe() -> ScoreItem:
-    return ScoreItem(np.array([1, 2, 3, 4], np.uint32), 2)

@@ -197,6 +197,8 @@ class FakeVllm(FakeServer):
             table, start = np.array(asked["prompt_logprob_token_ids"]), asked["prompt_logprob_start"]
             if not self.gathers or table.max() >= ROWS or len(table) != len(ids) - 1 - start:
                 return 400, {"error": {"message": "prompt_logprob_token_ids requires the V2 model runner"}}
+            if any(len({*row}) < len(row) for row in ([i for i in row if i >= 0] for row in table.tolist())):
+                return 400, {"error": {"message": "an id twice at a position"}}  # as a door of opd's refuses it
             values = np.take_along_axis(logp[start:-1].numpy(), np.maximum(table, 0), 1)
             raw = io.BytesIO()
             np.save(raw, np.where(table < 0, -np.inf, values).astype(np.float32))

@@ -27,9 +27,12 @@ def opened(folder: Path, server: FakeVllm, **options: Any) -> VllmServerEngine:
     return VllmServerEngine(str(folder), url=server.url, timeout=60, **options)
 
 
-def test_what_it_announces_was_tried(server: FakeVllm, model_folder: Path, make_model: Callable[..., Path]) -> None:
+def test_what_it_announces_was_tried(
+    server: FakeVllm, model_folder: Path, make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(opened(model_folder, server, dtype="float32")) as engine:
         info = engine.info
+    assert server.url in caplog.text and "0.33.0" in caplog.text  # not the version that was tested
     assert info.engine == "vllm 0.33.0" and info.compute_dtype == "f32" and info.max_sequence_tokens == LIMIT - 1
     assert info.payloads == {PayloadKind.SAMPLED, PayloadKind.TOPK, PayloadKind.GATHER}
     assert not info.supports_temperature and info.max_k == 20
