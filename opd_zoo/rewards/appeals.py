@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from student.data.streams import stream
-from student.rl.rewards.asked import Asked, AskedSettings
 from student.scoring.rewards.base import is_correct
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ ASKED, OVERTURNED, ACCEPTED = "appeals/asked", "appeals/overturned", "appeals/ac
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
-class AppealsSettings(AskedSettings, ChatSettings):
+class AppealsSettings(AskedChatSettings):
     """Settings of the appeals."""
 
     adds: bool = Field(True, description="Keep the verdicts as the reward, since this reward only measures.")
@@ -47,17 +46,13 @@ class AppealsSettings(AskedSettings, ChatSettings):
     )
 
 
-class Appeals(Asked[AppealsSettings]):
+class Appeals(AskedChat[AppealsSettings]):
     """Lets a judge re-examine refused answers, to measure how often the verifier errs.
 
     Changes no reward.
     """
 
     evidence = "text"
-
-    def __init__(self, settings: AppealsSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def remarks(self, recipe: Recipe, terms: Sequence[Term]) -> list[str]:
         """A remark if no advantage learns from the appeals."""

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from opd.errors import DataError
-from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from opd_zoo.asking import word_of
+from opd_zoo.criteria import entries_of
 from student.plugin.traits import Traits
-from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _LEVELS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 
 
-class ChecklistSettings(AskedSettings, ChatSettings):
+class ChecklistSettings(AskedChatSettings):
     """Settings of the checklist."""
 
     column: str = Field("constraints", description="Kept column with the prompt's constraints (prompts.keep_columns).")
@@ -40,7 +39,7 @@ class ChecklistSettings(AskedSettings, ChatSettings):
     )
 
 
-class Checklist(Asked[ChecklistSettings]):
+class Checklist(AskedChat[ChecklistSettings]):
     """The share of a prompt's constraints that a judge finds satisfied (ACE-RL)."""
 
     evidence = "inferred"
@@ -48,10 +47,6 @@ class Checklist(Asked[ChecklistSettings]):
     @property
     def traits(self) -> Traits:
         return Traits(columns=(self.settings.column,))
-
-    def __init__(self, settings: ChecklistSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without constraints.
@@ -74,14 +69,7 @@ class Checklist(Asked[ChecklistSettings]):
         return sum(clear) / len(clear) if clear else None
 
     def _constraints(self, prompt: Prompt) -> list[Any]:
-        found = prompt.extra.get(self.settings.column)
-        constraints = found.splitlines() if isinstance(found, str) else list(found or [])
-        if not constraints:
-            raise DataError(
-                f"{prompt.name} has no column {self.settings.column!r}, from which reward checklist reads the "
-                "constraints; add it to prompts.keep_columns."
-            )
-        return constraints
+        return entries_of(prompt, self.settings.column, "reward checklist reads the constraints")
 
     def _level(self, prompt: Prompt, answer: str, constraint: str) -> float | None:
         """How far a constraint is satisfied, 0 to 1; None if the judge gives no clear word."""

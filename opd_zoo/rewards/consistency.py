@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from opd_zoo.asking import word_of
 from student.data.needs import Needs
-from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
 
 
-class ConsistencySettings(AskedSettings, ChatSettings):
+class ConsistencySettings(AskedChatSettings):
     """Settings of the consistency reward."""
 
     adds: Literal[False] = Field(False, description="Always false: the reward contains the verdict.")
@@ -45,14 +44,10 @@ class ConsistencySettings(AskedSettings, ChatSettings):
     )
 
 
-class Consistency(Asked[ConsistencySettings]):
+class Consistency(AskedChat[ConsistencySettings]):
     """Accuracy, format, and a bonus where a judge finds that the reasoning leads to the answer (StableReinforce)."""
 
     evidence = "text and code"
-
-    def __init__(self, settings: ConsistencySettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def needs(self) -> Needs:
         """Verdicts."""

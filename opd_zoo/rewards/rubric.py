@@ -2,9 +2,10 @@
 
     whole = sum over criteria of w_k [met] / sum of w_k
 
-Criteria are a kept column of the prompts: a list of {"criterion": text, "weight": number}, or of texts of weight 1. The
-reward is unknown if the judge fails, or gives no clear word, on one of them: a share of the others would be of another
-rubric in every row. Which criteria an answer failed is noted, and strategy `rubric_guide` refines answers by them.
+Criteria are a kept column of the prompts: a list of {"criterion": text, "weight": number} or of texts of weight 1, or
+a text with one per line. The reward is unknown if the judge fails, or gives no clear word, on one of them: a share of
+the others would be of another rubric in every row. Which criteria an answer failed is noted, and strategy
+`rubric_guide` refines answers by them.
 Source: arXiv 2511.12344 (factual and process criteria, by notes on the text; the weights were not found and are the
 data's, the question is ours).
 """
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from opd_zoo.asking import word_of
 from opd_zoo.criteria import FAILED, criteria_of
 from student.plugin.traits import Traits
-from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from student.data.row import Row
 
 
-class RubricSettings(AskedSettings, ChatSettings):
+class RubricSettings(AskedChatSettings):
     """Settings of the rubric."""
 
     column: str = Field("rubric", description="Kept column with the prompt's criteria (prompts.keep_columns).")
@@ -39,7 +39,7 @@ class RubricSettings(AskedSettings, ChatSettings):
     )
 
 
-class Rubric(Asked[RubricSettings]):
+class Rubric(AskedChat[RubricSettings]):
     """The weighted share of a prompt's criteria that a judge finds met (RGR-GRPO)."""
 
     evidence = "text"
@@ -47,10 +47,6 @@ class Rubric(Asked[RubricSettings]):
     @property
     def traits(self) -> Traits:
         return Traits(columns=(self.settings.column,))
-
-    def __init__(self, settings: RubricSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without criteria.

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from opd_zoo.asking import word_of
 from student.plugin.traits import Traits
-from student.rl.rewards.asked import Asked, AskedSettings
 from student.scoring.rewards.base import in_groups
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _VALUES = {"1": 1.0, "2": 0.0, "tie": 0.5}
 
 
-class SpoSettings(AskedSettings, ChatSettings):
+class SpoSettings(AskedChatSettings):
     """Settings of SPO."""
 
     question: str = Field(
@@ -41,16 +40,12 @@ class SpoSettings(AskedSettings, ChatSettings):
     )
 
 
-class Spo(Asked[SpoSettings]):
+class Spo(AskedChat[SpoSettings]):
     """The share of the other answers to the prompt that a judge prefers an answer to (SPO)."""
 
     evidence = "text"
     by_group = True
     traits = Traits(least_group=2, why={"least_group": "compares the answers of a group with each other"})
-
-    def __init__(self, settings: SpoSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def asked(self, rows: Sequence[Row]) -> list[float | None]:
         """The mean result of each answer against the others; metric ties, a share of the comparisons."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from opd.tasks.chat import ChatClient, ChatSettings, object_in
+from opd.tasks.chat import object_in
 from opd.tasks.judges import filled
+from opd_zoo.asked_chat import AskedChat, AskedChatSettings
 from opd_zoo.text_spans import pieces_of, tokens_of
 from student.plugin.traits import Traits
-from student.rl.rewards.asked import Asked, AskedSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SIGNS = {"good": 1.0, "bad": -1.0}
 
 
-class Text2GradSettings(AskedSettings, ChatSettings):
+class Text2GradSettings(AskedChatSettings):
     """Settings of Text2Grad."""
 
     question: str = Field(
@@ -44,15 +44,11 @@ class Text2GradSettings(AskedSettings, ChatSettings):
     )
 
 
-class Text2Grad(Asked[Text2GradSettings]):
+class Text2Grad(AskedChat[Text2GradSettings]):
     """Per token: parts that a judge quotes as good or bad (Text2Grad)."""
 
     evidence = "text and code"
     traits = Traits(gives=("token_rewards",))
-
-    def __init__(self, settings: Text2GradSettings) -> None:
-        super().__init__(settings)
-        self.client = ChatClient(settings)
 
     def reward(self, rows: Sequence[Row], services: RewardServices) -> None:
         """Add to the rewards by token; metrics unknown (rows) and unmatched (spans)."""

@@ -22,11 +22,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
-from opd.wire.types import PayloadKind, PayloadSpec
+from opd.wire.types import PayloadSpec
+from opd_zoo.strategies.entropies import entropies
 from opd_zoo.strategies.hinted import by_uid
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.data.plan import Branch, EpisodePlan
@@ -155,13 +154,9 @@ class Arpo(Strategy[ArpoSettings]):
         Raises:
             ConfigError: if the row has no log-probs of the student.
         """
-        scores = row.signals.get((STUDENT, PayloadKind.GATHER))
-        if scores is None or scores.values is None:
-            raise ConfigError("rollout.strategy arpo reads the student's log-probs, which this run does not collect.")
         start, end = row.turns[turn]
-        values = np.asarray(scores.values[start : min(end, start + self.settings.tokens), : self.settings.width])
-        values = values.astype(np.float64)
-        return float(-(np.exp(values) * values).sum(-1).mean())
+        tokens = slice(start, min(end, start + self.settings.tokens))
+        return float(entropies(row, self.settings.width, "arpo", tokens).mean())
 
 
 def _own(row: Row) -> int:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from opd.errors import ConfigError
-from opd.wire.types import PayloadKind, PayloadSpec
+from opd.wire.types import PayloadSpec
 from opd_zoo.prompts import refuse_episodes
+from opd_zoo.strategies.entropies import entropies
 from student.data.needs import STUDENT, Needs, SignalNeed
 from student.data.streams import stream
 from student.plugin.strategy import Strategy, StrategySettings
@@ -29,8 +29,6 @@ from student.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from opd.tasks.prompt import Prompt
     from student.data.plan import PlannedRow, StepPlan
@@ -94,7 +92,7 @@ class Cure(Strategy[CureSettings]):
 
     def _branch(self, one: PlannedRow, row: Row, sampling: Sampling) -> PlannedRow:
         """The planned row, continued from a cut of `row`; unchanged if there is no place to cut."""
-        entropy = self.entropies(row)
+        entropy = entropies(row, self.settings.width, "cure")
         able = np.argsort(-entropy[1:], kind="stable")[: self.settings.top] + 1  # a cut at 0 leaves nothing to share
         sampling.measure("cure/branched_share", float(bool(len(able))))
         if not len(able):
@@ -109,15 +107,3 @@ class Cure(Strategy[CureSettings]):
             prefix_ids=tuple(row.response_ids[:cut].tolist()),
             max_new_tokens=max(1, one.max_new_tokens - cut),
         )
-
-    def entropies(self, row: Row) -> NDArray[np.float64]:
-        """[T] the entropy H of each token, nats.
-
-        Raises:
-            ConfigError: if the row has no log-probs of the student.
-        """
-        scores = row.signals.get((STUDENT, PayloadKind.GATHER))
-        if scores is None or scores.values is None:
-            raise ConfigError("rollout.strategy cure reads the student's log-probs, which this run does not collect.")
-        values = np.asarray(scores.values[:, : self.settings.width], np.float64)
-        return np.asarray(-(np.exp(values) * values).sum(-1))

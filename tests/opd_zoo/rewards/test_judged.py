@@ -131,5 +131,6 @@ def test_each_turn_is_paid_its_grade_and_the_last_one_the_verdict_too(make_row: 
     assert reward.fired == {"unknown": (1.0, 4.0), "grade": (1.0, 2.0)}
 
 
-def test_a_single_text_is_one_criterion() -> None:
+def test_a_text_has_a_criterion_per_line() -> None:
     assert criteria_of(Prompt.make("x", extra={"rubric": "is short"}), "rubric") == [("is short", 1.0)]
+    assert criteria_of(Prompt.make("x", extra={"rubric": "is\nshort"}), "rubric") == [("is", 1.0), ("short", 1.0)]
