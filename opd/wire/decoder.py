@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
 from opd.wire import checks
+from opd.wire.assembly import Assembly
 from opd.wire.bounds import RequestBounds
 from opd.wire.checksum import Buffer, crc32c, unpack
 from opd.wire.layout import layout_of
@@ -56,8 +57,7 @@ class ScoreStreamDecoder:
         self._next = 0
         self._started = False
         self._header: pb.SequenceHeader | None = None
-        self._buffer = memoryview(b"")
-        self._filled = 0
+        self._assembly = Assembly("a sequence", 0)
         self._results: dict[int, Scores] = {}
 
     def feed(self, message: pb.ScoreResponse) -> list[tuple[int, Scores]]:
@@ -129,8 +129,7 @@ class ScoreStreamDecoder:
         if header.ids_crc32c != crc32c(token_bytes(self._items[self._next].token_ids)):
             raise CorruptPayloadError(f"sequence {header.sequence} was scored for other token ids than were sent.")
         self._check_specs(header)
-        self._header, self._filled = header, 0
-        self._buffer = np.empty(sum(t.byte_length for t in header.tensors), np.uint8).data
+        self._header, self._assembly = header, Assembly("a sequence", sum(t.byte_length for t in header.tensors))
 
     def _check_specs(self, header: pb.SequenceHeader) -> None:
         rows = self._items[self._next].scored_length
@@ -163,22 +162,13 @@ class ScoreStreamDecoder:
     def _on_chunk(self, chunk: pb.Chunk) -> list[tuple[int, Scores]]:
         if self._header is None:
             raise CorruptPayloadError("a chunk arrived that belongs to no sequence.")
-        data = chunk.data
-        # Empty chunks are refused too: a stream of them could go on forever, and no time limit between messages would
-        # end it.
-        if chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
-            raise CorruptPayloadError(
-                f"a chunk of {len(data)} bytes at offset {chunk.offset} does not continue a sequence of which "
-                f"{self._filled} of {len(self._buffer)} bytes have arrived."
-            )
-        self._buffer[self._filled : self._filled + len(data)] = data
-        self._filled += len(data)
-        if self._filled < len(self._buffer):
+        self._assembly.add(chunk)
+        if not self._assembly.complete:
             return []
         parts: list[Buffer] = []
         start = 0
         for tensor in self._header.tensors:
-            parts.append(self._buffer[start : start + tensor.byte_length])
+            parts.append(self._assembly.buffer[start : start + tensor.byte_length])
             start += tensor.byte_length
         return self._complete(self._header, parts)
 
@@ -194,7 +184,7 @@ class ScoreStreamDecoder:
         scores = self._scores(arrays, sum(len(data) for data in parts))
         index = self._next
         self._results[index] = scores
-        self._header, self._buffer = None, memoryview(b"")
+        self._header, self._assembly = None, Assembly("a sequence", 0)
         self._next += 1
         return [(index, scores)]
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd.errors import CorruptPayloadError
+from opd.wire.assembly import Assembly
 from opd.wire.checksum import crc32c
 from opd.wire.encoder import chunk_messages
 from opd.wire.fingerprint import head_hash
@@ -69,8 +70,7 @@ class HeadStreamDecoder:
     def __init__(self, expected_hash: str = "") -> None:
         self._expected_hash = expected_hash
         self._header: pb.HeadHeader | None = None
-        self._buffer = memoryview(b"")
-        self._filled = 0
+        self._assembly = Assembly("an output head", 0)
 
     def feed(self, message: pb.GetHeadResponse) -> None:
         """Take a message of the stream.
@@ -82,17 +82,10 @@ class HeadStreamDecoder:
         if kind == "header" and self._header is None:
             self._check_header(message.header)
             self._header = message.header
-            # One allocation of the announced size, which is bounded by the check, so that chunks are copied only once.
-            self._buffer = np.empty(sum(t.byte_length for t in message.header.tensors), np.uint8).data
+            size = sum(tensor.byte_length for tensor in message.header.tensors)
+            self._assembly = Assembly("an output head", size)  # bounded by the check
         elif kind == "chunk" and self._header is not None:
-            data = message.chunk.data
-            if message.chunk.offset != self._filled or not data or self._filled + len(data) > len(self._buffer):
-                raise CorruptPayloadError(
-                    f"a chunk of the output head at offset {message.chunk.offset} does not continue the {self._filled} "
-                    "bytes that have arrived."
-                )
-            self._buffer[self._filled : self._filled + len(data)] = data
-            self._filled += len(data)
+            self._assembly.add(message.chunk)
         else:
             raise CorruptPayloadError(f"the head stream holds {kind or 'an empty message'} where it does not belong.")
 
@@ -102,12 +95,13 @@ class HeadStreamDecoder:
         Raises:
             CorruptPayloadError: if bytes are missing, or a checksum or the content hash does not match.
         """
-        if self._header is None or self._filled < len(self._buffer):
-            raise CorruptPayloadError(f"the head stream ended after {self._filled} of {len(self._buffer)} bytes.")
+        if self._header is None or not self._assembly.complete:
+            size = len(self._assembly.buffer)
+            raise CorruptPayloadError(f"the head stream ended after {self._assembly.filled} of {size} bytes.")
         info = self._header.head
         arrays, start = [], 0
         for tensor in self._header.tensors:
-            data = self._buffer[start : start + tensor.byte_length]
+            data = self._assembly.buffer[start : start + tensor.byte_length]
             start += tensor.byte_length
             if crc32c(data) != tensor.crc32c:
                 raise CorruptPayloadError("the checksum of the head does not match; ask again.")

@@ -19,6 +19,7 @@ from typing import Any
 from opd.errors import CorruptPayloadError, IncompatibleTeacherError, one_line
 from opd.strict_json import read_json
 from opd.tokenizer_files import PROBE
+from opd.wire.assembly import Assembly
 from opd.wire.encoder import chunk_messages
 from opd.wire.fingerprint import chat_template_hash, tokenizer_fingerprint
 from opd.wire.v1 import teacher_pb2 as pb
@@ -70,7 +71,7 @@ class TokenizerStreamDecoder:
     def __init__(self, expected: str = "") -> None:
         self._expected = expected
         self._header: pb.TokenizerHeader | None = None
-        self._data = bytearray()
+        self._assembly = Assembly("a tokenizer", 0)
 
     def feed(self, message: pb.GetTokenizerResponse) -> None:
         """Take a message of the stream.
@@ -90,14 +91,9 @@ class TokenizerStreamDecoder:
                 raise CorruptPayloadError(
                     f"the tokenizer has {size} bytes on the wire, but 1 to {MAX_SENT_BYTES} are accepted."
                 )
+            self._assembly = Assembly("a tokenizer", size)
         elif kind == "chunk" and self._header is not None:
-            data, left = message.chunk.data, self._header.byte_length - len(self._data)
-            if message.chunk.offset != len(self._data) or not 0 < len(data) <= left:
-                raise CorruptPayloadError(
-                    f"a chunk of the tokenizer at offset {message.chunk.offset} does not continue the "
-                    f"{len(self._data)} bytes that have arrived."
-                )
-            self._data += data
+            self._assembly.add(message.chunk)
         else:
             raise CorruptPayloadError(f"the tokenizer's stream holds {kind or 'an empty message'} out of place.")
 
@@ -107,9 +103,9 @@ class TokenizerStreamDecoder:
         Raises:
             CorruptPayloadError: if bytes are missing, it is too large when unpacked, or the hash does not match.
         """
-        if self._header is None or len(self._data) < self._header.byte_length:
-            raise CorruptPayloadError(f"the tokenizer's stream ended after {len(self._data)} bytes.")
-        document = bytes(self._data)
+        if self._header is None or not self._assembly.complete:
+            raise CorruptPayloadError(f"the tokenizer's stream ended after {self._assembly.filled} bytes.")
+        document = bytes(self._assembly.buffer)
         if hashlib.sha256(_unpacked(document)).hexdigest() != self._header.sha256:
             raise CorruptPayloadError("the tokenizer that arrived does not have its announced hash; ask again.")
         return document

@@ -117,11 +117,7 @@ class GrpcLink(ReplicaLink):
     async def head(self, teacher: str, expected_hash: str, timeout: float) -> Head:
         request = pb.GetHeadRequest(teacher=teacher, expected_hash=expected_hash, chunk_bytes=self._calls.chunk_bytes)
         decoder = HeadStreamDecoder(expected_hash)
-        stream = self._method(_TEACHER + "GetHead", stream=True)(
-            request, timeout=timeout, metadata=self._security.metadata()
-        )
-        async for message in self._messages(stream, pb.GetHeadResponse, timeout):
-            decoder.feed(message)
+        await self._feed(decoder, "GetHead", request, pb.GetHeadResponse, timeout)
         return decoder.finish()
 
     async def tokens(self, teacher: str, start: int, timeout: float) -> Sequence[bytes]:
@@ -134,11 +130,7 @@ class GrpcLink(ReplicaLink):
             teacher=teacher, expected_fingerprint=fingerprint, chunk_bytes=self._calls.chunk_bytes
         )
         decoder = TokenizerStreamDecoder(fingerprint)
-        stream = self._method(_TEACHER + "GetTokenizer", stream=True)(
-            request, timeout=timeout, metadata=self._security.metadata()
-        )
-        async for message in self._messages(stream, pb.GetTokenizerResponse, timeout):
-            decoder.feed(message)
+        await self._feed(decoder, "GetTokenizer", request, pb.GetTokenizerResponse, timeout)
         return decoder.finish()
 
     async def update_weights(self, teacher: str, folder: str, timeout: float) -> str:
@@ -173,6 +165,14 @@ class GrpcLink(ReplicaLink):
                 f"replica {self.address} sent {len(data)} bytes that are not a message of the contract; its version "
                 "may differ."
             ) from error
+
+    async def _feed(self, decoder: Any, method: str, request: Message, kind: type[M], timeout: float) -> None:
+        """Feed the messages of a teacher's stream to a decoder."""
+        stream = self._method(_TEACHER + method, stream=True)(
+            request, timeout=timeout, metadata=self._security.metadata()
+        )
+        async for message in self._messages(stream, kind, timeout):
+            decoder.feed(message)
 
     async def _messages(self, stream: Any, kind: type[M], idle: float) -> AsyncGenerator[M, None]:
         """The messages of a stream, which is cancelled when the reader leaves, early or not."""
