@@ -73,14 +73,14 @@ GPUS: list[Panel] = [
 FLEET: list[Panel] = [
     (
         "Scored tokens",
-        "sum by (teacher) (rate(opd_teacher_scored_tokens_total[$__rate_interval]))",
+        f"sum by (teacher) (rate(opd_teacher_scored_tokens_total{RATE}))",
         "{{teacher}}",
         "short",
     ),
     ("Speed of the engine", "opd_teacher_tokens_per_second", "{{teacher}} {{instance}}", "short"),
     (
         "Engine busy",
-        "rate(opd_teacher_engine_busy_seconds_total[$__rate_interval])",
+        f"rate(opd_teacher_engine_busy_seconds_total{RATE})",
         "{{teacher}} {{instance}}",
         "percentunit",
     ),
@@ -100,18 +100,18 @@ FLEET: list[Panel] = [
     ),
     (
         "Mean time by stage",
-        "sum by (stage) (rate(opd_teacher_stage_duration_seconds_sum[$__rate_interval])) / "
-        "sum by (stage) (rate(opd_teacher_stage_duration_seconds_count[$__rate_interval]))",
+        f"sum by (stage) (rate(opd_teacher_stage_duration_seconds_sum{RATE})) / "
+        f"sum by (stage) (rate(opd_teacher_stage_duration_seconds_count{RATE}))",
         "{{stage}}",
         "s",
     ),
     (
         "Refused calls",
-        "sum by (reason) (rate(opd_teacher_refused_calls_total[$__rate_interval]))",
+        f"sum by (reason) (rate(opd_teacher_refused_calls_total{RATE}))",
         "{{reason}}",
         "reqps",
     ),
-    ("Rejections", "sum by (reason) (rate(opd_teacher_rejections_total[$__rate_interval]))", "{{reason}}", "reqps"),
+    ("Rejections", f"sum by (reason) (rate(opd_teacher_rejections_total{RATE}))", "{{reason}}", "reqps"),
     ("State of teachers", "opd_teacher_state == 1", "{{teacher}} {{state}} {{instance}}", "short"),
     ("Replicas by state", "sum by (teacher, state) (opd_student_fleet_replicas)", "{{teacher}} {{state}}", "short"),
     (
@@ -141,14 +141,14 @@ TRAINING: list[Panel] = [
     ("Tokens per second", "opd_student_tokens_per_second", "{{instance}}", "short"),
     (
         "Time of a step by stage",
-        "sum by (instance, stage) (rate(opd_student_stage_seconds_sum[$__rate_interval])) "
-        "/ on (instance) group_left () sum by (instance) (rate(opd_student_steps_total[$__rate_interval]))",
+        f"sum by (instance, stage) (rate(opd_student_stage_seconds_sum{RATE})) "
+        f"/ on (instance) group_left () sum by (instance) (rate(opd_student_steps_total{RATE}))",
         "{{instance}} {{stage}}",
         "s",
     ),
     (
         "Tokens spent by purpose",
-        "sum by (purpose) (rate(opd_student_cost_tokens_total[$__rate_interval]))",
+        f"sum by (purpose) (rate(opd_student_cost_tokens_total{RATE}))",
         "{{purpose}}",
         "short",
     ),
